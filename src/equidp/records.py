@@ -1,0 +1,150 @@
+"""Records: what every source produces and everything downstream consumes.
+
+A `Records` holds features, labels and group ids of N records next to a `Schema` of public facts about them.
+The schema never depends on the records themselves: categories, bounds, image size and class names come from the
+provider's documentation, so that nothing in it has to be paid for with privacy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError, unknown_name
+
+Kind = Literal["tabular", "image", "text"]
+
+PRODUCT = "*"
+"""Joins groupings into a product grouping: `sex*race`; its groups are named `Female*White`."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Public facts about a dataset: declared, never learnt from the records.
+
+    Attributes:
+        name: the dataset's registry name.
+        kind: `tabular` (float features in [0, 1]), `image` (uint8, channels first) or `text` (token ids).
+        shape: shape of one record's features, e.g. `(40,)`, `(1, 28, 28)`, `(80,)`.
+        classes: class names, in label order.
+        groupings: group names of each grouping, in id order. `class` is always there.
+        feature_names: one per column, tabular data only.
+        mean, sd: published per-channel constants of images on the 0..1 scale; models apply `(x/255 − mean)/sd`.
+        vocabulary: number of token ids, text only (id 0 is padding).
+    """
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    groupings: Mapping[str, tuple[str, ...]]
+    feature_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    sd: tuple[float, ...] = ()
+    vocabulary: int = 0
+
+    def to_dict(self) -> dict:
+        """Plain JSON types; `from_dict` reads it back."""
+        facts = dataclasses.asdict(self)
+        facts["groupings"] = {name: list(names) for name, names in self.groupings.items()}
+        return facts
+
+    @classmethod
+    def from_dict(cls, facts: Mapping) -> Schema:
+        """Rebuild a schema from `to_dict`'s result."""
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+        values["groupings"] = {name: tuple(names) for name, names in facts["groupings"].items()}
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Records:
+    """N records with their public schema.
+
+    Attributes:
+        features: `[N, *schema.shape]`; float32 (tabular), uint8 (images) or int64 (token ids).
+        labels: `[N]` int64 in `0..len(classes)-1`.
+        groups: per grouping, `[N]` int64 group ids.
+        schema: the public schema.
+        part: `[N]` uint8, the provider's own split (0 train, 1 test), or None where there is none.
+        unit: `[N]` int64, an id shared by the records of one person or lesion, or None where records are units.
+    """
+
+    features: Tensor
+    labels: Tensor
+    groups: Mapping[str, Tensor]
+    schema: Schema
+    part: Tensor | None = None
+    unit: Tensor | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        n = len(self.labels)
+        columns = {"features": self.features, **{f"groups[{k}]": v for k, v in self.groups.items()}}
+        columns |= {k: v for k, v in (("part", self.part), ("unit", self.unit)) if v is not None}
+        for name, column in columns.items():
+            if len(column) != n:
+                raise ValueError(f"{name} has {len(column)} rows where labels have {n}.")
+        if tuple(self.features.shape[1:]) != self.schema.shape:
+            raise ValueError(f"features have shape {tuple(self.features.shape[1:])}, the schema says {self.schema.shape}.")
+        if set(self.groups) != set(self.schema.groupings):
+            raise ValueError(f"groupings {sorted(self.groups)} differ from the schema's {sorted(self.schema.groupings)}.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> Records:
+        """The records at `index` (int64 positions or a boolean mask), in that order."""
+        if index.dtype == torch.bool:
+            index = index.nonzero().squeeze(1)
+        return dataclasses.replace(
+            self,
+            features=self.features[index],
+            labels=self.labels[index],
+            groups={name: ids[index] for name, ids in self.groups.items()},
+            part=None if self.part is None else self.part[index],
+            unit=None if self.unit is None else self.unit[index],
+        )
+
+    def to(self, device: torch.device | str) -> Records:
+        """The same records on another device."""
+        move = lambda t: None if t is None else t.to(device)  # noqa: E731
+        return dataclasses.replace(
+            self,
+            features=self.features.to(device),
+            labels=self.labels.to(device),
+            groups={name: ids.to(device) for name, ids in self.groups.items()},
+            part=move(self.part),
+            unit=move(self.unit),
+        )
+
+    def grouping(self, name: str) -> tuple[Tensor, tuple[str, ...]]:
+        """Group ids `[N]` and group names of a grouping, or of a product such as `sex*race`.
+
+        Raises:
+            EquidpError: for a grouping the schema does not have.
+        """
+        factors = [part.strip() for part in name.split(PRODUCT)]
+        if len(set(factors)) != len(factors):
+            raise EquidpError(f"Grouping {name!r} names one grouping twice.")
+        ids, names = torch.zeros_like(self.labels), ("",)
+        for factor in factors:
+            if factor not in self.groups:
+                raise unknown_name(f"grouping of dataset {self.schema.name!r}", factor, self.schema.groupings)
+            inner = self.schema.groupings[factor]
+            ids = ids * len(inner) + self.groups[factor]
+            names = tuple(f"{a}{PRODUCT}{b}" if a else b for a in names for b in inner)
+        return ids, names
+
+
+@dataclass(frozen=True)
+class Split:
+    """The three disjoint parts of a dataset. `public` is empty unless an algorithm asked for one."""
+
+    train: Records
+    test: Records
+    public: Records
