@@ -1,0 +1,95 @@
+"""DPSGD-F: per-group adaptive clipping (Xu, Du, Wu, "Removing Disparate Impact…", Algorithm 2).
+
+A group whose gradients exceed C_0 more often than average gets a larger bound. With m^k and o^k the numbers of the
+batch's group-k gradients above and not above C_0, each noised with σ_1 and clamped at 0:
+
+    b̃^k = m̃^k + õ^k,   ρ^k = m̃^k/b̃^k (0 if b̃^k = 0),   ρ = Σm̃^k/B  (`ratio_over: counted`: Σm̃^k/Σb̃^k)
+    C^k = min(C_max, C_0·(1 + ρ^k/ρ))   (C_0 where ρ = 0),   w_i = min(1, C^{k(i)}/n_i),   Δ = max_k C^k
+
+One event per step, as for `naive`: a record moves one of the 2K counts by one. Where we depart from the text and from
+public code: Δ is over all K groups, not those in the batch; the counts are noised before anything uses them; both
+releases are one fused event; C^k is bounded (ρ → 0 makes the ratio explode); an empty batch releases noise like any other.
+Clamping biases the noised counts of rare groups, hence C^k, upwards when few gradients exceed C_0; privacy is unaffected.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from equidp.algorithms.settings import AlgorithmSettings
+from equidp.engine.parts import (
+    Algorithm,
+    FlatClip,
+    NoiseLevel,
+    Plan,
+    Positive,
+    Public,
+    SideRelease,
+    noise_level,
+    published_by,
+)
+
+
+class GroupClipCounts(SideRelease):
+    """m̃^k and õ^k, turned into one clip norm per group. Thresholds at the current `clip_norm` (C_0)."""
+
+    gives: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+    count_noise_multiplier: NoiseLevel = "10x"
+    max_clip_ratio: Positive = 10.0
+    ratio_over: Literal["batch", "counted"] = "batch"
+
+    def noise(self, plan: Plan) -> float:
+        """σ_1."""
+        return noise_level(self.count_noise_multiplier, plan)
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        """(m^1..m^K, o^1..o^K), `[2K]`: a record moves exactly one entry by one."""
+        not_above = (norms <= public["clip_norm"]).long()
+        return torch.bincount(groups + plan.groups * not_above, minlength=2 * plan.groups).float()
+
+    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """C^k, `[K]`."""
+        above, not_above = noised.clamp(min=0.0).split(plan.groups)
+        counted = above + not_above
+        group_ratio = torch.where(counted > 0, above / counted, 0.0)
+        ratio = above.sum() / (plan.batch_size if self.ratio_over == "batch" else counted.sum())
+        growth = torch.where(ratio > 0, group_ratio / ratio, 0.0)
+        return {"clip_norm": public["clip_norm"] * (1.0 + growth).clamp(max=self.max_clip_ratio)}
+
+
+class DPSGDF(AlgorithmSettings):
+    """Settings of DPSGD-F."""
+
+    base_clip_norm: Positive = 1.0
+    """C_0, the threshold of the counts and the smallest bound."""
+    count_noise_multiplier: NoiseLevel = "10x"
+    """σ_1, noise on each of the 2K counts; a ratio such as "10x" is to the noise multiplier σ_2."""
+    max_clip_norm: Positive | None = None
+    """C_max, the largest bound; 10·C_0 unless given."""
+    ratio_over: Literal["batch", "counted"] = "batch"
+    """Whether ρ divides by the expected batch size B or by the counted records Σb̃^k."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DPSGDF:
+        if self.max_clip_norm is not None and self.max_clip_norm < self.base_clip_norm:
+            raise ValueError("max_clip_norm must not be below base_clip_norm")
+        return self
+
+    def build(self) -> Algorithm:
+        """Flat clipping at C^k, released with the batch."""
+        release = GroupClipCounts(
+            count_noise_multiplier=self.count_noise_multiplier,
+            max_clip_ratio=10.0 if self.max_clip_norm is None else self.max_clip_norm / self.base_clip_norm,
+            ratio_over=self.ratio_over,
+        )
+        return Algorithm(
+            name="dpsgd_f",
+            weights=FlatClip(),
+            initial={"clip_norm": self.base_clip_norm},
+            side_release=release,
+            published=published_by("classic"),
+        )

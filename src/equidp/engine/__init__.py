@@ -1,0 +1,1 @@
+"""How a private step is done, the same for every algorithm. Knows no algorithm, model, dataset or file by name."""

@@ -1,0 +1,300 @@
+"""The ledger: which privacy events happened, and the ε that follows from them.
+
+Every released value of a run is an `Event`: a Gaussian of some effective noise multiplier on a Poisson sample of some
+rate (rate 1: a plain Gaussian on all records). Two releases computed from the *same* sample are one event with the
+fused multiplier of `fuse`; charging them as two independently sampled events would understate ε, because the second
+release would be credited with a sampling coin that was never tossed.
+
+All arithmetic on privacy loss is dp_accounting's. This module only builds its events, picks the smaller of its two
+sound bounds (RDP, PLD), and searches for the noise that meets a target.
+
+Adjacency throughout: add or remove one record (unit), everything in the `Plan` public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import dp_accounting as dp
+from dp_accounting import pld, rdp
+
+from equidp.errors import EquidpError
+
+SEARCH_INTERVAL = 1e-3
+"""PLD discretisation while searching and for per-epoch curves: fast, ε at most about 0.5 % larger."""
+
+REPORT_INTERVAL = 1e-4
+"""PLD discretisation of every reported ε. Both are pessimistic: the bound holds at any interval."""
+
+LARGE_NOISE = 1e7
+"""Stands for "infinite gradient noise" when asking what the side releases cost on their own."""
+
+PUBLISHED_ORDERS = range(2, 65)
+"""The integer Rényi orders the papers minimise over."""
+
+Conversion = Literal["classic", "improved"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """`count` releases of a Gaussian mechanism on fresh Poisson samples.
+
+    Attributes:
+        sampling_rate: inclusion probability q of each record, in (0, 1]; 1 means no sampling.
+        noise_multiplier: standard deviation of the noise over the L2 sensitivity of what it covers, > 0.
+        count: how many times it happened.
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sampling_rate <= 1:
+            raise EquidpError(
+                f"A sampling rate must lie in (0, 1], not {self.sampling_rate}: lower training.batch_size."
+            )
+        if not self.noise_multiplier > 0:
+            raise EquidpError(f"A noise multiplier must be positive, not {self.noise_multiplier}.")
+        if self.count < 1:
+            raise ValueError(f"An event happens at least once, not {self.count} times.")
+
+    @property
+    def kind(self) -> str:
+        """`poisson_gaussian`, or `gaussian` where nothing is sampled."""
+        return "gaussian" if self.sampling_rate == 1 else "poisson_gaussian"
+
+    def to_dict(self) -> dict:
+        """As written to privacy.json."""
+        return {
+            "event": self.kind,
+            "sampling_rate": self.sampling_rate,
+            "noise_multiplier": self.noise_multiplier,
+            "count": self.count,
+        }
+
+    @classmethod
+    def from_dict(cls, entry: dict) -> Event:
+        """Read an entry of privacy.json."""
+        return cls(entry["sampling_rate"], entry["noise_multiplier"], entry["count"])
+
+    def as_dp_event(self) -> dp.DpEvent:
+        """The same event in dp_accounting's terms."""
+        gaussian: dp.DpEvent = dp.GaussianDpEvent(self.noise_multiplier)
+        if self.sampling_rate < 1:
+            gaussian = dp.PoissonSampledDpEvent(self.sampling_rate, gaussian)
+        return dp.SelfComposedDpEvent(gaussian, self.count)
+
+
+def fuse(*noise_multipliers: float) -> float:
+    """Effective noise multiplier of Gaussian releases computed from one sample: (Σ σ_j⁻²)^(−1/2).
+
+    Given the sample, releases with L2 shifts 1/σ_j, adaptively chosen, are dominated by one Gaussian whose shift is the
+    root of the sum of squares (equal to it when one record can move all of them fully); Poisson sampling preserves
+    domination. An infinite multiplier contributes nothing.
+    """
+    return sum(s**-2 for s in noise_multipliers) ** -0.5
+
+
+def merged(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Run-length form: consecutive equal events become one with the summed count. Order is kept."""
+    runs: list[Event] = []
+    for event in events:
+        last = runs[-1] if runs else None
+        if last and (last.sampling_rate, last.noise_multiplier) == (event.sampling_rate, event.noise_multiplier):
+            runs[-1] = Event(last.sampling_rate, last.noise_multiplier, last.count + event.count)
+        else:
+            runs.append(event)
+    return tuple(runs)
+
+
+class Ledger:
+    """Append-only record of the events of one run.
+
+    The trainer appends a step's event *before* the step's result becomes visible to anything else, so that whatever
+    was seen has been charged, whenever the run stops.
+
+    Args:
+        events: events already spent, when a run resumes.
+        journal: called with every event before it enters the ledger; a durable journal survives a crash.
+    """
+
+    def __init__(self, events: Iterable[Event] = (), *, journal: Callable[[Event], None] | None = None) -> None:
+        self._events = list(merged(events))
+        self._journal = journal
+
+    def append(self, event: Event) -> None:
+        """Charge an event."""
+        if self._journal is not None:
+            self._journal(event)
+        self._events[-1:] = merged((*self._events[-1:], event))
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Everything charged so far, in order, run-length encoded."""
+        return tuple(self._events)
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """ε of a list of events at one δ: both sound bounds, and the smaller of them."""
+
+    rdp: float
+    pld: float
+
+    @property
+    def value(self) -> float:
+        """The ε we stand by. Both bounds hold for events fixed before training, hence so does the smaller."""
+        return min(self.rdp, self.pld)
+
+
+def epsilon(events: Sequence[Event], delta: float, *, interval: float = REPORT_INTERVAL) -> Epsilon:
+    """ε of events that were fixed before training, by RDP (improved conversion) and by PLD."""
+    runs = _canonical(events)
+    return Epsilon(rdp_epsilon(runs, delta), _pld_epsilon(runs, delta, interval))
+
+
+def rdp_epsilon(events: Sequence[Event], delta: float) -> float:
+    """ε by dp_accounting's RDP accountant. Milliseconds; used for live figures and for brackets."""
+    return _rdp_epsilon(_canonical(events), delta)
+
+
+def published_epsilon(
+    events: Sequence[Event], delta: float, conversion: Conversion, orders: Sequence[int] = PUBLISHED_ORDERS
+) -> float:
+    """ε by a paper's own conversion of RDP at integer orders.
+
+    `classic`: ε = τ + ln(1/δ)/(α−1) (Mironov 2017, Prop. 3). `improved`: ε = τ + ln((α−1)/α) − (ln δ + ln α)/(α−1)
+    (Balle et al. 2020, Thm. 21). Only for the figure shown beside ours; never what we stand by.
+    """
+    from opacus.accountants.analysis.rdp import compute_rdp  # late: importing Opacus costs a second
+
+    if not events:
+        return 0.0
+    total = [0.0] * len(orders)
+    for event in merged(events):
+        curve = compute_rdp(
+            q=event.sampling_rate, noise_multiplier=event.noise_multiplier, steps=event.count, orders=list(orders)
+        )
+        total = [t + float(c) for t, c in zip(total, curve, strict=True)]
+    if conversion == "classic":
+        return min(t + math.log(1 / delta) / (a - 1) for t, a in zip(total, orders, strict=True))
+    return max(
+        0.0,
+        min(
+            t + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1)
+            for t, a in zip(total, orders, strict=True)
+        ),
+    )
+
+
+def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilon]:
+    """ε after each epoch, composed incrementally.
+
+    PLD uses the coarse interval here. The ε of a prefix never exceeds the ε of the whole, so the curve is capped by the
+    figure reported for the whole run, and ends in it.
+    """
+    if not any(epochs):
+        return []
+    whole = epsilon([event for events in epochs for event in events], delta)
+    by_rdp, by_pld = rdp.RdpAccountant(), pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL)
+    path = []
+    for events in epochs:
+        for event in merged(events):
+            by_rdp.compose(event.as_dp_event())
+            by_pld.compose(event.as_dp_event())
+        path.append(Epsilon(min(by_rdp.get_epsilon(delta), whole.rdp), min(by_pld.get_epsilon(delta), whole.pld)))
+    return path
+
+
+def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
+    """The smallest noise multiplier whose whole schedule of events costs at most ε = `target` at `delta`.
+
+    Args:
+        events_for: the run's events as a function of the one scalar that is solved for; ε must fall as it grows.
+        target: ε > 0.
+        delta: δ in (0, 1).
+
+    Raises:
+        EquidpError: where the target cannot be met even with infinite gradient noise, naming what it costs.
+    """
+    floor = epsilon(events_for(LARGE_NOISE), delta, interval=SEARCH_INTERVAL).value
+    if floor > target:
+        raise EquidpError(
+            f"privacy.epsilon={target:g} cannot be reached: the side releases of this algorithm cost ε = {floor:.3g} at "
+            f"δ = {delta:g} on their own. Raise their noise (count_noise_multiplier, best as a ratio such as '10x'), "
+            f"raise privacy.epsilon, or train fewer steps."
+        )
+
+    def solve(make: Callable[[], dp.PrivacyAccountant], bracket: tuple[float, float], tol: float) -> float:
+        return dp.calibrate_dp_mechanism(
+            make,
+            lambda noise: dp.ComposedDpEvent([e.as_dp_event() for e in _canonical(events_for(noise))]),
+            target,
+            delta,
+            dp.ExplicitBracketInterval(*bracket),
+            tol=tol,
+        )
+
+    low, high = _bracket(lambda noise: rdp_epsilon(events_for(noise), delta), target)
+    high = solve(rdp.RdpAccountant, (low, high), tol=high * 1e-5)
+    if epsilon(events_for(high), delta, interval=SEARCH_INTERVAL).pld > target:
+        return high  # RDP is the tighter of the two here
+    low = high
+    while epsilon(events_for(low), delta, interval=SEARCH_INTERVAL).pld <= target:
+        low *= 0.9
+    coarse = solve(
+        lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL), (low, high), tol=high * 1e-4
+    )
+    return _tightened(events_for, coarse, target, delta)
+
+
+def _tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, target: float, delta: float) -> float:
+    """Use up what the coarse discretisation left over: a few evaluations at the reporting interval."""
+    best, factor = coarse, 0.998
+    for _ in range(6):
+        candidate = best * factor
+        if epsilon(events_for(candidate), delta).value > target:
+            break
+        best = candidate
+    return best
+
+
+def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, float]:
+    """Noise multipliers on either side of the target. `cost` falls as noise grows."""
+    high = 1.0
+    while cost(high) > target:
+        high *= 2
+        if high > LARGE_NOISE:
+            raise EquidpError(f"privacy.epsilon={target:g} cannot be reached with any noise for this schedule.")
+    low = high / 2
+    while cost(low) <= target:
+        high, low = low, low / 2
+        if low < 1e-3:
+            raise EquidpError(f"privacy.epsilon={target:g} is so large that no noise would be needed; lower it.")
+    return low, high
+
+
+def _canonical(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Composition is order-free: equal events anywhere are counted together, which also makes caching effective."""
+    return merged(sorted(merged(events), key=lambda e: (e.sampling_rate, e.noise_multiplier)))
+
+
+@lru_cache(maxsize=4096)
+def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
+    accountant = rdp.RdpAccountant()
+    for event in events:
+        accountant.compose(event.as_dp_event())
+    return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=4096)
+def _pld_epsilon(events: tuple[Event, ...], delta: float, interval: float) -> float:
+    accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    for event in events:
+        accountant.compose(event.as_dp_event())
+    return float(accountant.get_epsilon(delta))

@@ -1,0 +1,79 @@
+"""Who is in the batch.
+
+A `Population` is the training data seen as independent privacy units: records, or lesions with several images each.
+Batches are Poisson samples of units: every unit enters on its own coin, so the batch size varies and may be 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError
+from equidp.records import Records
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A sample of units.
+
+    Attributes:
+        units: `[u]` int64 positions of the sampled units in the population.
+        features, labels: of the units' records, `[b, …]` and `[b]`.
+        groups: `[u]` int64 group of each unit.
+        owners: `[b]` int64, which of the `u` units each record belongs to; None where units are records.
+    """
+
+    units: Tensor
+    features: Tensor
+    labels: Tensor
+    groups: Tensor
+    owners: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+
+class Population:
+    """Training data as N units of privacy, resident on one device.
+
+    Args:
+        records: the training part.
+        groups: `[records]` int64 group ids of the partition that group-aware algorithms use.
+        by_unit: units are `records.unit` (a person, a lesion) instead of single records.
+
+    Raises:
+        EquidpError: if units are asked for and the dataset has none.
+    """
+
+    def __init__(self, records: Records, groups: Tensor, *, by_unit: bool = False) -> None:
+        self.records = records
+        self.device = records.labels.device
+        if not by_unit:
+            self._members, self._starts, self.groups = None, None, groups
+            self.size = len(records)
+            return
+        if records.unit is None:
+            raise EquidpError(f"Dataset {records.schema.name!r} has no units beyond records: set privacy.unit=record.")
+        _, unit = torch.unique(records.unit, return_inverse=True)
+        self._members = torch.argsort(unit, stable=True)
+        counts = torch.bincount(unit)
+        self._starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        self.size = len(counts)
+        # a unit's group is a function of that unit alone: the group of its first record
+        self.groups = groups[self._members[self._starts[:-1]]]
+
+    def batch(self, units: Tensor) -> Batch:
+        """Gather the records of `units` (`[u]` positions)."""
+        rows, owners = self._rows(units)
+        return Batch(units, self.records.features[rows], self.records.labels[rows], self.groups[units], owners)
+
+    def _rows(self, units: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self._members is None or self._starts is None:
+            return units, None
+        lengths = self._starts[units + 1] - self._starts[units]
+        owners = torch.repeat_interleave(torch.arange(len(units), device=units.device), lengths)
+        offsets = torch.arange(len(owners), device=units.device) - (lengths.cumsum(0) - lengths)[owners]
+        return self._members[self._starts[units][owners] + offsets], owners
