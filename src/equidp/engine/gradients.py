@@ -1,0 +1,329 @@
+"""Gradients: per-record gradient norms of a batch, then any weighted sum of its gradients.
+
+One forward pass and one backward pass with respect to the outputs of the trainable layers only; parameter gradients
+are never formed by autograd on the private path. What a layer's norm and weighted sum are made of is in `layers.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from opacus.validators import ModuleValidator
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from equidp.engine.layers import Call, Site, Term, Units, fallback, sites, tied_norms
+from equidp.errors import EquidpError
+
+LossFn = Callable[[Tensor, Tensor], Tensor]
+"""`(outputs [b, …], labels [b])` to per-record losses `[b]` (reduction `none`)."""
+
+Precision = Literal["float32", "bf16"]
+Iterate = tuple[Tensor | None, float]
+
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class GradientEngine:
+    """Per-record gradient norms of a batch, then any weighted sum of its gradients, from one forward and one backward.
+
+    The model's trainable parameters stop requiring gradients for autograd; `parameters` remembers them in order.
+    Every layer must keep records apart and have them along its first dimension.
+
+    Args:
+        model: maps features `[b, …]` to outputs `[b, …]`.
+        loss: per-record losses of outputs and labels.
+        precision: `bf16` runs forward and backward under autocast; norms and sums stay in float32.
+
+    Raises:
+        EquidpError: for a model without trainable parameters, or with a layer that mixes records.
+    """
+
+    def __init__(self, model: nn.Module, loss: LossFn, *, precision: Precision = "float32") -> None:
+        if precision not in ("float32", "bf16"):
+            raise EquidpError(f"Precision {precision!r} is not one of float32, bf16.")
+        self.model, self.loss, self.precision = model, loss, precision
+        self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
+        if not self.parameters:
+            raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
+        _refuse_mixing(model)
+        self.sites = sites(model)
+        self.dimension = sum(p.numel() for p in self.parameters)
+        self.losses: Tensor | None = None
+        self._units: Units | None = None
+        self._terms: dict[nn.Parameter, list[Term]] | None = None
+        self._clean = True
+        self._records = 0
+        for parameter in self.parameters:
+            parameter.requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.parameters[0].device
+
+    def norms(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        owners: Tensor | None = None,
+        iterates: Sequence[Iterate] | None = None,
+    ) -> Tensor:
+        """Per-record l2 norms over all trainable parameters; keeps what `weighted_sum` needs.
+
+        Args:
+            features: `[b, …]`; b may be 0.
+            labels: `[b]`.
+            owners: `[b]` int64 ids 0…U−1 of the unit each record belongs to. Norms and weights are then per unit, and a
+                unit's gradient is the mean of its records' gradients.
+            iterates: replaces each gradient by `Σ c·∇f(θ; x)` over the `(θ, c)` given; θ is a flat `[d]` vector of
+                parameters or None for the current ones. The parameters are as before afterwards.
+
+        Returns:
+            `[b]` (or `[U]`) float32. What is not finite stays so: the caller masks it.
+
+        Raises:
+            EquidpError: for a layer called in a way that the books cannot hold.
+        """
+        self.clear()
+        self._records = len(features)
+        self._units = None if owners is None else Units.of(owners)
+        rows = self._records if self._units is None else len(self._units.counts)
+        if not self._records:
+            self._terms = {}
+            self.losses = torch.zeros(0, device=self.device)
+            return torch.zeros(rows, device=self.device)
+        self._refuse_training_batch_norm()
+        calls = self._calls(features, labels, iterates or [(None, 1.0)])
+        self._terms = self._book(calls)
+        norms = self._squared_norms(rows).sqrt().float()
+        # on a GPU the answer would have to travel to the host: assume the worst there
+        self._clean = norms.device.type == "cpu" and bool(norms.isfinite().all())
+        return norms
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """`[d]` float32: Σ w_i g_i for the records (units) of the last `norms` call.
+
+        A record of weight 0 contributes exactly 0, whatever its gradient. May be called more than once.
+
+        Raises:
+            EquidpError: without a preceding `norms` call.
+        """
+        if self._terms is None:
+            raise EquidpError("weighted_sum needs the books of a preceding norms call; call norms first.")
+        if self._units is not None:
+            weights = weights[self._units.owners] * self._units.share()
+        if len(weights) != self._records:
+            raise EquidpError(f"weighted_sum got {len(weights)} weights for {self._records} records.")
+        total = torch.zeros(self.dimension, device=self.device)
+        for parameter, view in zip(self.parameters, self._views(total), strict=True):
+            for term in self._terms.get(parameter, ()):
+                view += term.weighted_sum(weights, self._clean).view_as(view)
+        return total
+
+    def plain_sum(self, features: Tensor, labels: Tensor) -> Tensor:
+        """`[d]` float32: Σ g_i by ordinary autograd, for training without privacy."""
+        self.clear()
+        if not len(features):
+            self.losses = torch.zeros(0, device=self.device)
+            return torch.zeros(self.dimension, device=self.device)
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+        try:
+            losses = self._forward(features, labels)
+            found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
+        finally:
+            for parameter in self.parameters:
+                parameter.requires_grad_(False)
+        self.losses = losses.detach()
+        return torch.cat([gradient.reshape(-1) for gradient in found])
+
+    def clear(self) -> None:
+        """Forget the last batch."""
+        self._terms, self._units, self.losses = None, None, None
+
+    def flatten(self) -> Tensor:
+        """`[d]`: a copy of the current parameters."""
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters])
+
+    @torch.no_grad()
+    def load_(self, flat: Tensor) -> None:
+        """Overwrite the parameters by a `[d]` vector."""
+        for parameter, view in zip(self.parameters, self._views(flat), strict=True):
+            parameter.copy_(view)
+
+    def apply_gradient(self, flat: Tensor) -> None:
+        """Point every parameter's `.grad` into a `[d]` vector, for an optimiser to step on."""
+        for parameter, view in zip(self.parameters, self._views(flat), strict=True):
+            parameter.grad = view
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([p.numel() for p in self.parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def _forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            losses = self.loss(self.model(features), labels)
+        if losses.shape != (len(features),):
+            raise EquidpError(
+                f"The loss has shape {tuple(losses.shape)} for {len(features)} records; it must be one number per "
+                "record (reduction='none')."
+            )
+        return losses
+
+    def _calls(self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate]) -> dict[Site, list[Call]]:
+        calls: dict[Site, list[Call]] = defaultdict(list)
+        for values, coefficient in iterates:
+            with self._parameters_at(values):
+                for site, call in self._one_pass(features, labels, coefficient, keep_losses=values is None):
+                    calls[site].append(call)
+        return calls
+
+    def _one_pass(
+        self, features: Tensor, labels: Tensor, coefficient: float, keep_losses: bool
+    ) -> list[tuple[Site, Call]]:
+        tape = _Tape(self.sites, len(features))
+        with tape, torch.enable_grad():
+            losses = self._forward(features, labels)
+        if keep_losses or self.losses is None:
+            self.losses = losses.detach()
+        return tape.calls(losses, coefficient)
+
+    @contextlib.contextmanager
+    def _parameters_at(self, values: Tensor | None) -> Iterator[None]:
+        """Point the parameters at another vector for one pass; no copy is made."""
+        if values is None:
+            yield
+            return
+        saved = [p.data for p in self.parameters]
+        try:
+            for parameter, view in zip(self.parameters, self._views(values.detach()), strict=True):
+                parameter.data = view
+            yield
+        finally:
+            for parameter, data in zip(self.parameters, saved, strict=True):
+                parameter.data = data
+
+    @torch.no_grad()
+    def _book(self, calls: dict[Site, list[Call]]) -> dict[nn.Parameter, list[Term]]:
+        terms: dict[nn.Parameter, list[Term]] = defaultdict(list)
+        for site, site_calls in calls.items():
+            for name, term in site.terms(site_calls).items():
+                terms[site.parameters[name]].append(term)
+        return terms
+
+    @torch.no_grad()
+    def _squared_norms(self, rows: int) -> Tensor:
+        assert self._terms is not None
+        total = torch.zeros(rows, device=self.device)
+        for parameter, terms in self._terms.items():
+            if self._units is not None:
+                terms = [term.grouped(self._units) for term in terms]
+            total += terms[0].squared_norms() if len(terms) == 1 else tied_norms(terms, rows, parameter.numel())
+        return total
+
+    def _refuse_training_batch_norm(self) -> None:
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, _BATCH_NORMS) and layer.training:
+                raise EquidpError(_batch_norm_message(name))
+
+
+class _Tape:
+    """Books the calls of the trainable layers during one forward pass, and their backprops afterwards."""
+
+    def __init__(self, booked: Sequence[Site], records: int) -> None:
+        self._sites, self._records = booked, records
+        self._entries: list[tuple[Site, tuple[Tensor, ...], tuple[int, ...], GradientEdge]] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> _Tape:
+        for site in self._sites:
+            self._hooks.append(site.layer.register_forward_pre_hook(self._open))
+            self._hooks.append(site.layer.register_forward_hook(self._booking(site)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @staticmethod
+    def _open(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Let the graph begin at the first trainable layer: its input asks for a gradient, so its output has one."""
+        if not torch.is_grad_enabled() or any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+            return None
+        return tuple(
+            x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs
+        )
+
+    def _booking(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...], Any], Tensor | None]:
+        def book(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
+            if not torch.is_grad_enabled():
+                return None
+            self._check(site, inputs, output)
+            fresh = None if output.requires_grad else output.detach().requires_grad_()
+            kept = tuple(x.detach() for x in inputs)
+            edge = get_gradient_edge(output if fresh is None else fresh)
+            self._entries.append((site, kept, tuple(x._version for x in kept), edge))
+            return fresh
+
+        return book
+
+    def _check(self, site: Site, inputs: tuple[Any, ...], output: Any) -> None:
+        if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
+            raise EquidpError(
+                f"Layer {site.name!r} ({type(site.layer).__name__}) must map tensors given by position to one tensor; "
+                "write it from Linear, Conv2d, GroupNorm, LayerNorm or Embedding layers."
+            )
+        if any(not x.dim() or len(x) != self._records for x in (*inputs, output)):
+            raise EquidpError(
+                f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {self._records} "
+                "records; records must stay along the first dimension."
+            )
+
+    def calls(self, losses: Tensor, coefficient: float) -> list[tuple[Site, Call]]:
+        """One backward pass to the layers' outputs."""
+        if not self._entries:
+            return []
+        edges = [entry[3] for entry in self._entries]
+        backprops = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if losses.requires_grad else []
+        found = []
+        for (site, inputs, versions, _), backprop in zip(self._entries, backprops, strict=False):
+            if tuple(x._version for x in inputs) != versions:
+                raise EquidpError(f"The input of layer {site.name!r} is changed in place after use; copy it first.")
+            if backprop is not None:
+                backprop = backprop if coefficient == 1 else backprop * coefficient
+                found.append((site, Call(inputs, backprop, _snapshot(site))))
+        return found
+
+
+def _snapshot(site: Site) -> dict[str, Tensor]:
+    return {k: p.detach() for k, p in site.parameters.items()} if site.rule is fallback else {}
+
+
+def _refuse_mixing(model: nn.Module) -> None:
+    """Refuse, by name, every layer in which one record can reach another's output."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BATCH_NORMS):
+            if layer.training:
+                raise EquidpError(_batch_norm_message(name))
+            continue
+        if isinstance(layer, nn.Embedding) and (layer.scale_grad_by_freq or layer.max_norm is not None):
+            raise EquidpError(
+                f"Layer {name!r}: an Embedding with scale_grad_by_freq or max_norm mixes records; switch both off."
+            )
+        validate = ModuleValidator.VALIDATORS.get(type(layer))
+        errors = validate(layer) if validate and any(p.requires_grad for p in layer.parameters()) else []
+        if errors:
+            raise EquidpError(f"Layer {name!r} ({type(layer).__name__}) cannot be trained privately: {errors[0]}")
+
+
+def _batch_norm_message(name: str) -> str:
+    return (
+        f"Layer {name!r} is a BatchNorm in training mode, which mixes records; use GroupNorm, or freeze it with "
+        "eval() before training."
+    )

@@ -1,0 +1,368 @@
+"""The engine against a reference that materialises every gradient with torch.func."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from equidp.engine.gradients import GradientEngine
+from equidp.errors import EquidpError
+
+TOLERANCE = 1e-5
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = TOLERANCE) -> None:
+    """Equal up to `tolerance` of the larger vector's size."""
+    assert a.shape == b.shape
+    assert float((a - b).norm()) <= tolerance * max(float(b.norm()), 1e-8)
+
+
+@pytest.fixture
+def reference(materialise) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
+    return lambda model, features, labels: materialise(model, features, labels, cross_entropy)
+
+
+@pytest.fixture
+def check(reference) -> Callable[[nn.Module, Tensor], GradientEngine]:
+    return lambda model, features: equals_reference(model, features, reference)
+
+
+def equals_reference(model: nn.Module, features: Tensor, reference: Callable[..., Tensor]) -> GradientEngine:
+    """Norms, weighted sums (twice, zeros included) and the plain sum equal the reference's."""
+    labels = torch.arange(len(features)) % 3
+    expected = reference(model, features, labels)
+    engine = GradientEngine(model, cross_entropy)
+    norms = engine.norms(features, labels)
+    assert norms.dtype == torch.float32
+    torch.testing.assert_close(norms, expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
+    weights = torch.rand(len(features))
+    weights[0] = 0
+    for w in (weights, torch.ones(len(features))):
+        close(engine.weighted_sum(w), w @ expected)
+    close(engine.plain_sum(features, labels), expected.sum(0))
+    return engine
+
+
+class Residual(nn.Module):
+    """A block whose sum is taken in place, as torchvision's are."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.GroupNorm(2, channels))
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.first(x)
+        out += x
+        return self.act(out)
+
+
+class Recurrent(nn.Module):
+    """Embedding, one Linear over all steps, one Linear called at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6, padding_idx=0)
+        self.into, self.again, self.out = nn.Linear(6, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        projected = self.into(self.table(tokens))
+        state = projected.new_zeros(len(tokens), 8)
+        for step in projected.unbind(1):
+            state = torch.tanh(step + self.again(state))
+        return self.out(state)
+
+
+class Tied(nn.Module):
+    """An embedding whose table is also the output layer, and a layer used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.mix = nn.Embedding(7, 5), nn.Linear(5, 5)
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.mix(torch.tanh(self.mix(self.table(tokens)))).mean(1))
+
+
+class Scaled(nn.Module):
+    """A layer with parameters of its own and a child: no rule fits it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.randn(6)), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x * self.scale)
+
+
+def images(b: int = 5, channels: int = 3, side: int = 8) -> Tensor:
+    return torch.randn(b, channels, side, side)
+
+
+def mlp() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Tanh(), nn.Linear(9, 3, bias=False)), images()
+
+
+def cnn() -> tuple[nn.Module, Tensor]:
+    layers = [nn.Conv2d(3, 6, 4, stride=2, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2, 1)]
+    return nn.Sequential(*layers, nn.Conv2d(6, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)), images()
+
+
+def resnet() -> tuple[nn.Module, Tensor]:
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(inplace=True))
+    return nn.Sequential(
+        stem, Residual(8), Residual(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    ), images()
+
+
+def recurrent() -> tuple[nn.Module, Tensor]:
+    return Recurrent(), torch.randint(0, 11, (5, 9))
+
+
+def tied() -> tuple[nn.Module, Tensor]:
+    return Tied(), torch.randint(0, 7, (5, 6))
+
+
+FAMILIES: list[Callable[[], tuple[nn.Module, Tensor]]] = [mlp, cnn, resnet, recurrent, tied]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(7)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_torch_func_on_whole_models(family, check) -> None:
+    check(*family())
+
+
+def test_a_tie_between_modules_adds_gradients_before_the_norm(check) -> None:
+    model, tokens = tied()
+    engine = check(model, tokens)
+    assert engine.dimension == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "3.weight"])
+def test_frozen_parameters_take_no_part(frozen, check) -> None:
+    model, features = cnn()
+    model.get_parameter(frozen).requires_grad_(False)
+    engine = check(model, features)
+    assert engine.dimension == sum(p.numel() for k, p in model.named_parameters() if k != frozen)
+
+
+def test_a_frozen_backbone_costs_no_books(check) -> None:
+    model, features = cnn()
+    model[0].requires_grad_(False)
+    assert [site.name for site in check(model, features).sites] == ["3", "6"]
+
+
+def test_a_layer_without_a_rule_goes_through_torch_func_and_is_named(check) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), Scaled(), nn.Linear(6, 3))
+    with pytest.warns(UserWarning, match="'1' .Scaled. has no gradient rule"):
+        check(model, torch.randn(4, 6))
+
+
+def test_a_parametrised_layer_is_not_mistaken_for_a_plain_one(check) -> None:
+    first = nn.Linear(6, 4)
+    nn.utils.parametrize.register_parametrization(first, "weight", nn.Tanh())
+    model = nn.Sequential(first, nn.Linear(4, 3))
+    with pytest.warns(UserWarning, match="no gradient rule"):
+        check(model, torch.randn(4, 6))
+
+
+def test_an_empty_batch_has_no_norms_and_a_zero_sum() -> None:
+    model, features = cnn()
+    engine = GradientEngine(model, cross_entropy)
+    assert engine.norms(features[:0], torch.zeros(0, dtype=torch.int64)).shape == (0,)
+    assert engine.weighted_sum(torch.zeros(0)).equal(torch.zeros(engine.dimension))
+    assert engine.plain_sum(features[:0], torch.zeros(0, dtype=torch.int64)).equal(torch.zeros(engine.dimension))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize("family", [mlp, cnn, resnet])
+def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
+    model, features = family()
+    labels = torch.arange(len(features)) % 3
+    expected = reference(model, features, labels)
+    features[1] = poison
+    engine = GradientEngine(model, cross_entropy)
+    norms = engine.norms(features, labels)
+    assert not norms[1].isfinite() or family is resnet  # normalisation may tame 1e38
+    assert norms[[0, 2, 3, 4]].isfinite().all()
+    weights = torch.tensor([1.0, 0.0, 0.5, 1.0, 2.0])
+    close(engine.weighted_sum(weights), weights @ expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_unit_is_the_mean_of_its_records(family, reference) -> None:
+    model, features = family()
+    labels, owners = torch.arange(5) % 3, torch.tensor([2, 0, 2, 1, 2])
+    rows = reference(model, features, labels)
+    expected = torch.stack([rows[owners == u].mean(0) for u in range(3)])
+    engine = GradientEngine(model, cross_entropy)
+    norms = engine.norms(features, labels, owners=owners)
+    torch.testing.assert_close(norms, expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
+    weights = torch.rand(3)
+    close(engine.weighted_sum(weights), weights @ expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_iterates_equal_a_materialised_sum_of_gradients(family, reference) -> None:
+    model, features = family()
+    labels = torch.arange(5) % 3
+    current = reference(model, features, labels)
+    engine = GradientEngine(model, cross_entropy)
+    here = engine.flatten()
+    past = here + 0.3 * torch.randn_like(here)
+    engine.load_(past)
+    for parameter in engine.parameters:
+        parameter.requires_grad_(True)
+    expected = current + 0.4 * reference(model, features, labels)
+    for parameter in engine.parameters:
+        parameter.requires_grad_(False)
+    engine.load_(here)
+    norms = engine.norms(features, labels, iterates=[(past, 0.4), (None, 1.0)])
+    torch.testing.assert_close(norms, expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
+    weights = torch.rand(5)
+    close(engine.weighted_sum(weights), weights @ expected)
+    assert engine.flatten().equal(here)
+
+
+def test_iterates_through_a_layer_without_a_rule(reference) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), Scaled(), nn.Linear(6, 3))
+    features, labels = torch.randn(4, 6), torch.arange(4) % 3
+    current = reference(model, features, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = GradientEngine(model, cross_entropy)
+    here = engine.flatten()
+    doubled = engine.norms(features, labels, iterates=[(here, 1.0), (None, 1.0)])
+    torch.testing.assert_close(doubled, 2 * current.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
+
+
+def test_no_parameter_gradient_is_ever_formed() -> None:
+    model, features = cnn()
+    engine = GradientEngine(model, cross_entropy)
+    engine.norms(features, torch.zeros(5, dtype=torch.int64))
+    assert all(p.grad is None and not p.requires_grad for p in model.parameters())
+
+
+def test_flat_vectors_go_in_and_out() -> None:
+    engine = GradientEngine(mlp()[0], cross_entropy)
+    before = engine.flatten()
+    step = torch.randn(engine.dimension)
+    engine.apply_gradient(step)
+    torch.optim.SGD(engine.parameters, lr=0.5).step()
+    close(engine.flatten(), before - 0.5 * step)
+    engine.load_(before)
+    assert engine.flatten().equal(before)
+
+
+def test_losses_are_kept_per_record() -> None:
+    model, features = mlp()
+    labels = torch.arange(5) % 3
+    engine = GradientEngine(model, cross_entropy)
+    engine.norms(features, labels)
+    close(engine.losses, cross_entropy(model(features), labels))
+    engine.clear()
+    assert engine.losses is None
+
+
+def test_weighted_sum_without_norms_is_refused() -> None:
+    engine = GradientEngine(mlp()[0], cross_entropy)
+    with pytest.raises(EquidpError, match="call norms first"):
+        engine.weighted_sum(torch.ones(5))
+
+
+def test_a_wrong_number_of_weights_is_refused() -> None:
+    model, features = mlp()
+    engine = GradientEngine(model, cross_entropy)
+    engine.norms(features, torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(EquidpError, match="4 weights for 5 records"):
+        engine.weighted_sum(torch.ones(4))
+
+
+def test_batch_norm_is_refused_in_training_mode_only(check) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+    with pytest.raises(EquidpError, match="'1' is a BatchNorm in training mode"):
+        GradientEngine(model, cross_entropy)
+    model[1].running_mean.normal_()
+    engine = check(model.eval(), images())
+    model.train()
+    with pytest.raises(EquidpError, match="'1' is a BatchNorm in training mode"):
+        engine.norms(images(), torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.LSTM(3, 3), "cannot be trained privately"),
+        (nn.Sequential(nn.Embedding(4, 3, scale_grad_by_freq=True)), "mixes records"),
+        (nn.Sequential(nn.Flatten()), "no trainable parameters"),
+    ],
+)
+def test_layers_that_cannot_be_private_are_refused(model, message) -> None:
+    with pytest.raises(EquidpError, match=message):
+        GradientEngine(model, cross_entropy)
+
+
+def test_a_loss_that_averages_is_refused() -> None:
+    model, features = mlp()
+    engine = GradientEngine(model, F.cross_entropy)
+    with pytest.raises(EquidpError, match="one number per record"):
+        engine.norms(features, torch.zeros(5, dtype=torch.int64))
+
+
+def test_records_must_stay_along_the_first_dimension() -> None:
+    model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
+    with pytest.raises(EquidpError, match="records must stay along the first dimension"):
+        GradientEngine(model, cross_entropy).norms(torch.randn(2, 3, 4), torch.zeros(2, dtype=torch.int64))
+
+
+def test_an_input_changed_in_place_after_use_is_refused() -> None:
+    class Careless(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            out = self.second(hidden)
+            hidden += 1
+            return out
+
+    with pytest.raises(EquidpError, match="changed in place"):
+        GradientEngine(Careless(), cross_entropy).norms(torch.randn(2, 4), torch.zeros(2, dtype=torch.int64))
+
+
+def test_clipping_bound_holds_under_bf16() -> None:
+    model, features = resnet()
+    labels = torch.arange(5) % 3
+    engine = GradientEngine(model, cross_entropy, precision="bf16")
+    norms = engine.norms(features * 10, labels)
+    weights = (1.0 / norms).clamp(max=1.0)
+    for record in range(5):
+        alone = torch.zeros(5)
+        alone[record] = weights[record]
+        assert float(engine.weighted_sum(alone).norm()) <= 1 + 1e-5
+
+
+def test_bf16_norms_are_near_those_of_float32() -> None:
+    model, features = resnet()
+    labels = torch.arange(5) % 3
+    rough = GradientEngine(copy.deepcopy(model), cross_entropy, precision="bf16").norms(features, labels)
+    torch.testing.assert_close(
+        rough, GradientEngine(model, cross_entropy).norms(features, labels), rtol=0.05, atol=1e-3
+    )

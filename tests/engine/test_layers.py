@@ -1,0 +1,178 @@
+"""Every layer rule against torch.func, over the settings that change its books."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equidp.engine.gradients import GradientEngine
+from equidp.engine.layers import Lookups, Products, Term, Units, Vectors
+
+TOLERANCE = 1e-5
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A loss for outputs of any shape."""
+    target = labels.view(-1, *[1] * (outputs.dim() - 1)).to(outputs.dtype)
+    return (torch.sin(outputs) - 0.1 * target).square().flatten(1).sum(1)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    """Equal up to the tolerance times the vector's size."""
+    assert a.shape == b.shape
+    assert float((a - b).norm()) <= TOLERANCE * max(float(b.norm()), 1e-8)
+
+
+@pytest.fixture
+def holds(materialise) -> Callable[[nn.Module, Tensor], None]:
+    return lambda layer, features: equals_reference(layer, features, materialise)
+
+
+def equals_reference(layer: nn.Module, features: Tensor, materialise: Callable[..., Tensor]) -> None:
+    """Norms and a weighted sum equal those of materialised gradients."""
+    labels = torch.arange(len(features)) % 3
+    expected = materialise(layer, features, labels, squared_error)
+    engine = GradientEngine(layer, squared_error)
+    torch.testing.assert_close(engine.norms(features, labels), expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
+    weights = torch.rand(len(features))
+    weights[1] = 0
+    close(engine.weighted_sum(weights), weights @ expected)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(11)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 2, 5), (40, 5)])
+def test_linear(shape, bias, holds) -> None:
+    holds(nn.Linear(5, 6, bias=bias), torch.randn(4, *shape))
+
+
+def test_linear_by_gram_and_by_gradient(holds) -> None:
+    for positions in (2, 60):
+        holds(nn.Linear(30, 30), torch.randn(3, positions, 30))
+
+
+CONVOLUTIONS = [
+    {},
+    {"stride": 2},
+    {"stride": (1, 2), "padding": (2, 0)},
+    {"padding": 1, "bias": False},
+    {"dilation": 2},
+    {"dilation": (1, 2), "stride": 2, "padding": 3},
+    {"groups": 2},
+    {"groups": 4, "padding": 1, "stride": 2, "bias": False},
+    {"padding": "same"},
+    {"padding": "same", "dilation": 2, "groups": 2},
+    {"padding": "valid"},
+    {"padding": 1, "padding_mode": "circular"},
+    {"padding": 2, "padding_mode": "reflect"},
+    {"padding": (2, 1), "padding_mode": "replicate", "stride": 2},
+    {"padding": "same", "padding_mode": "circular"},
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
+@pytest.mark.parametrize("kernel", [3, (2, 4), 1])
+@pytest.mark.parametrize("settings", CONVOLUTIONS)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_conv2d(settings, kernel, layout, holds) -> None:
+    holds(nn.Conv2d(4, 8, kernel, **settings), torch.randn(4, 4, 9, 10).to(memory_format=layout))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "groups": 2}, {"padding": "same"}]
+)
+def test_conv1d(settings, holds) -> None:
+    holds(nn.Conv1d(4, 6, 4, **settings), torch.randn(4, 4, 11))
+
+
+def test_a_wide_convolution_of_few_pixels(holds) -> None:
+    holds(nn.Conv2d(32, 32, 3, padding=1), torch.randn(3, 32, 2, 2))
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 3, 4)])
+def test_group_norm(shape, holds) -> None:
+    layer = nn.GroupNorm(3, 6)
+    nn.init.normal_(layer.weight)
+    holds(layer, torch.randn(4, *shape))
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm(shape, bias, holds) -> None:
+    holds(nn.LayerNorm(6, bias=bias), torch.randn(4, *shape))
+    holds(nn.LayerNorm(shape), torch.randn(4, *shape))
+
+
+def test_frozen_batch_norm(holds) -> None:
+    layer = nn.BatchNorm2d(3)
+    layer.running_mean.normal_()
+    layer.running_var.uniform_(0.5, 2)
+    holds(layer.eval(), torch.randn(4, 3, 5, 5))
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4)])
+def test_embedding(shape, padding, holds) -> None:
+    holds(nn.Embedding(5, 6, padding_idx=padding), torch.randint(0, 5, (4, *shape)))
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(5, 3), nn.GroupNorm(1, 5), nn.LayerNorm(5)], ids=lambda m: type(m).__name__
+)
+def test_either_parameter_may_be_frozen(layer, name, holds) -> None:
+    layer.requires_grad_(True).get_parameter(name).requires_grad_(False)
+    holds(layer, torch.randn(4, 5))
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* has no gradient rule")
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv3d(2, 3, 2), (2, 4, 4, 4)),
+        (nn.ConvTranspose2d(2, 3, 2), (2, 4, 4)),
+        (nn.PReLU(), (6,)),
+        (nn.RMSNorm(6), (3, 6)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_layers_without_a_rule(layer, shape, holds) -> None:
+    holds(layer, torch.randn(4, *shape))
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        lambda: Products(torch.randn(4, 3, 5), torch.randn(4, 3, 6)),
+        lambda: Products(torch.randn(4, 50, 5), torch.randn(4, 50, 6)),
+        lambda: Lookups(torch.randint(0, 3, (4, 8)), torch.randn(4, 8, 2), 3),
+        lambda: Vectors(torch.randn(4, 9)),
+    ],
+)
+def test_a_term_agrees_with_its_own_gradients(term) -> None:
+    term: Term = term()
+    rows = term.gradients(0, 4)
+    torch.testing.assert_close(term.squared_norms(), rows.square().sum(1), rtol=1e-5, atol=1e-6)
+    weights = torch.tensor([0.0, 1.0, 2.0, 0.5])
+    for clean in (True, False):
+        close(term.weighted_sum(weights, clean), weights @ rows)
+    owners = torch.tensor([1, 0, 1, 1])
+    expected = torch.stack([rows[1], rows[[0, 2, 3]].mean(0)])
+    close(term.grouped(Units.of(owners)).gradients(0, 2), expected)
+
+
+def test_cancellation_in_a_gram_sum_never_understates_a_norm() -> None:
+    """Where positions cancel up to rounding the Gram sum may lose every digit; the norm may not fall below truth."""
+    inputs = torch.randn(50, 1, 64).mul(1e4).repeat(1, 2, 1)
+    backprops = torch.randn(50, 1, 64).repeat(1, 2, 1)
+    backprops[:, 1] *= -(1 + 1e-6)
+    term = Products(inputs, backprops)
+    truth = (backprops.double().transpose(1, 2) @ inputs.double()).flatten(1).square().sum(1)
+    assert (term.squared_norms().double() >= truth * (1 - 1e-4)).all()
