@@ -1,0 +1,110 @@
+"""Model: what every model family promises, and the two modules they share: input scaling and the activation."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, model_validator
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+from equidp.records import Schema
+
+SIGMOID_SETTINGS = frozenset({"scale", "temperature", "offset"})
+
+
+class ModelOptions(BaseModel):
+    """Options every model has (`model.options.*`).
+
+    Attributes:
+        activation: between layers. `tempered_sigmoid` is φ(x) = s/(1 + e^(−T·x)) − o (Papernot et al. 2021).
+        scale: s. With temperature 2 and offset 1 a scale of 2 gives exactly tanh.
+        temperature: T.
+        offset: o.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    activation: Literal["relu", "tanh", "tempered_sigmoid"] = "relu"
+    scale: float = 2.0
+    temperature: float = 2.0
+    offset: float = 1.0
+
+    @model_validator(mode="after")
+    def _sigmoid_settings_need_it(self) -> ModelOptions:
+        unused = SIGMOID_SETTINGS & self.model_fields_set
+        if unused and self.activation != "tempered_sigmoid":
+            raise ValueError(f"{', '.join(sorted(unused))} has no effect unless activation is tempered_sigmoid")
+        return self
+
+    def make_activation(self) -> nn.Module:
+        """A fresh activation; never in place, because the engine keeps layer outputs."""
+        if self.activation == "tempered_sigmoid":
+            return TemperedSigmoid(self.scale, self.temperature, self.offset)
+        return nn.Tanh() if self.activation == "tanh" else nn.ReLU()
+
+
+class Model(nn.Module):
+    """A classifier: features as Records store them in, logits `[batch, classes]` out.
+
+    Attributes:
+        Options: settings class of `model.options`.
+        kinds: kinds of features the family accepts.
+        extracts: name of the fixed feature map whose output the family trains on; empty for raw features.
+    """
+
+    Options: ClassVar[type[ModelOptions]] = ModelOptions
+    kinds: ClassVar[tuple[str, ...]] = ("tabular", "image")
+    extracts: ClassVar[str] = ""
+
+    def __init__(self, schema: Schema, options: Any) -> None:
+        super().__init__()
+        if schema.kind not in self.kinds:
+            raise EquidpError(
+                f"Model {type(self).__name__} takes {' or '.join(self.kinds)} features, dataset {schema.name!r} has "
+                f"{schema.kind} features; choose another model.name."
+            )
+
+
+class Standardise(nn.Module):
+    """Stored features to floats: uint8 images become (x/255 − mean)/sd by published constants, no parameters.
+
+    Doing it here keeps the records in memory as bytes.
+    """
+
+    mean: Tensor
+    sd: Tensor
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        channels = schema.shape[0] if schema.kind == "image" else 1
+        # Not persistent: they follow from the schema and are no weights.
+        self.register_buffer("mean", _per_channel(schema.mean or (0.0,) * channels), persistent=False)
+        self.register_buffer("sd", _per_channel(schema.sd or (1.0,) * channels), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Float features of the same shape; features that are floats already pass unchanged."""
+        if features.is_floating_point():
+            return features
+        return (features.to(self.mean.dtype) / 255 - self.mean) / self.sd
+
+
+class TemperedSigmoid(nn.Module):
+    """φ(x) = s/(1 + e^(−T·x)) − o; s = 2, T = 2, o = 1 is tanh."""
+
+    def __init__(self, scale: float, temperature: float, offset: float) -> None:
+        super().__init__()
+        self.scale, self.temperature, self.offset = scale, temperature, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise, same shape."""
+        return self.scale * torch.sigmoid(self.temperature * x) - self.offset
+
+    def extra_repr(self) -> str:
+        """The three constants."""
+        return f"scale={self.scale}, temperature={self.temperature}, offset={self.offset}"
+
+
+def _per_channel(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1)

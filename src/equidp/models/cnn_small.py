@@ -1,0 +1,46 @@
+"""`cnn_small`: two convolutions and two linear layers, the kind of network DPSGD-F trains on MNIST."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from equidp.models.base import Model, ModelOptions, Standardise
+from equidp.records import Schema
+
+CHANNELS = (20, 50)
+HIDDEN = 64
+LAST_SIDE = 4
+SMALL_SIDE = 16
+"""Images below this side keep their size in the convolutions (3×3, padded): 5×5 would leave nothing of 8×8."""
+
+
+class CnnSmall(Model):
+    """Convolutions of 20 and 50 channels, each pooled by 2, then 64 hidden units; any image size and channels."""
+
+    kinds = ("image",)
+
+    def __init__(self, schema: Schema, options: ModelOptions) -> None:
+        super().__init__(schema, options)
+        channels, height, width = schema.shape
+        kernel, padding = (3, 1) if min(height, width) < SMALL_SIDE else (5, 0)
+        first, second = CHANNELS
+        # 28×28 leaves the second pool as 4×4, so the last pool changes nothing there; larger images are brought to it.
+        side = min(LAST_SIDE, max(1, min(height, width) // 4))
+        self.layers = nn.Sequential(
+            Standardise(schema),
+            nn.Conv2d(channels, first, kernel, padding=padding),
+            options.make_activation(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, kernel, padding=padding),
+            options.make_activation(),
+            nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(side),
+            nn.Flatten(),
+            nn.Linear(second * side * side, HIDDEN),
+            options.make_activation(),
+            nn.Linear(HIDDEN, len(schema.classes)),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]`."""
+        return self.layers(features)

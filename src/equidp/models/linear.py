@@ -1,0 +1,58 @@
+"""Models without convolutions: `logistic` (one linear layer) and `mlp`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from equidp.models.base import Model, ModelOptions, Standardise
+from equidp.records import Schema
+
+
+class Logistic(Model):
+    """Multinomial logistic regression on the flattened features."""
+
+    def __init__(self, schema: Schema, options: ModelOptions) -> None:
+        super().__init__(schema, options)
+        self.layers = nn.Sequential(
+            Standardise(schema), nn.Flatten(), nn.Linear(math.prod(schema.shape), len(schema.classes))
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]`."""
+        return self.layers(features)
+
+
+class MlpOptions(ModelOptions):
+    """Options of `mlp`.
+
+    Attributes:
+        hidden: widths of the hidden layers.
+    """
+
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128,)
+
+
+class Mlp(Model):
+    """Linear layers with an activation between them."""
+
+    Options = MlpOptions
+
+    def __init__(self, schema: Schema, options: MlpOptions) -> None:
+        super().__init__(schema, options)
+        widths = (math.prod(schema.shape), *options.hidden)
+        hidden = [(nn.Linear(a, b), options.make_activation()) for a, b in itertools.pairwise(widths)]
+        self.layers = nn.Sequential(
+            Standardise(schema),
+            nn.Flatten(),
+            *itertools.chain.from_iterable(hidden),
+            nn.Linear(widths[-1], len(schema.classes)),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]`."""
+        return self.layers(features)

@@ -1,0 +1,34 @@
+"""Sources: one file per dataset, from raw files to Records. A new dataset is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from equidp.errors import unknown_name
+from equidp.sources.adult import Adult
+from equidp.sources.base import Source, SourceOptions
+from equidp.sources.digits import Digits
+from equidp.sources.files import RawFiles
+from equidp.sources.mnist import FashionMnist, Mnist, MnistUnbalanced
+
+__all__ = ["SOURCES", "RawFiles", "Source", "SourceOptions", "source"]
+
+SOURCES: dict[str, type[Source]] = {
+    "digits": Digits,
+    "adult": Adult,
+    "mnist": Mnist,
+    "mnist_unbalanced": MnistUnbalanced,
+    "fashion_mnist": FashionMnist,
+}
+
+
+def source(name: str, options: Mapping[str, Any] | None = None) -> Source:
+    """The source registered under a dataset's name, with its `data.options`.
+
+    Raises:
+        EquidpError: an unknown dataset or option, or a value that is not allowed.
+    """
+    if name not in SOURCES:
+        raise unknown_name("dataset", name, SOURCES)
+    return SOURCES[name](options)

@@ -1,0 +1,169 @@
+"""Columns: the declared schema of a table, and the encoding that follows from it without looking at the data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from equidp.errors import EquidpError, unknown_name
+from equidp.sources.files import content
+
+
+class Categorical(BaseModel):
+    """A column with declared categories, encoded one-hot."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["categorical"] = "categorical"
+    categories: tuple[str, ...] = Field(min_length=1)
+
+
+class Numeric(BaseModel):
+    """A column with declared bounds, scaled to 0..1 by them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["numeric"] = "numeric"
+    minimum: float = 0.0
+    maximum: float
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Numeric:
+        if not self.minimum < self.maximum:
+            raise ValueError("minimum must be less than maximum")
+        return self
+
+
+Column = Annotated[Categorical | Numeric, Field(discriminator="kind")]
+
+
+def read_rows(path: Path, names: Sequence[str] | None, *, skip: str = "") -> pd.DataFrame:
+    """Read a comma-separated file as stripped strings; the frame's index is the line number in the file.
+
+    Args:
+        path: the file, plain or gzipped.
+        names: column names of a file without header; None where the first line holds them.
+        skip: lines that start with this are left out.
+
+    Raises:
+        EquidpError: the file is empty, not UTF-8 text, or a line has too many or too few fields.
+    """
+    numbered = [(line, row) for line, row in _numbered_rows(path) if not (skip and row[0].startswith(skip))]
+    if names is None and numbered:
+        names = numbered.pop(0)[1]
+    if not numbered or names is None:
+        raise EquidpError(f"{path} holds no rows; download or export it again.")
+    if len(set(names)) < len(names):
+        raise EquidpError(f"{path}, row 1: two columns have the same name; rename one.")
+    for line, row in numbered:
+        if len(row) != len(names):
+            raise EquidpError(f"{path}, row {line}: {len(row)} fields where {len(names)} are expected; repair it.")
+    cells, lines = [row for _, row in numbered], [line for line, _ in numbered]
+    return pd.DataFrame(cells, columns=list(names), index=lines, dtype=object)
+
+
+def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
+    """Check that columns exist.
+
+    Raises:
+        EquidpError: one does not; the message names the file and the nearest column.
+    """
+    for name in names:
+        if name not in frame.columns:
+            raise unknown_name(f"column of {where}", name, frame.columns)
+
+
+def codes(column: pd.Series, categories: Sequence[str], where: str) -> Tensor:
+    """Position of each value in the declared categories, int64 `[N]`.
+
+    Raises:
+        EquidpError: an undeclared value; the message names file, row and column.
+    """
+    position = {category: i for i, category in enumerate(categories)}
+    found = np.array([position.get(str(value), -1) for value in column], dtype=np.int64)
+    if (found < 0).any():
+        bad = int(np.argmax(found < 0))
+        place = f"category in {where}, row {column.index[bad]}, column {column.name!r}:"
+        raise unknown_name(place, column.iloc[bad], categories)
+    return torch.from_numpy(found)
+
+
+def numbers(column: pd.Series, minimum: float, maximum: float, where: str) -> Tensor:
+    """The column as float64 `[N]`.
+
+    Raises:
+        EquidpError: a value that is no number or lies outside the declared bounds.
+    """
+    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64)
+    good = np.isfinite(values) & (values >= minimum) & (values <= maximum)
+    if not good.all():
+        position = int(np.argmin(good))
+        what = "is not a number" if not np.isfinite(values[position]) else "is out of bounds"
+        raise EquidpError(
+            f"{where}, row {column.index[position]}, column {column.name!r}: {column.iloc[position]!r} {what}; "
+            f"give a number from {minimum:g} to {maximum:g}."
+        )
+    return torch.tensor(values)
+
+
+def encode(frame: pd.DataFrame, columns: Mapping[str, Categorical | Numeric], where: str) -> Tensor:
+    """Features of a table, float32 `[N, width(columns)]` in 0..1: one-hot categories and scaled numbers.
+
+    Raises:
+        EquidpError: a column is missing or a value breaks its declaration.
+    """
+    require(frame, columns, where)
+    return torch.cat([_encode_column(frame[name], column, where) for name, column in columns.items()], dim=1)
+
+
+def feature_names(columns: Mapping[str, Categorical | Numeric]) -> tuple[str, ...]:
+    """Names of `encode`'s columns, such as `age` and `workclass=Private`."""
+    return tuple(
+        f"{name}={category}" if category else name
+        for name, column in columns.items()
+        for category in (column.categories if isinstance(column, Categorical) else ("",))
+    )
+
+
+def bands(edges: Sequence[float]) -> tuple[str, ...]:
+    """Names of the bands that `edges` cut a number into: `under 30`, `30-39`, …, `60 and over`."""
+    inner = (f"{low:g}-{high - 1:g}" for low, high in itertools.pairwise(edges))
+    return (f"under {edges[0]:g}", *inner, f"{edges[-1]:g} and over")
+
+
+def band_ids(values: Tensor, edges: Sequence[float]) -> Tensor:
+    """Band of each value, int64 `[N]`; a value equal to an edge belongs to the band above it."""
+    return torch.bucketize(values, torch.tensor(edges, dtype=values.dtype), right=True)
+
+
+def _encode_column(column: pd.Series, declared: Categorical | Numeric, where: str) -> Tensor:
+    if isinstance(declared, Categorical):
+        ids = codes(column, declared.categories, where)
+        return torch.nn.functional.one_hot(ids, len(declared.categories)).float()
+    values = numbers(column, declared.minimum, declared.maximum, where)
+    return ((values - declared.minimum) / (declared.maximum - declared.minimum)).float().unsqueeze(1)
+
+
+def _numbered_rows(path: Path) -> list[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(_text(path), newline=""), skipinitialspace=True)
+    try:
+        return [(reader.line_num, [field.strip() for field in row]) for row in reader if row]
+    except csv.Error as error:
+        raise EquidpError(f"{path}, row {reader.line_num}: {error}; repair or export it again.") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise EquidpError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from error

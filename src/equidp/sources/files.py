@@ -1,0 +1,127 @@
+"""Raw files: where a provider's file lies, whether it is the provider's, and how to open it plain or gzipped.
+
+Checksums are taken over the unpacked content, so that one checksum covers a file and its gzipped copy.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from equidp.errors import EquidpError
+
+BLOCK = 1 << 20
+CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file as its provider publishes it.
+
+    Attributes:
+        path: place below the raw folder, without the `.gz` of a packed copy.
+        page: where a person downloads it.
+        sha256: of the unpacked content; empty where none is known.
+    """
+
+    path: str
+    page: str
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class RawFiles:
+    """Files found for one dataset.
+
+    Attributes:
+        paths: by the name the source gives them; empty for an embedded dataset.
+        fingerprint: sha256 over all contents (names, sizes and times for big folders), or `embedded`.
+    """
+
+    paths: Mapping[str, Path]
+    fingerprint: str
+
+
+def find(raw_dir: Path, published: Published) -> Path | None:
+    """The file itself, or its gzipped copy, or None."""
+    candidates = (raw_dir / f"{published.path}{suffix}" for suffix in ("", ".gz"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def opened(path: Path) -> IO[bytes]:
+    """The file's content as a binary stream, unpacked when its name ends in `.gz`."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def content(path: Path) -> bytes:
+    """The whole unpacked content.
+
+    Raises:
+        EquidpError: the file is truncated, corrupt or unreadable.
+    """
+    return b"".join(_blocks(path))
+
+
+def digest(path: Path) -> str:
+    """sha256 of the unpacked content, as hexadecimal digits."""
+    sha = hashlib.sha256()
+    for block in _blocks(path):
+        sha.update(block)
+    return sha.hexdigest()
+
+
+def verified(path: Path, published: Published, *, verify: bool) -> str:
+    """The file's digest, compared with the published one unless `verify` is off.
+
+    Raises:
+        EquidpError: the digests differ.
+    """
+    found = digest(path)
+    if verify and published.sha256 and found != published.sha256:
+        raise EquidpError(
+            f"{path} is not the provider's file: the sha256 of its content is {found}, expected {published.sha256}; "
+            f"download it again from {published.page}, or accept it as it is with data.options.verify=false."
+        )
+    return found
+
+
+def missing(raw_dir: Path, published: Published, *, download: str) -> EquidpError:
+    """Build the error for a file that is not there.
+
+    Args:
+        raw_dir: the folder that was searched.
+        published: the file.
+        download: what became of the attempt to download it, as a phrase.
+    """
+    check = f" with sha256 {published.sha256} (unpacked)" if published.sha256 else ""
+    return EquidpError(
+        f"{raw_dir / published.path} is missing, plain or as .gz: download it from {published.page} and put it "
+        f"there{check}, or point raw_dir (EQUIDP_RAW_DIR) at the folder that holds it ({download})."
+    )
+
+
+def fingerprint(parts: Iterable[str]) -> str:
+    """One sha256 over several digests or facts, in the order given."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def folder_fingerprint(paths: Iterable[Path]) -> str:
+    """sha256 over names, sizes and modification times: cheap enough for ten thousand images."""
+    stats = ((path, path.stat()) for path in sorted(paths))
+    return fingerprint(f"{path.name} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
+
+
+def _blocks(path: Path) -> Iterable[bytes]:
+    try:
+        with opened(path) as stream:
+            while block := stream.read(BLOCK):
+                yield block
+    except CORRUPT as error:
+        raise EquidpError(f"{path} is truncated or corrupt ({error}); download it again.") from error
+    except OSError as error:
+        raise EquidpError(f"{path} cannot be read ({error.strerror or error}).") from error

@@ -1,0 +1,62 @@
+"""Columns: reading and encoding by a declared schema; the frame's index is the line a user would look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equidp.errors import EquidpError
+from equidp.sources.columns import Categorical, Numeric, band_ids, bands, encode, feature_names, read_rows
+
+
+def test_rows_are_numbered_as_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('\ufeffname, note\n\nann, "two\nlines"\nbob, x\n')
+    frame = read_rows(path, None)
+    assert frame.columns.tolist() == ["name", "note"]
+    assert frame.index.tolist() == [4, 5]
+    assert frame.loc[5, "name"] == "bob"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "holds no rows"),
+        (b"a,b\n", "holds no rows"),
+        (b"a,b\n1,2\n1,2,3\n", "row 3: 3 fields where 2 are expected"),
+        (b"a,a\n1,2\n", "row 1: two columns have the same name"),
+        (b"a,b\n\xff\xfe,2\n", r"is not UTF-8 text \(byte 4\)"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(text)
+    with pytest.raises(EquidpError, match=message):
+        read_rows(path, None)
+
+
+def test_encoding_needs_no_data() -> None:
+    columns = {"colour": Categorical(categories=("red", "blue")), "size": Numeric(minimum=10, maximum=20)}
+    assert feature_names(columns) == ("colour=red", "colour=blue", "size")
+    frame = pd.DataFrame({"size": [10, 15.0], "colour": ["blue", "red"]})
+    assert encode(frame, columns, "t").tolist() == [[0, 1, 0], [1, 0, 0.5]]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "", "1e999", "ten", None])
+def test_what_is_no_number_is_refused(value: object) -> None:
+    frame = pd.DataFrame({"size": ["12", value]}, dtype=object)
+    with pytest.raises(EquidpError, match=r"t, row 1, column 'size': .* is not a number; give a number from 0 to 20"):
+        encode(frame, {"size": Numeric(maximum=20)}, "t")
+
+
+@given(st.floats(-50, 200, allow_nan=False))
+def test_a_value_lies_in_the_band_its_name_says(value: float) -> None:
+    edges = (30, 40, 60)
+    name = bands(edges)[int(band_ids(torch.tensor([value], dtype=torch.float64), edges))]
+    expected = "under 30" if value < 30 else "30-39" if value < 40 else "40-59" if value < 60 else "60 and over"
+    assert name == expected

@@ -1,0 +1,63 @@
+"""The registry of sources: every dataset reads its tiny files, and misspelt names find the nearest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.sources.tiny import WRITERS, write_tiny
+
+from equidp.errors import EquidpError
+from equidp.sources import SOURCES, source
+from equidp.sources.splitting import split
+
+DTYPES = {"tabular": torch.float32, "image": torch.uint8, "text": torch.int64}
+
+
+def test_every_source_has_a_writer_of_tiny_files() -> None:
+    assert set(WRITERS) == set(SOURCES)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_keeps_the_contract_on_tiny_files(name: str, tmp_path: Path) -> None:
+    one = source(name, write_tiny(name, tmp_path))
+    files = one.locate(tmp_path)
+    records = one.read(files)
+    assert records.schema.name == one.name == name
+    assert records.features.dtype == DTYPES[records.schema.kind]
+    assert next(iter(records.schema.groupings)) == "class"
+    assert records.schema.groupings["class"] == records.schema.classes
+    assert torch.equal(records.groups["class"], records.labels)
+    for grouping, names in records.schema.groupings.items():
+        assert len(set(names)) == len(names)
+        assert int(records.groups[grouping].min()) >= 0
+        assert int(records.groups[grouping].max()) < len(names)
+    assert set(records.labels.tolist()) == set(range(len(records.schema.classes)))
+    parts = split(records, seed=0, public_fraction=0.1)
+    assert min(len(parts.train), len(parts.test), len(parts.public)) > 0
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_equal_files_have_equal_fingerprints_and_equal_records(name: str, tmp_path: Path) -> None:
+    one = source(name, write_tiny(name, tmp_path))
+    first, second = one.locate(tmp_path), one.locate(tmp_path)
+    assert first == second
+    assert first.fingerprint
+    assert torch.equal(one.read(first).features, one.read(second).features)
+
+
+def test_misspelt_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(EquidpError, match=r"Unknown dataset 'mnst'\. Did you mean 'mnist'"):
+        source("mnst")
+    with pytest.raises(EquidpError, match=r"Unknown data option of dataset 'adult' 'verfy'\. Did you mean 'verify'"):
+        source("adult", {"verfy": False})
+    with pytest.raises(EquidpError, match=r"data option of dataset 'adult' 'verify' is not valid: .*given: 'maybe'"):
+        source("adult", {"verify": "maybe"})
+
+
+def test_split_levels_have_the_datasets_own_words() -> None:
+    assert source("mnist").split_level("image") == "record"
+    assert source("adult").split_level("record") == "record"
+    with pytest.raises(EquidpError, match=r"Unknown value of data\.split_by for dataset 'adult' 'lesion'"):
+        source("adult").split_level("lesion")
