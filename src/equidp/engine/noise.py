@@ -16,11 +16,17 @@ from torch import Tensor
 class RandomSource(Protocol):
     """What a training run may ask of its random numbers."""
 
+    repeatable: bool
+    """Whether a step done again after a crash draws the same batch and the same noise."""
+
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool, independent coins; `probability` is one number or one per coin."""
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal."""
+
+    def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
+        """`[d]` values plus noise N(0, (σ·Δ)²) on each: the only way an exact value may leave the mechanism."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue the streams."""
@@ -36,6 +42,8 @@ def derived_seed(seed: int, stream: str) -> int:
 
 class SeededRandom:
     """Reproducible streams on one device: `sampling` for batches, `noise` for everything that protects."""
+
+    repeatable = True
 
     def __init__(self, seed: int, device: torch.device | str) -> None:
         self.device = torch.device(device)
@@ -53,6 +61,10 @@ class SeededRandom:
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal."""
         return torch.randn(size, generator=self._generators["noise"], device=self.device)
+
+    def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
+        """`[d]` values plus σ·Δ times `normal`, in floating point: see `secure` for what that leaves open."""
+        return values + self.normal(len(values)).mul_(sensitivity * noise_multiplier)
 
     def state_dict(self) -> dict[str, Tensor]:
         """State of every stream."""

@@ -148,14 +148,16 @@ class Trainer:
         delta = sensitivity(rule, public)
         noise_multiplier = self.plan.noise_multiplier * segment.noise
         self.shown = {"sensitivity": delta, **{k: v for k, v in public.items() if k != "scale" or v.dim()}}
-        return total.add_(self.random.normal(len(total)).mul_(delta * noise_multiplier))
+        return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
 
     def _side_release(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
         release = self.algorithm.side_release
         assert release is not None
         exact = release.statistic(torch.where(norms.isfinite(), norms, 0.0), groups, public, self.plan)
-        noised = exact + self.random.normal(len(exact)) * release.noise(self.plan)
+        noised = self.random.perturb(
+            exact, sensitivity=release.sensitivity, noise_multiplier=release.noise(self.plan) / release.sensitivity
+        )
         self.public |= release.later(noised, self.public, self.plan)
         return release.now(noised, public, self.plan)
 

@@ -1,0 +1,198 @@
+"""SecureRandom: right distributions, exact coins, a grid that hides the summands, nothing that can be repeated."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from equidp.engine.noise import RandomSource, SeededRandom
+from equidp.engine.secure import GRID_BITS, SecureRandom, grid_step
+from equidp.errors import EquidpError
+
+SURE = 1e-6
+"""Level of every test on fresh randomness: a run of the suite fails by chance about once in 10⁵."""
+
+SOURCES = {"secure": lambda: SecureRandom("cpu"), "seeded": lambda: SeededRandom(3, "cpu")}
+
+
+@pytest.fixture(params=sorted(SOURCES))
+def source(request: pytest.FixtureRequest) -> RandomSource:
+    return SOURCES[request.param]()
+
+
+class Scripted(SecureRandom):
+    """The same, with chosen random words instead of fresh ones."""
+
+    def __init__(self, *words: int) -> None:
+        super().__init__("cpu")
+        self.script = list(words)
+
+    def _words(self, size: int) -> np.ndarray:
+        taken, self.script = self.script[:size], self.script[size:]
+        return np.array(taken, dtype=np.uint64)
+
+
+def test_normal_is_standard_normal(source: RandomSource) -> None:
+    sample = source.normal(200_000)
+    assert sample.dtype == torch.float32
+    assert stats.kstest(sample.double().numpy(), "norm").pvalue > SURE
+
+
+def test_perturb_is_the_asked_gaussian(source: RandomSource) -> None:
+    noised = source.perturb(torch.full((200_000,), 5.0), sensitivity=0.5, noise_multiplier=3.0)
+    assert stats.kstest(noised.double().numpy(), "norm", args=(5.0, 1.5)).pvalue > SURE
+
+
+def test_neighbours_in_a_vector_are_independent(source: RandomSource) -> None:
+    noise = source.perturb(torch.zeros(200_000), sensitivity=1.0, noise_multiplier=1.0).double()
+    for transform in (lambda x: x, torch.square, torch.abs):
+        values = transform(noise) - transform(noise).mean()
+        correlation = (values[1:] * values[:-1]).mean() / values.square().mean()
+        assert abs(float(correlation)) * math.sqrt(200_000) < stats.norm.isf(SURE)
+
+
+def test_tails_are_there(source: RandomSource) -> None:
+    # P(|x| > 4) = 6.33e-5: 126.7 of 2,000,000
+    beyond = int((source.normal(2_000_000).abs() > 4).sum())
+    assert stats.binomtest(beyond, 2_000_000, 2 * stats.norm.sf(4)).pvalue > SURE
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0, 0.5, 1 / 214, 1e-3])
+def test_coins_have_the_asked_bias(source: RandomSource, probability: float) -> None:
+    heads = int(source.bernoulli(probability, 300_000).sum())
+    assert stats.binomtest(heads, 300_000, probability).pvalue > SURE
+
+
+def test_one_probability_per_coin(source: RandomSource) -> None:
+    probability = torch.tensor([0.0, 1.0, 0.2, 0.7]).repeat(50_000)
+    coins = source.bernoulli(probability, 200_000).view(-1, 4).sum(0)
+    assert int(coins[0]) == 0
+    assert int(coins[1]) == 50_000
+    for heads, chance in ((int(coins[2]), 0.2), (int(coins[3]), 0.7)):
+        assert stats.binomtest(heads, 50_000, chance).pvalue > SURE
+
+
+def test_coins_compare_integers_exactly() -> None:
+    # p = 2⁻²: heads for words below 2⁶², tails from 2⁶² on; float64 could not tell these two words apart
+    assert Scripted(2**62 - 1, 2**62).bernoulli(0.25, 2).tolist() == [True, False]
+    # p = 3·2⁻⁶⁴ is beyond float32 and beyond a 53-bit uniform: words 0, 1, 2 and no other
+    assert Scripted(0, 2, 3, 2**63).bernoulli(3 * 2.0**-64, 4).tolist() == [True, True, False, False]
+    assert Scripted(2**64 - 1).bernoulli(1.0, 1).tolist() == [True]
+    assert Scripted(0).bernoulli(0.0, 1).tolist() == [False]
+
+
+def test_a_coin_without_a_probability_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a number"):
+        SecureRandom("cpu").bernoulli(float("nan"), 3)
+
+
+def test_extreme_words_give_finite_noise() -> None:
+    # all-zero words: the largest radius, √(2·65·ln 2) = 9.49, in both halves; all-one words: radius 0
+    assert float(Scripted(0, 0, 0, 0)._gaussian(1)) == pytest.approx(math.sqrt(2) * math.sqrt(2 * 65 * math.log(2)))
+    top = 2**64 - 1
+    assert float(Scripted(top, top, top, top)._gaussian(1)) == 0.0
+
+
+@pytest.mark.parametrize("exact", [0.0, 1e-9, 1.0, -17.25, 1e4 / 3])
+def test_every_output_lies_on_the_public_grid(exact: float) -> None:
+    # The grid is the same whatever the exact value is; in floating point an exact value of 0 would show digits that
+    # an exact value of 10⁴/3 cannot produce.
+    noised = SecureRandom("cpu").perturb(
+        torch.full((10_000,), exact, dtype=torch.float64), sensitivity=1.0, noise_multiplier=1.0
+    )
+    multiples = noised / grid_step(1.0, 10_000)
+    assert torch.equal(multiples, multiples.round())
+
+
+def test_floating_point_noise_would_not_pass_the_grid_test() -> None:
+    noised = SeededRandom(0, "cpu").perturb(torch.zeros(10_000), sensitivity=1.0, noise_multiplier=1.0).double()
+    multiples = noised / grid_step(1.0, 10_000)
+    assert not torch.equal(multiples, multiples.round())
+
+
+def test_the_last_grid_digits_do_not_depend_on_the_exact_value() -> None:
+    # exact values a quarter of a thousand grid steps apart leave the last ten bits of the released integer uniform
+    step = grid_step(1.0, 100_000)
+    for exact in (0.0, 257 * step, 0.3):
+        noised = SecureRandom("cpu").perturb(
+            torch.full((100_000,), exact, dtype=torch.float64), sensitivity=1.0, noise_multiplier=1.0
+        )
+        last = (noised / step).long() % 1024
+        assert stats.chisquare(torch.bincount(last, minlength=1024).numpy()).pvalue > SURE
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000, 10**7])
+@pytest.mark.parametrize("sensitivity", [1e-4, 0.37, 1.0, 400.0])
+def test_rounding_costs_at_most_its_share_of_the_sensitivity(size: int, sensitivity: float) -> None:
+    step = grid_step(sensitivity, size)
+    assert step * math.sqrt(size) <= sensitivity * 2**-GRID_BITS < 2.01 * step * math.sqrt(size)
+    assert math.frexp(step)[0] == 0.5  # a power of two: dividing by it loses nothing
+
+
+def test_rounded_neighbours_are_no_further_apart_than_the_noise_is_made_for() -> None:
+    generator = torch.Generator().manual_seed(5)
+    for size in (3, 1000):
+        left = torch.randn(size, generator=generator, dtype=torch.float64)
+        shift = torch.randn(size, generator=generator, dtype=torch.float64)
+        right = left + shift / shift.norm()
+        step = grid_step(1.0, size)
+        silent = [_noiseless(v) for v in (left, right)]
+        assert float((silent[0] - silent[1]).norm()) <= 1.0 + step * math.sqrt(size)
+
+
+def _noiseless(values: torch.Tensor) -> torch.Tensor:
+    """What perturb releases when the noise happens to be 0."""
+    top = 2**64 - 1
+    return Scripted(*[top] * 4 * len(values)).perturb(values, sensitivity=1.0, noise_multiplier=1.0)
+
+
+def test_absurd_values_are_clamped_not_wrapped() -> None:
+    noised = SecureRandom("cpu").perturb(torch.tensor([1e38, -1e38]), sensitivity=1.0, noise_multiplier=1.0)
+    assert noised.isfinite().all()
+    assert noised[0] > 1e9
+    assert noised[1] < -1e9
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_sensitivity_that_is_none_is_refused(sensitivity: float) -> None:
+    with pytest.raises(EquidpError, match="secure mode"):
+        SecureRandom("cpu").perturb(torch.zeros(2), sensitivity=sensitivity, noise_multiplier=1.0)
+
+
+def test_dtype_and_size_are_kept() -> None:
+    random = SecureRandom("cpu")
+    assert random.perturb(torch.zeros(0), sensitivity=1.0, noise_multiplier=1.0).shape == (0,)
+    assert random.perturb(torch.zeros(3), sensitivity=torch.tensor(2.0), noise_multiplier=1.0).dtype == torch.float32
+    assert random.bernoulli(0.5, 0).shape == (0,)
+
+
+def test_two_generators_differ() -> None:
+    assert not torch.equal(SecureRandom("cpu").normal(100), SecureRandom("cpu").normal(100))
+
+
+def test_nothing_can_be_saved_or_copied() -> None:
+    random = SecureRandom("cpu")
+    assert random.state_dict() == {}
+    random.load_state_dict({})
+    with pytest.raises(EquidpError, match="secure mode refuses"):
+        random.load_state_dict(SeededRandom(0, "cpu").state_dict())
+    with pytest.raises(TypeError, match="drawn twice"):
+        copy.deepcopy(random)
+    with pytest.raises(TypeError, match="drawn twice"):
+        pickle.dumps(random)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_draws_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = SecureRandom("cpu")
+    stream = random._stream
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as seen from a child; forking under threads is no fun in a test
+    random.normal(1)
+    assert random._stream is not stream
