@@ -13,7 +13,7 @@ from tqdm import tqdm
 from equidp.engine.gradients import GradientEngine
 from equidp.engine.ledger import Event, Ledger, rdp_epsilon
 from equidp.engine.noise import RandomSource
-from equidp.engine.parts import Algorithm, Plan, Segment, per_record, scheduled, sensitivity, tensors
+from equidp.engine.parts import Algorithm, Plan, Segment, per_record, scheduled, segment_at, sensitivity, tensors
 from equidp.engine.sampling import Batch, Population
 from equidp.errors import EquidpError
 
@@ -109,13 +109,25 @@ class Trainer:
         self.shown: dict[str, Tensor] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
 
-    def train(self, on_epoch: EpochCallback | None = None, *, progress: bool = True) -> list[dict[str, float]]:
-        """Run the remaining epochs; returns one history row per epoch."""
+    def train(
+        self,
+        on_epoch: EpochCallback | None = None,
+        *,
+        on_step: Callable[[], None] | None = None,
+        progress: bool = True,
+    ) -> list[dict[str, float]]:
+        """Run the remaining epochs; returns one history row per epoch.
+
+        Args:
+            on_epoch: called after every epoch.
+            on_step: called after every step, when the state is whole: a checkpoint may be taken, or training stopped.
+            progress: show a progress bar.
+        """
         history = []
         remaining = sum(1 for _ in self._epochs())
         with tqdm(total=remaining, unit="epoch", desc=self.algorithm.name, disable=not progress, leave=False) as bar:
             for epoch, segments in self._epochs():
-                row = self._epoch(epoch, segments)
+                row = self._epoch(epoch, segments, on_step)
                 if on_epoch is not None:
                     row |= on_epoch(row, self.model)
                 history.append(row)
@@ -126,13 +138,21 @@ class Trainer:
 
     def step(self, segment: Segment) -> None:
         """One step of ALGORITHMS.md §1: everything released is noised, and charged before it is seen."""
-        units = self.algorithm.sampler.draw(self.random, self.plan, self.population.size)
-        batches = [self.population.batch(part) for part in self._chunks(units)]
+        batches = [self.population.batch(part) for part in self._chunks(self.draw())]
         total = self._private_sum(batches, segment) if self.algorithm.private else self._plain_sum(batches)
         # divided by the *expected* batch size: the actual one is private
         self.engine.apply_gradient(total.div_(self.plan.batch_size))
         self.optimizer.step()
         self.steps_done += 1
+
+    def run_steps(self, count: int) -> None:
+        """The next `count` steps, without the bookkeeping of epochs."""
+        for _ in range(count):
+            self.step(segment_at(self.segments, self.steps_done))
+
+    def draw(self) -> Tensor:
+        """`[u]` positions of the units in the next batch."""
+        return self.algorithm.sampler.draw(self.random, self.plan, self.population.size)
 
     def _private_sum(self, batches: list[Batch], segment: Segment) -> Tensor:
         """The noisy weighted sum of per-sample gradients, flat `[d]`; appends the step's event."""
@@ -144,10 +164,10 @@ class Trainer:
         if release is not None:
             norms = [self._norms(batch) for batch in batches]
             public |= self._side_release(torch.cat(norms), torch.cat([b.groups for b in batches]), public)
-        total = self._weighted_sum(batches, norms, public)
+        total = self.weighted_sum(batches, public, norms)
         delta = sensitivity(rule, public)
         noise_multiplier = self.plan.noise_multiplier * segment.noise
-        self.shown = {"sensitivity": delta, **{k: v for k, v in public.items() if k != "scale" or v.dim()}}
+        self.shown = {"sensitivity": delta, "noise_multiplier": torch.tensor(noise_multiplier), **{k: v for k, v in public.items() if k != "scale" or v.dim()}}
         return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
 
     def _side_release(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,19 +181,24 @@ class Trainer:
         self.public |= release.later(noised, self.public, self.plan)
         return release.now(noised, public, self.plan)
 
-    def _weighted_sum(self, batches: list[Batch], norms: list[Tensor] | None, public: Mapping[str, Tensor]) -> Tensor:
-        """Σ w_i·g_i over the chunks. A second forward per chunk is needed only if weights awaited the whole batch."""
+    def weighted_sum(
+        self, batches: list[Batch], public: Mapping[str, Tensor], norms: list[Tensor] | None = None
+    ) -> Tensor:
+        """Σ w_i·g_i over the chunks, flat `[d]`, *exact*: it must be noised before anything else sees it.
+
+        A second forward per chunk is needed only if weights awaited the whole batch.
+        """
         total = torch.zeros(self.engine.dimension, device=self.population.device)
         kept = len(batches) == 1 and norms is not None
         for index, batch in enumerate(batches):
             fresh = norms[index] if kept and norms is not None else self._norms(batch)
-            weights = self._weights(fresh, batch.groups, public)
+            weights = self.weights(fresh, batch.groups, public)
             total += self.engine.weighted_sum(weights)
             if self.diagnostics is not None:
                 self._observe(fresh, weights, batch, total)
         return total
 
-    def _weights(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> Tensor:
+    def weights(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> Tensor:
         """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum)."""
         rule = self.algorithm.weights
         assert rule is not None
@@ -206,14 +231,15 @@ class Trainer:
             if steps:
                 yield epoch, steps
 
-    def _epoch(self, epoch: int, segments: list[Segment]) -> dict[str, float]:
+    def _epoch(self, epoch: int, segments: list[Segment], on_step: Callable[[], None] | None) -> dict[str, float]:
         self.model.train()
         for segment in segments:
             self.step(segment)
+            if on_step is not None:
+                on_step()
         row: dict[str, float] = {"epoch": float(epoch + 1)}
         if self.algorithm.private:
             row["epsilon_rdp"] = rdp_epsilon(self.ledger.events, self.plan.delta)
-            row["noise_multiplier"] = self.plan.noise_multiplier * segments[-1].noise
             row |= self._shown_values()
         if self.diagnostics is not None:
             row |= self._diagnostic_row()
