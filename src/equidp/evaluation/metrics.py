@@ -1,0 +1,327 @@
+"""Per-group metrics of a trained model, and what privacy cost each group.
+
+scikit-learn and Fairlearn do the measuring; this module decides what is measured, for whom, and what counts as
+undefined. An undefined value is None, never NaN and never left out: a group without test records is listed with count 0.
+The one metric written here is the calibration error, which neither library offers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from fairlearn.metrics import (
+    MetricFrame,
+    count,
+    demographic_parity_difference,
+    demographic_parity_ratio,
+    equalized_odds_difference,
+)
+from numpy.typing import NDArray
+from sklearn import metrics as sk
+
+Groups = Mapping[str, tuple[NDArray, tuple[str, ...]]]
+"""Per grouping: group ids `[n]` and the names of all groups, in id order."""
+
+METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "mcc", "auroc", "loss", "calibration_error")
+"""Measured overall and in every group, in the order they are shown."""
+
+CALIBRATION_BINS = 15
+UNPREDICTED = -1
+"""The predicted class of a record whose scores are not finite: it equals no label."""
+
+
+def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple[str, ...]) -> dict:
+    """Measure a classifier overall and in every group.
+
+    Args:
+        scores: `[n, classes]` softmax probabilities. A row with a non-finite entry counts as a wrong prediction, and
+            the loss, AUROC and calibration error of every group that holds one are None.
+        labels: `[n]` class indices.
+        groups: per grouping, group ids `[n]` and group names. In the grouping `class` accuracy is the class's recall.
+        classes: class names, in label order.
+
+    Returns:
+        `overall` and `groups[grouping][group]` with `count` and the `METRICS`; `worst[grouping]`, the group of lowest
+        accuracy; `disparity[grouping]` from Fairlearn for every grouping but `class`.
+
+    Raises:
+        ValueError: where the arrays do not fit each other.
+    """
+    scores, labels = _as_probabilities(scores, len(classes)), np.asarray(labels)
+    groups = {grouping: (np.asarray(ids), tuple(names)) for grouping, (ids, names) in groups.items()}
+    _check_shapes(scores, labels, groups)
+    predicted = _predicted(scores)
+    everyone = (np.zeros(len(labels), dtype=np.int64), ("everyone",))
+    by_group = {grouping: _per_group(scores, predicted, labels, *of) for grouping, of in groups.items()}
+    return {
+        "overall": _per_group(scores, predicted, labels, *everyone)["everyone"],
+        "groups": by_group,
+        "worst": {grouping: worst_group(figures) for grouping, figures in by_group.items()},
+        "disparity": {
+            grouping: _disparity(predicted, labels, ids, len(classes))
+            for grouping, (ids, _) in groups.items()
+            if grouping != "class"
+        },
+    }
+
+
+def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
+    """Δ = private − baseline for each metric, overall and in every group, and its spread over the groups.
+
+    The loss appears as `excess_loss`. Both arguments are results of `evaluate`, for one seed, split and model. A value
+    is None where either side has none. `gap[grouping]` is max Δ − min Δ over the groups that have a Δ, and None where
+    fewer than two have.
+    """
+    groups = {
+        grouping: {
+            group: _difference(figures, baseline["groups"].get(grouping, {}).get(group, {}))
+            for group, figures in of.items()
+        }
+        for grouping, of in private["groups"].items()
+    }
+    return {
+        "overall": _difference(private["overall"], baseline["overall"]),
+        "groups": groups,
+        "gap": {grouping: _spread(list(of.values())) for grouping, of in groups.items()},
+    }
+
+
+def metrics_document(private: Mapping, baseline: Mapping | None) -> dict:
+    """The content of `metrics.json`: the private model's figures, the baseline's, and the cost of privacy between them.
+
+    Without a baseline (the `sgd` run itself) the keys `baseline` and `cost_of_privacy` are left out.
+    """
+    document = dict(private)
+    if baseline is not None:
+        document["baseline"] = dict(baseline)
+        document["cost_of_privacy"] = cost_of_privacy(private, baseline)
+    return document
+
+
+def flat_metrics(document: Mapping) -> dict[str, float]:
+    """The figures of a `metrics_document` under the names that MLflow takes; undefined ones are left out.
+
+    For example `test/accuracy`, `test/accuracy/sex:Female`, `test/worst_group_accuracy/sex`,
+    `test/demographic_parity_difference/sex`, `baseline/accuracy`, `cost_of_privacy/accuracy/sex:Female`,
+    `cost_of_privacy/gap/sex` (of accuracy) and `cost_of_privacy/gap/sex/excess_loss`.
+    """
+    flat = dict(_flat_figures("test", document))
+    flat |= dict(_flat_figures("baseline", document.get("baseline", {})))
+    cost = document.get("cost_of_privacy", {})
+    flat |= dict(_flat_figures("cost_of_privacy", cost))
+    for grouping, gaps in cost.get("gap", {}).items():
+        for metric, gap in gaps.items():
+            name = f"cost_of_privacy/gap/{slug(grouping)}"
+            flat[name if metric == "accuracy" else f"{name}/{metric}"] = gap
+    return {name: float(value) for name, value in flat.items() if value is not None}
+
+
+def worst_group(figures: Mapping[str, Mapping]) -> dict:
+    """The group of lowest accuracy among those that have one; `{"group": None, "accuracy": None}` if none has."""
+    known = {group: of["accuracy"] for group, of in figures.items() if of["accuracy"] is not None}
+    group = min(known, key=known.__getitem__, default=None)
+    return {"group": group, "accuracy": None if group is None else known[group]}
+
+
+_WORDS = {"<=": "le ", ">=": "ge ", "≤": "le ", "≥": "ge ", "<": "lt ", ">": "gt ", "*": " x ", "+": " plus", "–": "-"}
+
+
+def slug(name: str) -> str:
+    """A grouping's or group's name within MLflow's alphabet: letters, digits, `_ - .` and space."""
+    for sign, word in _WORDS.items():
+        name = name.replace(sign, word)
+    return re.sub(r"[^A-Za-z0-9_\-. ]", "_", re.sub(r"\s+", " ", name).strip()) or "_"
+
+
+def unique_slugs(names: Sequence[str]) -> dict[str, str]:
+    """One slug per name, numbered from 2 where two names would share one: no group's figures may hide another's."""
+    taken: dict[str, str] = {}
+    for name in names:
+        candidate, n = slug(name), 2
+        while candidate in taken.values():
+            candidate, n = f"{slug(name)}_{n}", n + 1
+        taken[name] = candidate
+    return taken
+
+
+def calibration_error(labels: NDArray, scores: NDArray, bins: int = CALIBRATION_BINS) -> float:
+    """Expected calibration error: mean |accuracy − confidence| over equal-width bins of confidence, by bin size.
+
+    Args:
+        labels: `[n]` class indices.
+        scores: `[n, classes]` probabilities; the confidence is the largest of a row.
+        bins: number of equal-width bins (0, 1/bins], …
+
+    Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3.
+    """
+    confidence, hit = scores.max(axis=1), scores.argmax(axis=1) == labels
+    bin_of = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    surplus = np.bincount(bin_of, weights=hit - confidence, minlength=bins)
+    return float(np.abs(surplus).sum() / len(labels))
+
+
+def _as_probabilities(scores: NDArray, classes: int) -> NDArray:
+    """Scores in float64 with rows that sum to 1: float32 softmax misses it by more than scikit-learn tolerates."""
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim != 2 or scores.shape[1] != classes:
+        raise ValueError(f"scores have shape {scores.shape}, expected [n, {classes}].")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return scores / scores.sum(axis=1, keepdims=True)
+
+
+def _check_shapes(scores: NDArray, labels: NDArray, groups: Groups) -> None:
+    if labels.shape != scores.shape[:1]:
+        raise ValueError(f"labels have shape {labels.shape} where scores have {len(scores)} rows.")
+    for grouping, (ids, names) in groups.items():
+        if ids.shape != labels.shape:
+            raise ValueError(f"groups[{grouping!r}] has shape {ids.shape} where labels have {labels.shape}.")
+        if len(ids) and (ids.min() < 0 or ids.max() >= len(names)):
+            raise ValueError(f"groups[{grouping!r}] has ids outside 0..{len(names) - 1}.")
+
+
+def _predicted(scores: NDArray) -> NDArray:
+    finite = np.isfinite(scores).all(axis=1)
+    return np.where(finite, np.where(finite[:, None], scores, 0).argmax(axis=1), UNPREDICTED)
+
+
+def _per_group(scores: NDArray, predicted: NDArray, labels: NDArray, ids: NDArray, names: tuple[str, ...]) -> dict:
+    """Figures of every named group, those without a record included."""
+    nothing = {"count": 0, **dict.fromkeys(METRICS)}
+    if not len(labels):
+        return {name: dict(nothing) for name in names}
+    # MetricFrame hands one column of predictions to each metric; AUROC, loss and calibration need all the scores.
+    # So the column is the row number, through which a metric reads scores and predictions.
+    frame = MetricFrame(
+        metrics={"count": count, **_metrics(scores, predicted)},
+        y_true=labels,
+        y_pred=np.arange(len(labels)),
+        sensitive_features=ids,
+    )
+    measured = frame.by_group.to_dict("index")
+    return {name: _tidy(measured[k]) if k in measured else dict(nothing) for k, name in enumerate(names)}
+
+
+def _tidy(figures: Mapping[str, float]) -> dict:
+    """Plain Python numbers; MetricFrame turned None into NaN, and this turns it back."""
+    tidy: dict = {metric: float(v) if math.isfinite(v) else None for metric, v in figures.items()}
+    return {**tidy, "count": int(figures["count"])}
+
+
+def _metrics(scores: NDArray, predicted: NDArray) -> dict[str, Callable[[NDArray, NDArray], float | None]]:
+    """Metrics of (labels, row numbers)."""
+
+    def on_predictions(metric: Callable) -> Callable:
+        return lambda labels, rows: metric(np.asarray(labels), predicted[np.asarray(rows)])
+
+    def on_scores(metric: Callable) -> Callable:
+        def measure(labels: NDArray, rows: NDArray) -> float | None:
+            of_group = scores[np.asarray(rows)]
+            return metric(np.asarray(labels), of_group) if np.isfinite(of_group).all() else None
+
+        return measure
+
+    return {
+        "accuracy": on_predictions(sk.accuracy_score),
+        "balanced_accuracy": on_predictions(_balanced_accuracy),
+        "macro_f1": on_predictions(_macro_f1),
+        "mcc": on_predictions(_mcc),
+        "auroc": on_scores(_auroc),
+        "loss": on_scores(_loss),
+        "calibration_error": on_scores(calibration_error),
+    }
+
+
+def _balanced_accuracy(labels: NDArray, predicted: NDArray) -> float:
+    """Mean recall of the classes that occur: `balanced_accuracy_score` without its warning about the others."""
+    return sk.recall_score(labels, predicted, labels=np.unique(labels), average="macro")
+
+
+def _macro_f1(labels: NDArray, predicted: NDArray) -> float | None:
+    """Mean F1 of the classes that occur among labels or predictions; in a group of one class it would say nothing."""
+    if len(np.unique(labels)) < 2:
+        return None
+    return sk.f1_score(labels, predicted, average="macro", zero_division=0)
+
+
+def _mcc(labels: NDArray, predicted: NDArray) -> float | None:
+    """Undefined for one class only, where scikit-learn would say 0."""
+    return sk.matthews_corrcoef(labels, predicted) if len(np.unique(labels)) > 1 else None
+
+
+def _auroc(labels: NDArray, scores: NDArray) -> float | None:
+    """Area under the ROC curve; one-versus-rest, averaged over the classes that occur, for more than two classes."""
+    present = np.unique(labels)
+    if len(present) < 2:
+        return None
+    if scores.shape[1] == 2:
+        return sk.roc_auc_score(labels, scores[:, 1])
+    return sk.roc_auc_score(labels[:, None] == present, scores[:, present], average="macro")
+
+
+def _loss(labels: NDArray, scores: NDArray) -> float:
+    """Mean cross-entropy in nats."""
+    return sk.log_loss(labels, scores, labels=np.arange(scores.shape[1]))
+
+
+def _disparity(predicted: NDArray, labels: NDArray, ids: NDArray, classes: int) -> dict:
+    """Fairlearn's demographic parity and equalised odds; with more than two classes the mean over one-versus-rest.
+
+    Equalised odds compare true and false positive rates, so a class enters only if every group has records inside and
+    outside it: Fairlearn would count an absent rate as 0.
+    """
+    positives = [1] if classes == 2 else range(classes)
+    parity: list[tuple[float, float]] = []
+    odds: list[float] = []
+    for k in positives if len(np.unique(ids)) > 1 else ():
+        true, given = (labels == k).astype(int), (predicted == k).astype(int)
+        parity.append(
+            (
+                demographic_parity_difference(true, given, sensitive_features=ids),
+                demographic_parity_ratio(true, given, sensitive_features=ids),
+            )
+        )
+        if all(len(np.unique(true[ids == group])) == 2 for group in np.unique(ids)):
+            odds.append(equalized_odds_difference(true, given, sensitive_features=ids))
+    return {
+        "demographic_parity_difference": _mean([difference for difference, _ in parity]),
+        "demographic_parity_ratio": _mean([ratio for _, ratio in parity]),
+        "equalized_odds_difference": _mean(odds),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Mean of the finite values (a ratio is NaN where no record at all was given the class)."""
+    finite = [float(v) for v in values if math.isfinite(v)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def _difference(private: Mapping, baseline: Mapping) -> dict:
+    names = {metric: "excess_loss" if metric == "loss" else metric for metric in METRICS if metric in private}
+    return {name: _minus(private[metric], baseline.get(metric)) for metric, name in names.items()}
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+def _spread(costs: Sequence[Mapping]) -> dict:
+    gaps: dict[str, float | None] = {}
+    for metric in costs[0] if costs else ():
+        known = [cost[metric] for cost in costs if cost[metric] is not None]
+        gaps[metric] = max(known) - min(known) if len(known) > 1 else None
+    return gaps
+
+
+def _flat_figures(prefix: str, figures: Mapping) -> Iterator[tuple[str, float | None]]:
+    yield from ((f"{prefix}/{metric}", value) for metric, value in figures.get("overall", {}).items())
+    for grouping, groups in figures.get("groups", {}).items():
+        names = unique_slugs(list(groups))
+        for group, values in groups.items():
+            yield from ((f"{prefix}/{m}/{slug(grouping)}:{names[group]}", v) for m, v in values.items())
+    for grouping, worst in figures.get("worst", {}).items():
+        yield f"{prefix}/worst_group_accuracy/{slug(grouping)}", worst["accuracy"]
+    for grouping, disparities in figures.get("disparity", {}).items():
+        yield from ((f"{prefix}/{measure}/{slug(grouping)}", value) for measure, value in disparities.items())

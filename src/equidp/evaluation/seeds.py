@@ -1,0 +1,90 @@
+"""Several seeds: means, 95 % intervals, and differences paired by seed.
+
+A cost of privacy is a difference between two runs of one seed (same split, same initial weights), so its interval is
+that of the per-seed differences; the interval of two separate means would be too wide. With n seeds the interval is
+mean ± t(n − 1)·s/√n, Student's t; a single seed has no interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its confidence interval; `low` and `high` are None for a single value.
+
+    Attributes:
+        mean: arithmetic mean over seeds.
+        low, high: ends of the interval.
+        seeds: number of values.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+    @property
+    def half_width(self) -> float | None:
+        """The number after ±, or None for a single seed."""
+        return None if self.high is None else self.high - self.mean
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}" if self.half_width is None else f"{self.mean:.4f} ± {self.half_width:.4f}"
+
+
+def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """Mean and Student-t interval of independent values.
+
+    Raises:
+        ValueError: without a value, or with one that is not finite.
+    """
+    n = len(values)
+    if n == 0 or not all(math.isfinite(v) for v in values):
+        raise ValueError(f"A mean needs at least one value and finite ones only, got {list(values)}.")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Interval(mean, None, None, 1)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * deviation / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def paired_difference(first: Mapping[int, float], second: Mapping[int, float], *, confidence: float = 0.95) -> Interval:
+    """Mean and interval of first − second over the seeds that both have.
+
+    Args:
+        first, second: value by seed.
+        confidence: the interval's level.
+
+    Raises:
+        ValueError: if no seed is in both.
+    """
+    return mean_interval([first[s] - second[s] for s in sorted(first.keys() & second.keys())], confidence=confidence)
+
+
+def over_seeds(documents: Mapping[int, Mapping], *, confidence: float = 0.95) -> dict:
+    """Summarise `metrics_document`s of several seeds into one of the same shape.
+
+    Every number becomes `{"mean", "low", "high", "seeds"}`, or None where no seed has it. Costs of privacy and gaps were
+    taken within each seed, so their intervals are paired. Words (the worst group's name) become the list of the
+    distinct ones.
+    """
+    return _merge([documents[seed] for seed in sorted(documents)], confidence)
+
+
+def _merge(values: Sequence, confidence: float):
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    if isinstance(known[0], Mapping):
+        keys = list(dict.fromkeys(key for value in known for key in value))
+        return {key: _merge([value.get(key) for value in known], confidence) for key in keys}
+    if isinstance(known[0], str):
+        return list(dict.fromkeys(known))
+    return asdict(mean_interval(known, confidence=confidence))

@@ -1,0 +1,380 @@
+"""The privacy statement: `privacy.json` in words a data-protection officer can check, and what tuning adds to ε.
+
+One content, `privacy_sections`, read twice: as Markdown by `privacy_report`, as HTML by the page's template.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import dp_accounting as dp
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from equidp.engine.ledger import Event
+from equidp.engine.ledger import epsilon as ledger_epsilon
+from equidp.errors import EquidpError, unknown_name
+
+Trials = Literal["fixed", "poisson", "geometric", "logarithmic"]
+_SHAPES: Mapping[str, float] = {"poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
+"""η of the truncated negative binomial law of the number of trials; the Poisson law is its limit."""
+
+FALSE_ALARMS = 0.01
+"""The rate of false accusations at which the attacker of the statement operates."""
+
+ROWS_OF_LEDGER = 8
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, its paragraphs, and a table as header and rows (empty if none)."""
+
+    title: str
+    paragraphs: tuple[str, ...]
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def privacy_report(privacy: Mapping, *, trials: int = 1, distribution: Trials = "fixed") -> str:
+    """One page of Markdown that states the guarantee of a run, its limits, and how to check it.
+
+    Args:
+        privacy: the content of `privacy.json`.
+        trials: how many trainings were run to arrive at this one (settings tried, this one included).
+        distribution: how that number was chosen; see `tuning_epsilon`.
+    """
+    parts = [f"# Privacy statement: {_inline(privacy['algorithm'])}"]
+    for section in privacy_sections(privacy, trials=trials, distribution=distribution):
+        parts += [f"## {section.title}", *map(_inline, section.paragraphs)]
+        if section.rows:
+            parts.append("\n".join(_markdown_rows(section)))
+    return "\n\n".join(parts) + "\n"
+
+
+def privacy_sections(privacy: Mapping, *, trials: int = 1, distribution: Trials = "fixed") -> tuple[Section, ...]:
+    """The statement as sections of plain text; arguments as for `privacy_report`."""
+    if not privacy.get("private", True):
+        return (_no_guarantee(),)
+    sections = [
+        _guarantee(privacy),
+        _protected(privacy),
+        _delta(privacy),
+        _figures(privacy),
+        _ledger(privacy["ledger"]),
+        _released(privacy),
+        _outside(privacy),
+        _tuning(privacy, trials, distribution),
+        _assumptions(privacy),
+    ]
+    return tuple(section for section in sections if section is not None)
+
+
+def research_mode(privacy: Mapping) -> str | None:
+    """A warning where the run's noise can be recomputed or was not protected, else None."""
+    if not privacy.get("private", True):
+        return None
+    if privacy.get("seed") is not None and not privacy.get("secure"):
+        return (
+            f"Research mode: sampling and noise were drawn from the fixed seed {privacy['seed']}. Whoever knows the seed "
+            "can recompute and subtract the noise, so the stated ε does not hold for a release of this model."
+        )
+    if not privacy.get("secure"):
+        return (
+            "The noise came from an ordinary random generator without protection against floating-point attacks; "
+            "train with privacy.secure=true before a release."
+        )
+    return None
+
+
+def tuning_epsilon(ledger: Sequence[Mapping], delta: float, trials: float, *, distribution: Trials = "fixed") -> float:
+    """ε of the best of several trainings, each with the given ledger, at the same δ.
+
+    Args:
+        ledger: events of one training, as in `privacy.json`; they must have been fixed before training.
+        delta: δ of the result.
+        trials: number of trainings, this one included. For a random number, its mean.
+        distribution: how the number of trials was chosen. `fixed`: decided beforehand, or simply counted afterwards;
+            the trials are composed, which also covers publishing all of them. `poisson`, `geometric`, `logarithmic`:
+            drawn from that law before the first trial, and nothing but the best trial's output is ever shown.
+
+    The random laws use Papernot & Steinke, "Hyperparameter Tuning with Rényi Differential Privacy" (ICLR 2022):
+    Theorem 6 for the Poisson law, and Theorem 2 for the truncated negative binomial of shape η, whose case η = 1 is
+    the geometric law and η = 0 the logarithmic one. With Q of Rényi curve R(α) and an expected number E[K] of trials,
+    Theorem 2 bounds the selected output's curve by
+
+        R(α) + ln E[K]/(α−1) + (1 + η)·min_β [(1 − 1/β)·R(β) + ln(1/γ)/β].
+
+    Both need the score that selects the best to be part of what each trial releases: measured under its guarantee, or
+    on records that it does not protect. A fixed number of trials has no better bound than composition in general
+    (their Section 3.4), so `fixed` composes.
+
+    Raises:
+        EquidpError: for fewer than one trial, a fixed number that is not whole, or an unknown law.
+    """
+    if not trials >= 1 or not math.isfinite(trials):
+        raise EquidpError(f"The number of trials must be at least 1, not {trials}: count the reported run too.")
+    events = [Event.from_dict(dict(entry)) for entry in ledger]
+    if distribution == "fixed":
+        if trials != int(trials):
+            raise EquidpError(f"A fixed number of trials must be whole, not {trials}; give the law it was drawn from.")
+        return ledger_epsilon(events * int(trials), delta).value
+    if distribution not in _SHAPES:
+        raise unknown_name("law of the number of trials", distribution, ["fixed", *_SHAPES])
+    one = dp.ComposedDpEvent([event.as_dp_event() for event in events])
+    selected = RepeatAndSelectDpEvent(one, float(trials), _SHAPES[distribution])
+    return float(RdpAccountant().compose(selected).get_epsilon(delta))
+
+
+def _guarantee(privacy: Mapping) -> Section:
+    epsilon, delta = privacy["epsilon"], privacy["delta"]
+    caught = min(1.0, math.exp(min(epsilon, 700)) * FALSE_ALARMS + delta)
+    lines = [
+        f"Training was (ε, δ)-differentially private with ε = {_number(epsilon)} and δ = {delta:g}. Whatever can be "
+        f"computed from what was released comes out with nearly the same probability whether or not any one "
+        f"{_unit(privacy)} was used: the odds change by a factor of at most e^ε = {_number(math.exp(min(epsilon, 700)))}, "
+        f"up to a probability of δ.",
+        f"In practice: an attacker who knows everything else, and tests whether a {_unit(privacy)} was in the training "
+        f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {caught:.1%} of those that were. "
+        + ("At this ε that bound says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"),
+    ]
+    warning = research_mode(privacy)
+    return Section("What is guaranteed", (*lines, *([warning] if warning else [])))
+
+
+def _no_guarantee() -> Section:
+    text = (
+        "This model was trained without differential privacy. There is no ε. It may reveal training records, and "
+        "everything measured on it belongs inside the organisation that holds the data."
+    )
+    return Section("No guarantee", (text,))
+
+
+def _protected(privacy: Mapping) -> Section:
+    unit, size = _unit(privacy), privacy.get("records")
+    return Section(
+        "Who is protected",
+        (
+            f"Each single {unit} of the training data"
+            + (f" ({size:,} of them)" if size else "")
+            + f". Neighbouring data sets differ by: {privacy['adjacency']}. Batches: {privacy['sampling']}.",
+            f"A person with k {unit}s in the data has a weaker guarantee: by about k times the ε. The test records are not "
+            "protected at all: accuracies are exact counts over them.",
+        ),
+    )
+
+
+def _delta(privacy: Mapping) -> Section:
+    delta, size = privacy["delta"], privacy.get("records")
+    if not size:
+        return Section("Is δ small enough?", (f"δ = {delta:g}; the number of records was not stated.",))
+    verdict = (
+        "δ is NOT below 1/N: a procedure that publishes one training record outright could satisfy it. Choose a smaller δ."
+        if delta >= 1 / size
+        else "δ is below 1/N."
+        if delta > 0.1 / size
+        else "δ is well below 1/N."
+    )
+    return Section(
+        "Is δ small enough?",
+        (
+            f"δ = {delta:g}, 1/N = {1 / size:.2g} for N = {size:,}, so δ·N = {delta * size:.2g}. δ is the probability "
+            f"with which the bound may fail. {verdict}",
+        ),
+    )
+
+
+def _figures(privacy: Mapping) -> Section:
+    published = privacy.get("epsilon_published") or {}
+    rows = [
+        ("ε we stand by", _number(privacy["epsilon"]), _stand_by(privacy)),
+        ("ε by RDP", _number(privacy.get("epsilon_rdp")), "Rényi accountant over the ledger; a sound upper bound"),
+        ("ε by PLD", _number(privacy.get("epsilon_pld")), "privacy-loss distributions; sound, usually the tightest"),
+        ("ε as published", _number(published.get("value")), str(published.get("formula") or "the paper gives none")),
+    ]
+    if privacy.get("target_epsilon") is not None:
+        rows.append(("ε asked for", _number(privacy["target_epsilon"]), "the noise was calibrated to it"))
+    return Section(
+        "The figures for ε, and why they differ",
+        (
+            "RDP and PLD are two sound upper bounds on one and the same mechanism; PLD keeps more detail and is "
+            "typically 8 to 12 % lower than RDP. The figure as published follows the paper's own formula, so that results "
+            "can be put beside its tables; it may use a looser conversion, or leave out releases or steps that cost "
+            "privacy, and it is not a guarantee.",
+            _published_verdict(privacy["epsilon"], published.get("value")),
+        ),
+        ("figure", "value", "how"),
+        tuple(rows),
+    )
+
+
+def _stand_by(privacy: Mapping) -> str:
+    if _fixed_ledger(privacy):
+        return "the smaller of RDP and PLD: all events were fixed before training"
+    return "a cap fixed before training; what happened to be spent is no guarantee, as it depended on the data"
+
+
+def _fixed_ledger(privacy: Mapping) -> bool:
+    """Whether ε is that of the ledger as listed, and not a budget's, when the events depended on outputs."""
+    bounds = [privacy[k] for k in ("epsilon_rdp", "epsilon_pld") if privacy.get(k) is not None]
+    return bool(bounds) and math.isclose(privacy["epsilon"], min(bounds), rel_tol=1e-3)
+
+
+def _published_verdict(epsilon: float, published: float | None) -> str:
+    if published is None:
+        return "There is no published formula for this combination."
+    if published < 0.999 * epsilon:
+        return (
+            f"Here the published formula understates: {_number(published)} against {_number(epsilon)}. Do not quote it as "
+            "the guarantee."
+        )
+    return f"Here the published formula gives {_number(published)}, no less than ours; the difference is its looser conversion."
+
+
+def _ledger(ledger: Sequence[Mapping]) -> Section:
+    kinds = {"poisson_gaussian": "Gaussian noise on a Poisson sample", "gaussian": "Gaussian noise on all records"}
+    rows = [
+        (
+            kinds.get(e["event"], e["event"]),
+            f"{e['count']:,}",
+            f"{e['sampling_rate']:.6g}",
+            f"{e['noise_multiplier']:.6g}",
+        )
+        for e in ledger
+    ]
+    if len(rows) > ROWS_OF_LEDGER:
+        rows = [
+            (
+                kinds.get(kind, kind),
+                f"{sum(e['count'] for e in of):,}",
+                _range(e["sampling_rate"] for e in of),
+                _range(e["noise_multiplier"] for e in of),
+            )
+            for kind in dict.fromkeys(e["event"] for e in ledger)
+            for of in [[e for e in ledger if e["event"] == kind]]
+        ]
+    return Section(
+        "The ledger: every noisy look at the training data",
+        (
+            f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation over the "
+            "most that one record can change; releases computed from the same sample are one event. privacy.json lists "
+            "them one by one, and suffices to recompute ε with the dp_accounting library.",
+        ),
+        ("event", "times", "sampling rate", "noise multiplier"),
+        tuple(rows),
+    )
+
+
+def _released(privacy: Mapping) -> Section:
+    releases = [str(r) for r in privacy.get("releases", ())]
+    text = f"Covered by the guarantee: {', '.join(releases)}." if releases else "Nothing is listed as released."
+    return Section(
+        "What was released",
+        (text + " Anything computed from these alone is covered too.", *map(str, privacy.get("notes", ()))),
+    )
+
+
+def _outside(privacy: Mapping) -> Section:
+    diagnostics = [str(d) for d in privacy.get("diagnostics_published", ())]
+    rows = [
+        (
+            "Diagnostics on training records",
+            f"Exact figures were logged: {', '.join(diagnostics)}. Keep them inside."
+            if diagnostics
+            else "None were logged.",
+        ),
+        (
+            "The non-private baseline",
+            "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are exact "
+            "functions of the training data.",
+        ),
+        (
+            "The test records",
+            "Accuracies, losses and group sizes of the test part are exact, and protected by nothing.",
+        ),
+        (
+            "Choice of settings",
+            "Each training with other settings on the same data spends its own ε; choosing the best by the reused test "
+            "set also makes its accuracy too good.",
+        ),
+        ("Further releases", "Publishing k runs on the same data composes k ledgers: the ε of one run is for one run."),
+        ("The seed", _seed(privacy)),
+    ]
+    return Section("What the guarantee does not cover", (), ("what", "why it matters"), tuple(rows))
+
+
+def _seed(privacy: Mapping) -> str:
+    if privacy.get("secure"):
+        return "None was fixed: the noise came from a cryptographic generator."
+    if privacy.get("seed") is None:
+        return "None was fixed, but the generator is not a cryptographic one."
+    return f"Fixed to {privacy['seed']}: whoever knows it can remove the noise."
+
+
+def _tuning(privacy: Mapping, trials: int, distribution: Trials) -> Section | None:
+    if trials == 1:
+        return None
+    if not _fixed_ledger(privacy):
+        return Section(
+            "What tuning costs",
+            (
+                f"The events of this run depended on its outputs, so {trials} trials are charged by basic composition: "
+                f"ε = {_number(trials * privacy['epsilon'])} at δ = {trials * privacy['delta']:g}.",
+            ),
+        )
+    names: Sequence[Trials] = ("fixed", "poisson", "geometric", "logarithmic")
+    how = {
+        "fixed": "a number fixed or merely counted; covers publishing every trial",
+        "poisson": "drawn from a Poisson law first, only the best shown (Papernot & Steinke 2022, Theorem 6)",
+        "geometric": "drawn from a geometric law first, only the best shown (Theorem 2, η = 1)",
+        "logarithmic": "drawn from a logarithmic law first, only the best shown (Theorem 2, η = 0)",
+    }
+    values = {name: tuning_epsilon(privacy["ledger"], privacy["delta"], trials, distribution=name) for name in names}
+    return Section(
+        "What tuning costs",
+        (
+            f"{trials} trainings were run to choose this one, stated as: {how[distribution]}. "
+            f"Choice and model together satisfy ε = {_number(values[distribution])} at δ = {privacy['delta']:g}, provided "
+            "that every trial had at most this run's ledger, and that the score which chose was itself private or "
+            "measured on records outside the guarantee.",
+        ),
+        ("number of trials", "ε"),
+        tuple((how[name], _number(values[name])) for name in names),
+    )
+
+
+def _assumptions(privacy: Mapping) -> Section | None:
+    assumptions = tuple(str(a) for a in privacy.get("assumptions", ()))
+    return (
+        Section("Taken as public or assumed", (), ("assumption",), tuple((a,) for a in assumptions))
+        if assumptions
+        else None
+    )
+
+
+def _unit(privacy: Mapping) -> str:
+    return str(privacy.get("unit") or "record")
+
+
+def _range(values: Iterable[float]) -> str:
+    known = list(values)
+    low, high = min(known), max(known)
+    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}" if value < 1e6 else f"{value:.2e}"
+
+
+def _inline(text: str) -> str:
+    """Text from data within Markdown: markup characters lose their meaning."""
+    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", str(text)).replace("\n", " ")
+
+
+def _markdown_rows(section: Section) -> Iterable[str]:
+    yield "| " + " | ".join(map(_inline, section.header)) + " |"
+    yield "|" + "---|" * len(section.header)
+    yield from ("| " + " | ".join(map(_inline, row)) + " |" for row in section.rows)
