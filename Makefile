@@ -1,0 +1,37 @@
+# Two commands do all the set-up: `make run` and `make test`. Each creates .venv and installs what is missing.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: run test lint viz ui bench clean
+
+run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's digits
+	$(BIN)/kedro run $(ARGS)
+
+test: $(STAMP) lint      ## lint, types, tests
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+viz: $(STAMP)            ## the pipelines in the browser, on 127.0.0.1
+	$(BIN)/kedro viz run --host 127.0.0.1 $(ARGS)
+
+ui: $(STAMP)             ## the runs in MLflow's UI, on 127.0.0.1
+	$(BIN)/kedro mlflow ui --host 127.0.0.1 $(ARGS)
+
+bench: $(STAMP)          ## speed and memory against plain SGD and Opacus
+	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:                   ## remove what runs have made; raw data and MLflow's store stay
+	rm -rf data/0[2-8]_*/*/ .pytest_cache .mypy_cache .ruff_cache .hypothesis

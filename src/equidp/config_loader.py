@@ -1,0 +1,63 @@
+"""Kedro's configuration, with each dataset's preset applied and every setting validated before anything runs.
+
+Lowest to highest: defaults in code, the dataset's preset, blocks in conf/base or conf/local, `--params`. Presets are
+merged here rather than by interpolation in YAML, because Kedro resolves conf/base before it sees conf/local: a preset
+for a dataset of one's own, kept in conf/local, would not be found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kedro.config import OmegaConfigLoader
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
+from equidp.errors import EquidpError, unknown_name
+from equidp.parameters import resolve
+
+PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
+"""How a path inside the project is written as a URI; a relative one would depend on the working directory."""
+
+EITHER_OR = ("epsilon", "noise_multiplier")
+"""Settings of `privacy` of which exactly one is given; a higher layer's choice replaces a lower one's other."""
+
+
+class EquidpConfigLoader(OmegaConfigLoader):
+    """`parameters` come out validated, with every default filled in and the chosen dataset's preset applied."""
+
+    def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
+        project = Path(conf_source).resolve().parent
+        kwargs["custom_resolvers"] = {
+            "oc.env": oc.env,  # Kedro allows it for credentials only
+            "project": lambda path, scheme: PROJECT_URIS[scheme](project / path),
+            **(kwargs.get("custom_resolvers") or {}),
+        }
+        super().__init__(conf_source, *args, **kwargs)
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        """As Kedro's; parameters are resolved once and kept."""
+        if key == "parameters" and key not in self:
+            self["parameters"] = resolve(self._layered())
+        return super().__getitem__(key)
+
+    def _layered(self) -> dict[str, Any]:
+        """Preset, files and command line merged, the last one winning."""
+        try:
+            files = super().__getitem__("parameters")
+        except OmegaConfBaseException as error:
+            raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}") from error
+        presets = files.pop("presets", {})
+        dataset = str(files.get("dataset"))
+        if dataset not in presets:
+            raise unknown_name("dataset", dataset, presets)
+        layers = [presets[dataset], files, dict(self.runtime_params or {})]
+        merged: dict[str, Any] = {}
+        for layer in layers:
+            chosen = {name for name in EITHER_OR if (layer.get("privacy") or {}).get(name) is not None}
+            if len(chosen) == 1:
+                merged.get("privacy", {}).update({name: None for name in EITHER_OR if name not in chosen})
+            merged = OmegaConf.to_container(OmegaConf.merge(merged, layer))  # type: ignore[assignment]
+        return merged

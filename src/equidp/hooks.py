@@ -1,0 +1,159 @@
+"""What happens around a Kedro run: which MLflow runs exist, what they hold, and what the terminal says at the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline
+from mlflow import MlflowClient
+from rich.console import Console
+
+from equidp.algorithms import ALGORITHMS
+from equidp.evaluation.metrics import flat_metrics
+from equidp.pipelines import tracking
+from equidp.pipelines.provenance import git_commit
+from equidp.reporting.tables import print_table, results_table
+
+ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure")
+SHARED_SETTINGS = ("data", "model", "privacy", "training")
+
+logger = logging.getLogger(__name__)
+
+
+def algorithms_in(pipeline: Pipeline) -> tuple[str, ...]:
+    """The algorithms a pipeline trains, in the registry's order."""
+    namespaces = {node.namespace for node in pipeline.nodes}
+    return tuple(name for name in ALGORITHMS if name in namespaces)
+
+
+def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
+    """The pipelines that were asked for."""
+    return tuple(run_params.get("pipeline_names") or ["__default__"])
+
+
+def results_of(catalog: DataCatalog, algorithms: Sequence[str], kind: str) -> dict[str, Any]:
+    """One kind of output (`metrics`, `privacy`) per algorithm."""
+    return {name: catalog.load(f"{name}.{kind}") for name in algorithms}
+
+
+class RunHook:
+    """Tells nodes which algorithms run, and tells the user what came out."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
+        self._parameters = context.config_loader["parameters"]
+
+    @hook_impl(tryfirst=True)
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Say which algorithms run, as ingestion sets public records aside for those that need them."""
+        options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
+        catalog["algorithms"] = options
+        # kedro-mlflow looks at the catalog's entries before factory patterns have made any: make them now
+        for name in pipeline.datasets():
+            catalog.get(name, fallback_to_runtime_pattern=True)
+
+    @hook_impl(trylast=True)
+    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Print the table of results and where everything lies."""
+        finished = [name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.datasets()]
+        if finished:
+            console = Console()
+            print_table(
+                results_table(results_of(catalog, finished, "metrics"), results_of(catalog, finished, "privacy")),
+                console,
+            )
+        for name in pipeline.outputs():
+            if name.endswith(".report"):
+                Console().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True)
+
+
+class TrackingHook:
+    """One MLflow run per trained private model, and a parent where there are several."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Keep the resolved settings: defaults included, they are what is logged."""
+        self._parameters = context.config_loader["parameters"]
+
+    @hook_impl(trylast=True)
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """After kedro-mlflow opened its run: that is the single algorithm's, or the parent of one child each."""
+        tracking.open_runs_cleared()
+        active = mlflow.active_run()
+        algorithms = algorithms_in(pipeline)
+        if active is None or not algorithms:
+            return
+        client = MlflowClient()
+        names = names_of(run_params)
+        mlflow.set_tags(self._tags(None))
+        if len(names) == 1 and names[0] in algorithms:
+            tracking.open_runs(client, {names[0]: active.info.run_id})
+        else:
+            runs = {name: self._child(client, active, name) for name in algorithms}
+            tracking.open_runs(client, runs, children=runs.values())
+        for name in tracking.tracked():
+            tracking.log_params(name, self._settings(name))
+            tracking.log_tags(name, self._tags(name))
+
+    @hook_impl(tryfirst=True)
+    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Log metrics, statements and artifacts of every finished algorithm, and close its run."""
+        for name in tracking.tracked():
+            metrics, privacy = catalog.load(f"{name}.metrics"), catalog.load(f"{name}.privacy")
+            tracking.log_metrics(name, flat_metrics(metrics) | _epsilons(privacy))
+            tracking.log_tags(name, _privacy_tags(privacy))
+            for kind in ARTIFACTS:
+                if f"{name}.{kind}" in pipeline.datasets():
+                    tracking.log_artifact(name, _filepath(catalog, f"{name}.{kind}"))
+        tracking.close_runs("FINISHED")
+
+    @hook_impl
+    def on_pipeline_error(self, error: Exception, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+        """A failed run's children say so."""
+        tracking.close_runs("FAILED")
+
+    def _child(self, client: MlflowClient, parent: Any, algorithm: str) -> str:
+        label = f"{algorithm} {self._parameters['dataset']} seed={self._parameters['seed']}"
+        run = client.create_run(
+            parent.info.experiment_id, tags={"mlflow.parentRunId": parent.info.run_id}, run_name=label
+        )
+        return run.info.run_id
+
+    def _settings(self, algorithm: str) -> dict[str, Any]:
+        shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS)}
+        return tracking.flatten(shared | {f"{algorithm}.options": self._parameters[algorithm]["options"]})
+
+    def _tags(self, algorithm: str | None) -> dict[str, Any]:
+        shared = {
+            "dataset": self._parameters["dataset"],
+            "seed": self._parameters["seed"],
+            "device": self._parameters["training"]["device"],
+            "git_commit": git_commit(),
+        }
+        return shared | ({"algorithm": algorithm} if algorithm else {})
+
+
+def _epsilons(privacy: dict[str, Any]) -> dict[str, float]:
+    if not privacy["private"]:
+        return {}
+    figures = {name: privacy[name] for name in ("epsilon", "epsilon_rdp", "epsilon_pld", "delta")}
+    return figures | {"epsilon_published": privacy["epsilon_published"]["value"]}
+
+
+def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
+    tags = {"private": str(privacy["private"]).lower()}
+    if privacy["private"]:
+        tags |= {"adjacency": privacy["adjacency"], "sampling": "poisson", "secure": str(privacy["secure"]).lower()}
+    return tags
+
+
+def _filepath(catalog: DataCatalog, name: str) -> Path:
+    return Path(str(catalog.get(name)._filepath))

@@ -1,0 +1,228 @@
+"""Every setting a user can give, validated before anything runs. Unknown keys are refused, defaults are filled in.
+
+`resolve` turns the merged configuration into plain dicts in which every setting has its value: that is what nodes
+receive and what MLflow logs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.engine.trainer import OPTIMIZERS
+from equidp.errors import EquidpError, unknown_name
+from equidp.models import MODELS
+from equidp.sources import SOURCES
+
+INVERSE_SQRT_STEPS = "1/sqrt(steps)"
+"""A learning rate that falls with the length of the run, as in DPSGD-F's census experiments."""
+
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
+"""Names that become folders: nothing that could leave the project."""
+
+
+class Section(BaseModel):
+    """A block of settings; frozen, and refusing keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _listed(value: Any) -> Any:
+    """`sex+race` on the command line is the list [sex, race] in a file."""
+    return [part.strip() for part in value.split("+")] if isinstance(value, str) else value
+
+
+class DataSettings(Section):
+    """Which records, how they are split, and by which groups results are told."""
+
+    source: str = ""
+    """Registry name of the source; the dataset's own name unless given."""
+    groups: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("class",)
+    """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
+    keep: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Unbalancing of the training part: class name → count, or fraction below 1."""
+    split_by: Literal["record", "image", "unit", "lesion"] = "record"
+    """`unit` (or `lesion`) keeps all records of one unit on one side of the split."""
+    public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the training part set aside as public; null: 5 % where an algorithm asks for it, else none."""
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share held out where the provider has no split."""
+    options: dict[str, Any] = {}
+    """Options of the source."""
+
+    @field_validator("groups")
+    @classmethod
+    def _some(cls, groups: tuple[str, ...]) -> tuple[str, ...]:
+        if not groups:
+            raise ValueError("name at least one grouping, such as class")
+        return groups
+
+    @property
+    def split_unit(self) -> Literal["record", "unit"]:
+        """`record` or `unit`, whatever the dataset calls them."""
+        return "unit" if self.split_by in ("unit", "lesion") else "record"
+
+
+class PrivacySettings(Section):
+    """The guarantee asked for: a target ε, or a noise multiplier whose ε is then reported."""
+
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    noise_multiplier: Annotated[float, Field(gt=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    unit: Literal["record", "image", "unit", "lesion"] = "record"
+    """What one person's influence is bounded as: one record, or all records of one unit."""
+    secure: bool = False
+    """Noise and sampling from a cryptographic generator; no seed."""
+    trials: Annotated[int, Field(ge=1)] = 1
+    """How many runs on these data this one was chosen from; more than one costs privacy too."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> PrivacySettings:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            state = "neither is" if self.epsilon is None else "both are"
+            raise ValueError(
+                f"give exactly one of privacy.epsilon and privacy.noise_multiplier ({state} set; set the other to null)"
+            )
+        return self
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether a unit spans several records."""
+        return self.unit in ("unit", "lesion")
+
+
+class TrainingSettings(Section):
+    """The update loop."""
+
+    epochs: Annotated[int, Field(ge=1)] = 10
+    batch_size: Annotated[int, Field(ge=1)] = 256
+    """Expected batch size B; the actual one varies with the Poisson sample."""
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["1/sqrt(steps)"] = 0.1
+    optimizer: str = "sgd"
+    device: str = "auto"
+    devices: Annotated[int, Field(ge=1)] = 1
+    """Processes of data-parallel training."""
+    physical_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """At most so many units in memory at once; the result does not depend on it."""
+    precision: Literal["float32", "bf16"] = "float32"
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    """Epochs between checkpoints; null: none."""
+    diagnostics: bool = False
+    """Log exact training figures (`nonprivate/…`), outside the guarantee."""
+    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    """Epochs between evaluations on the test part."""
+    class_weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    """Weight of each class in the loss, in label order; null: all 1."""
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in OPTIMIZERS:
+            raise unknown_name("training.optimizer", name, OPTIMIZERS)
+        return name
+
+    def rate(self, steps: int) -> float:
+        """The learning rate of a run of T steps."""
+        return float(steps**-0.5) if self.learning_rate == INVERSE_SQRT_STEPS else float(self.learning_rate)
+
+
+class ModelSettings(Section):
+    """Which model."""
+
+    name: str = "mlp"
+    options: dict[str, Any] = {}
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in MODELS:
+            raise unknown_name("model", name, MODELS)
+        return name
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataSettings,
+    "privacy": PrivacySettings,
+    "training": TrainingSettings,
+    "model": ModelSettings,
+}
+
+PLAIN = ("dataset", "seed", "raw_dir", "run_label", "resume")
+"""Settings that are single values."""
+
+
+def section(kind: type[Section], name: str, values: Mapping[str, Any] | None) -> Section:
+    """Validate one block of settings.
+
+    Raises:
+        EquidpError: an unknown key (naming the nearest) or a value out of range, with the setting's dotted name.
+    """
+    for key in values or {}:
+        if key not in kind.model_fields:
+            raise unknown_name("setting", f"{name}.{key}", (f"{name}.{field}" for field in kind.model_fields))
+    try:
+        return kind.model_validate(dict(values or {}))
+    except ValidationError as error:
+        raise _readable(name, error) from error
+
+
+def _readable(name: str, error: ValidationError) -> EquidpError:
+    first = error.errors()[0]
+    where = ".".join([name, *(str(part) for part in first["loc"][:1])])
+    reason = first["msg"].removeprefix("Value error, ")
+    return EquidpError(f"{where}={first['input']!r}: {reason}." if first["loc"] else f"{name}: {reason}.")
+
+
+def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings with their values, defaults included, as plain dicts. `presets` are dropped.
+
+    Raises:
+        EquidpError: for anything a user could have mistyped, naming the nearest valid name.
+    """
+    given = {key: value for key, value in parameters.items() if key != "presets" and not key.startswith("_")}
+    check_names(given, (*PLAIN, *SECTIONS, *ALGORITHMS, "audit", "report"))
+    dataset, seed = _folder_name("dataset", given.get("dataset", "")), given.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise EquidpError(f"seed={seed!r}: give a whole number.")
+    resolved: dict[str, Any] = {
+        "dataset": dataset,
+        "seed": seed,
+        "raw_dir": str(given.get("raw_dir") or Path("data") / "01_raw"),
+        "run_label": _folder_name("run_label", given.get("run_label") or "", empty=True),
+        "resume": bool(given.get("resume", False)),
+    }
+    for name, kind in SECTIONS.items():
+        resolved[name] = section(kind, name, given.get(name)).model_dump(mode="json")
+    resolved["data"]["source"] = resolved["data"]["source"] or dataset
+    if resolved["data"]["source"] not in SOURCES:
+        raise unknown_name("dataset", resolved["data"]["source"], SOURCES)
+    for name in ALGORITHMS:
+        resolved[name] = {"options": _options(name, given.get(name))}
+    return resolved | {name: dict(given.get(name) or {}) for name in ("audit", "report")}
+
+
+def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
+    """Refuse the first top-level key that is no setting."""
+    valid = tuple(valid)
+    for key in given:
+        if key not in valid:
+            raise unknown_name("setting", key, valid)
+
+
+def _options(name: str, block: Mapping[str, Any] | None) -> dict[str, Any]:
+    for key in block or {}:
+        if key != "options":
+            raise unknown_name("setting", f"{name}.{key}", [f"{name}.options"])
+    return algorithm_settings(name, (block or {}).get("options") or {}).model_dump(mode="json")
+
+
+def _folder_name(setting: str, value: object, *, empty: bool = False) -> str:
+    text = str(value)
+    if (empty and not text) or SAFE_NAME.fullmatch(text):
+        return text
+    raise EquidpError(f"{setting}={text!r}: use letters, digits and . _ = - only, as it becomes a folder's name.")

@@ -1,0 +1,43 @@
+"""Every pipeline by name. Derived from the registry of algorithms: a new algorithm is a pipeline at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kedro.pipeline import Pipeline
+
+from equidp.algorithms import ALGORITHMS
+from equidp.errors import unknown_name
+from equidp.pipelines import evaluation, ingestion, reporting, training
+
+BASELINE = "sgd"
+DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
+"""What `kedro run` shows, and what `compare` compares."""
+
+
+class Registry(dict[str, Pipeline]):
+    """Pipelines by name; an unknown name is an error that names the nearest."""
+
+    def __missing__(self, name: str) -> Pipeline:
+        raise unknown_name("pipeline", name, self)
+
+
+def experiment(algorithm: str) -> Pipeline:
+    """Ingestion, the `sgd` baseline, one algorithm, evaluation and report."""
+    parts = [ingestion.create_pipeline()]
+    for name in dict.fromkeys((BASELINE, algorithm)):
+        parts += [training.create_pipeline(name), evaluation.create_pipeline(name)]
+    return sum(parts, Pipeline([])) + reporting.create_pipeline(algorithm)
+
+
+def comparison(algorithms: Sequence[str]) -> Pipeline:
+    """Several experiments on one split, side by side."""
+    return sum(map(experiment, algorithms), Pipeline([])) + reporting.create_comparison(algorithms)
+
+
+def register_pipelines() -> Registry:
+    """All pipelines, built without `find_pipelines`: derived names must exist whichever one is asked for."""
+    pipelines = Registry({name: experiment(name) for name in ALGORITHMS})
+    pipelines["ingestion"] = ingestion.create_pipeline()
+    pipelines["compare"] = pipelines["__default__"] = comparison(DEMONSTRATION)
+    return pipelines

@@ -1,0 +1,1 @@
+"""Kedro wiring only: every node is a thin function around the library."""

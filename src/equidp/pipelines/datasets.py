@@ -1,0 +1,130 @@
+"""Catalog datasets of our own: a folder of raw files, records that are made once, model weights. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedro.io import AbstractDataset, DatasetError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equidp.errors import EquidpError
+from equidp.records import Records
+from equidp.sources import storage
+
+
+class RawFolderDataset(AbstractDataset[None, Path]):
+    """The folder that raw files lie in, as a user laid it out. Read-only."""
+
+    def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        """The folder's path; sources say which file they miss in it."""
+        return self._filepath
+
+    def save(self, data: None) -> None:
+        """Raw files are never written."""
+        raise DatasetError("Raw files are read-only.")
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._filepath)}
+
+    def _exists(self) -> bool:
+        return self._filepath.is_dir()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Records that need not be made again: a fingerprint of everything they depend on, and how to make them."""
+
+    fingerprint: str
+    build: Callable[[], Records]
+
+
+class OnceRecordsDataset(AbstractDataset[Recipe, Records]):
+    """Records kept by fingerprint: saving a recipe whose records exist already costs nothing.
+
+    Args:
+        filepath: folder of the files; one file per fingerprint, so that settings never overwrite each other.
+    """
+
+    def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
+        self._folder = Path(filepath)
+        self._current: Path | None = None
+        self.metadata = metadata
+
+    def save(self, data: Recipe) -> None:
+        """Make and store the records, unless they are there."""
+        path = self._folder / f"{data.fingerprint[:16]}.safetensors"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.save(data.build(), path)
+        self._current = path
+
+    def load(self) -> Records:
+        """The records saved in this run; in a run that starts later in the pipeline, the newest there are."""
+        path = self._current or max(self._folder.glob("*.safetensors"), key=os.path.getmtime, default=None)
+        if path is None:
+            raise EquidpError(
+                f"No records in {self._folder}: run `kedro run --pipeline=ingestion` for this dataset first."
+            )
+        return storage.load(path)
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._folder)}
+
+    def _exists(self) -> bool:
+        return self._folder.is_dir() and any(self._folder.glob("*.safetensors"))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights by name, with what is needed to rebuild the model (JSON types)."""
+
+    tensors: dict[str, Tensor]
+    card: dict[str, Any]
+
+
+class WeightsDataset(AbstractDataset[Weights, Weights]):
+    """Model weights as safetensors, the model's card in the file's metadata. Written atomically."""
+
+    def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    def save(self, data: Weights) -> None:
+        """Write beside the target, then replace it: a reader never sees half a file."""
+        self._filepath.parent.mkdir(parents=True, exist_ok=True)
+        part = self._filepath.with_suffix(f".{os.getpid()}.part")
+        try:
+            save_file(data.tensors, part, metadata={"card": json.dumps(data.card)})
+            os.replace(part, self._filepath)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def load(self) -> Weights:
+        """Read weights and card.
+
+        Raises:
+            EquidpError: for a file that is not what it should be.
+        """
+        try:
+            with safe_open(self._filepath, framework="pt") as file:
+                card = json.loads((file.metadata() or {})["card"])
+                return Weights({name: file.get_tensor(name) for name in file.keys()}, card)  # noqa: SIM118
+        except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+            raise EquidpError(f"{self._filepath} is damaged ({error}): train the model again.") from error
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._filepath)}
+
+    def _exists(self) -> bool:
+        return self._filepath.is_file()

@@ -1,0 +1,5 @@
+"""Per-group metrics, and what privacy cost each group."""
+
+from equidp.pipelines.evaluation.pipeline import create_pipeline
+
+__all__ = ["create_pipeline"]

@@ -1,0 +1,28 @@
+"""Nodes of evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from equidp.evaluation.metrics import evaluate, metrics_document
+from equidp.parameters import DataSettings
+from equidp.pipelines.training.nodes import group_arrays
+from equidp.records import Records
+
+
+def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any]) -> dict[str, Any]:
+    """Metrics overall and in every group of the test part."""
+    groups = group_arrays(test, DataSettings(**data).groups)
+    return evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes)
+
+
+def cost_against_baseline(evaluation: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
+    """metrics.json of a private run: its figures, the baseline's, and the difference in every group."""
+    return metrics_document(evaluation, baseline)
+
+
+def baseline_metrics(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """metrics.json of the baseline itself."""
+    return metrics_document(evaluation, None)

@@ -1,0 +1,36 @@
+"""scores → evaluation → metrics, against the baseline where there is one."""
+
+from kedro.pipeline import Node, Pipeline
+
+from equidp.pipelines.evaluation import nodes
+
+GROUP = "evaluation"
+BASELINE = "sgd"
+
+
+def create_pipeline(algorithm: str) -> Pipeline:
+    """Evaluation of one algorithm; the cost of privacy is measured against the `sgd` baseline of the same run."""
+    measure = Node(
+        nodes.evaluate_groups,
+        inputs=[f"{algorithm}.scores", "test", "params:data"],
+        outputs=f"{algorithm}.evaluation",
+        name=f"evaluate_{algorithm}",
+        namespace=GROUP,
+    )
+    if algorithm == BASELINE:
+        document = Node(
+            nodes.baseline_metrics,
+            inputs=f"{algorithm}.evaluation",
+            outputs=f"{algorithm}.metrics",
+            name=f"metrics_of_{algorithm}",
+            namespace=GROUP,
+        )
+    else:
+        document = Node(
+            nodes.cost_against_baseline,
+            inputs=[f"{algorithm}.evaluation", f"{BASELINE}.evaluation"],
+            outputs=f"{algorithm}.metrics",
+            name=f"cost_of_privacy_{algorithm}",
+            namespace=GROUP,
+        )
+    return Pipeline([measure, document])

@@ -1,0 +1,67 @@
+"""Nodes of ingestion: encode, split, count groups."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from equidp import __version__
+from equidp.algorithms import algorithm_settings
+from equidp.parameters import DataSettings
+from equidp.pipelines.datasets import Recipe
+from equidp.records import Records, Split
+from equidp.reporting.figures import group_counts
+from equidp.sources import source
+from equidp.sources.labelling import group_table
+from equidp.sources.splitting import split
+
+PUBLIC_FRACTION = 0.05
+"""Share of the training part set aside where an algorithm needs public records."""
+
+
+def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tuple[Recipe, dict[str, Any]]:
+    """Find the raw files and say how to encode them by the declared schema; also where they came from."""
+    settings = DataSettings(**data)
+    chosen = source(settings.source, settings.options)
+    files = chosen.locate(raw_folder)
+    facts = {"dataset": dataset, "source": settings.source, "options": settings.options, "version": __version__}
+    key = json.dumps({**facts, "raw": files.fingerprint}, sort_keys=True)
+    provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths)}
+    return Recipe(hashlib.sha256(key.encode()).hexdigest(), lambda: chosen.read(files)), provenance
+
+
+def split_records(
+    records: Records, data: dict[str, Any], seed: int, algorithms: dict[str, Any]
+) -> tuple[Records, Records, Records]:
+    """Training, test and public part. A public part is set aside only if an algorithm of this run needs one."""
+    settings = DataSettings(**data)
+    needed = any(_needs_public(name, options) for name, options in algorithms.items())
+    public = settings.public_fraction if settings.public_fraction is not None else needed * PUBLIC_FRACTION
+    parts = split(
+        records,
+        seed=seed,
+        keep=settings.keep,
+        split_by=settings.split_unit,
+        public_fraction=public,
+        test_fraction=settings.test_fraction,
+    )
+    return parts.train, parts.test, parts.public
+
+
+def label_groups(train: Records, test: Records, public: Records, data: dict[str, Any]) -> pd.DataFrame:
+    """Count every group of every grouping in the three parts; groups too small to evaluate are marked."""
+    return group_table(Split(train, test, public), DataSettings(**data).groups)
+
+
+def draw_group_counts(groups: pd.DataFrame, data: dict[str, Any]) -> go.Figure:
+    """Sizes of the groups of the training partition, drawn before any training."""
+    return group_counts(groups, DataSettings(**data).groups[0])
+
+
+def _needs_public(name: str, options: dict[str, Any]) -> bool:
+    return getattr(algorithm_settings(name, options).build(), "needs_public", False)

@@ -1,0 +1,43 @@
+"""raw folder → records → train, test, public → group counts."""
+
+from kedro.pipeline import Node, Pipeline
+
+from equidp.pipelines.ingestion import nodes
+
+GROUP = "ingestion"
+
+
+def create_pipeline() -> Pipeline:
+    """Ingestion, shared by every experiment."""
+    return Pipeline(
+        [
+            Node(
+                nodes.encode_records,
+                inputs=["raw_folder", "params:data", "params:dataset"],
+                outputs=["records", "provenance"],
+                name="encode_records",
+                namespace=GROUP,
+            ),
+            Node(
+                nodes.split_records,
+                inputs=["records", "params:data", "params:seed", "algorithms"],
+                outputs=["train", "test", "public"],
+                name="split_records",
+                namespace=GROUP,
+            ),
+            Node(
+                nodes.label_groups,
+                inputs=["train", "test", "public", "params:data"],
+                outputs="groups",
+                name="label_groups",
+                namespace=GROUP,
+            ),
+            Node(
+                nodes.draw_group_counts,
+                inputs=["groups", "params:data"],
+                outputs="group_counts",
+                name="draw_group_counts",
+                namespace=GROUP,
+            ),
+        ]
+    )

@@ -1,0 +1,107 @@
+"""Nodes of reporting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from equidp.pipelines.provenance import provenance_facts
+from equidp.reporting.figures import clip_norms, cost_per_group, metric_per_group
+from equidp.reporting.page import html_report
+from equidp.reporting.tables import results_table
+
+
+def cost_figure(metrics: dict[str, Any], data: dict[str, Any], *, algorithm: str) -> go.Figure:
+    """What privacy cost each group."""
+    return cost_per_group({algorithm: metrics}, data["groups"][0])
+
+
+def accuracy_figure(metrics: dict[str, Any], data: dict[str, Any], *, algorithm: str) -> go.Figure:
+    """Accuracy of each group."""
+    return metric_per_group({algorithm: metrics}, data["groups"][0])
+
+
+def clip_norm_figure(history: pd.DataFrame, *, algorithm: str) -> go.Figure:
+    """Clip norms over the epochs: noised releases, so they may be shown."""
+    return clip_norms(history, algorithm)
+
+
+def run_report(
+    metrics: dict[str, Any],
+    privacy: dict[str, Any],
+    history: pd.DataFrame,
+    groups: pd.DataFrame,
+    provenance: dict[str, Any],
+    dataset: str,
+    seed: int,
+    data: dict[str, Any],
+    model: dict[str, Any],
+    asked: dict[str, Any],
+    training: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    algorithm: str,
+) -> str:
+    """The HTML page of one run, one self-contained file."""
+    settings = {
+        "dataset": dataset,
+        "seed": seed,
+        "data": data,
+        "model": model,
+        "privacy": asked,
+        "training": training,
+        f"{algorithm}.options": options,
+    }
+    return html_report(
+        f"{algorithm} on {dataset}",
+        {algorithm: metrics},
+        {algorithm: privacy},
+        {algorithm: history},
+        settings,
+        provenance_facts(provenance),
+        groups,
+    )
+
+
+def comparison_of(algorithms: Sequence[str]) -> Callable[..., tuple[str, pd.DataFrame]]:
+    """The node function that compares these algorithms; its inputs are their metrics, statements and histories."""
+
+    def compare_algorithms(
+        groups: pd.DataFrame,
+        provenance: dict[str, Any],
+        dataset: str,
+        seed: int,
+        data: dict[str, Any],
+        model: dict[str, Any],
+        asked: dict[str, Any],
+        training: dict[str, Any],
+        *results: Any,
+    ) -> tuple[str, pd.DataFrame]:
+        """One page and one table for all algorithms of the run."""
+        count = len(algorithms)
+        metrics, privacy, histories = (
+            dict(zip(algorithms, results[i * count : (i + 1) * count], strict=True)) for i in range(3)
+        )
+        settings = {
+            "dataset": dataset,
+            "seed": seed,
+            "data": data,
+            "model": model,
+            "privacy": asked,
+            "training": training,
+        }
+        page = html_report(
+            f"{', '.join(algorithms)} on {dataset}",
+            metrics,
+            privacy,
+            histories,
+            settings,
+            provenance_facts(provenance),
+            groups,
+        )
+        return page, results_table(metrics, privacy)
+
+    return compare_algorithms

@@ -1,0 +1,76 @@
+"""metrics, privacy, history → figures and HTML pages."""
+
+from collections.abc import Callable, Sequence
+from functools import partial, update_wrapper
+
+from kedro.pipeline import Node, Pipeline
+
+from equidp.pipelines.reporting import nodes
+
+GROUP = "reporting"
+BASELINE = "sgd"
+SETTINGS = ["params:dataset", "params:seed", "params:data", "params:model", "params:privacy", "params:training"]
+
+
+def create_pipeline(algorithm: str) -> Pipeline:
+    """Figures and the page of one algorithm."""
+    figures = [
+        Node(
+            _for(nodes.accuracy_figure, algorithm),
+            inputs=[f"{algorithm}.metrics", "params:data"],
+            outputs=f"{algorithm}.accuracy_figure",
+            name=f"draw_accuracy_{algorithm}",
+            namespace=GROUP,
+        )
+    ]
+    if algorithm != BASELINE:
+        figures += [
+            Node(
+                _for(nodes.cost_figure, algorithm),
+                inputs=[f"{algorithm}.metrics", "params:data"],
+                outputs=f"{algorithm}.cost_figure",
+                name=f"draw_cost_of_privacy_{algorithm}",
+                namespace=GROUP,
+            ),
+            Node(
+                _for(nodes.clip_norm_figure, algorithm),
+                inputs=f"{algorithm}.history",
+                outputs=f"{algorithm}.clip_norm_figure",
+                name=f"draw_clip_norms_{algorithm}",
+                namespace=GROUP,
+            ),
+        ]
+    page = Node(
+        _for(nodes.run_report, algorithm),
+        inputs=[
+            *(f"{algorithm}.{name}" for name in ("metrics", "privacy", "history")),
+            "groups",
+            "provenance",
+            *SETTINGS,
+            f"params:{algorithm}.options",
+        ],
+        outputs=f"{algorithm}.report",
+        name=f"write_report_{algorithm}",
+        namespace=GROUP,
+    )
+    return Pipeline([*figures, page])
+
+
+def create_comparison(algorithms: Sequence[str]) -> Pipeline:
+    """The page and the table that put several algorithms side by side."""
+    results = [f"{a}.{name}" for name in ("metrics", "privacy", "history") for a in algorithms]
+    return Pipeline(
+        [
+            Node(
+                nodes.comparison_of(algorithms),
+                inputs=["groups", "provenance", *SETTINGS, *results],
+                outputs=["comparison.report", "comparison.table"],
+                name="compare_algorithms",
+                namespace=GROUP,
+            )
+        ]
+    )
+
+
+def _for(function: Callable, algorithm: str) -> Callable:
+    return update_wrapper(partial(function, algorithm=algorithm), function)

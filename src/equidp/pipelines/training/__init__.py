@@ -1,0 +1,5 @@
+"""One algorithm trained on the split: plan, train, score."""
+
+from equidp.pipelines.training.pipeline import create_pipeline
+
+__all__ = ["create_pipeline"]

@@ -1,0 +1,119 @@
+"""Nodes of training: fix the plan, train, score the test part."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from equidp.algorithms import algorithm_settings
+from equidp.engine.parts import Plan
+from equidp.evaluation.live import live_metrics
+from equidp.models import build_model
+from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
+from equidp.pipelines import tracking
+from equidp.pipelines.datasets import Weights
+from equidp.records import Records, Schema, Split
+from equidp.training import plan_run, predict, train_model, units_in
+
+
+def plan_training(
+    train: Records,
+    data: dict[str, Any],
+    privacy: dict[str, Any],
+    training: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    algorithm: str,
+) -> dict[str, Any]:
+    """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
+    wanted = PrivacySettings(**privacy)
+    _, names = train.grouping(DataSettings(**data).groups[0])
+    plan = plan_run(
+        algorithm_settings(algorithm, options).build(),
+        units=units_in(train, wanted),
+        groups=len(names),
+        privacy=wanted,
+        training=TrainingSettings(**training),
+    )
+    tracking.log_params(
+        algorithm,
+        {
+            "resolved.noise_multiplier": plan.noise_multiplier,
+            "resolved.sampling_rate": plan.sampling_rate,
+            "resolved.steps": plan.steps,
+            "resolved.records": plan.records,
+        },
+    )
+    return dataclasses.asdict(plan)
+
+
+def train_network(
+    train: Records,
+    test: Records,
+    public: Records,
+    plan: dict[str, Any],
+    data: dict[str, Any],
+    model: dict[str, Any],
+    privacy: dict[str, Any],
+    training: dict[str, Any],
+    options: dict[str, Any],
+    seed: int,
+    *,
+    algorithm: str,
+) -> tuple[Weights, pd.DataFrame, dict[str, Any]]:
+    """Train; returns the weights, one history row per epoch, and the privacy statement."""
+    settings, groups = TrainingSettings(**training), DataSettings(**data).groups
+    chosen = algorithm_settings(algorithm, options).build()
+
+    def on_epoch(row: dict[str, float], network: nn.Module) -> Mapping[str, float]:
+        due = row["epoch"] % settings.evaluate_every == 0 or row["epoch"] == settings.epochs
+        if not due:
+            return {}
+        scores = predict(network, test.features).numpy()
+        figures = live_metrics(scores, test.labels.numpy(), group_arrays(test, groups))
+        tracking.log_epoch(algorithm, row | figures)
+        return figures
+
+    trained = train_model(
+        chosen,
+        Plan(**plan),
+        Split(train, test, public),
+        grouping=groups[0],
+        model=ModelSettings(**model),
+        privacy=PrivacySettings(**privacy),
+        training=settings,
+        seed=seed,
+        on_epoch=on_epoch,
+    )
+    card = {
+        "model": model["name"],
+        "options": {**model["options"], **chosen.model_options},
+        "schema": train.schema.to_dict(),
+        "algorithm": algorithm,
+    }
+    return Weights(trained.weights, card), trained.history, trained.privacy
+
+
+def score_test(weights: Weights, test: Records) -> np.ndarray:
+    """Class probabilities `[n, classes]` of the test part. Kept in memory only: per-record data are not published."""
+    return predict(load_network(weights), test.features).numpy()
+
+
+def load_network(weights: Weights) -> nn.Module:
+    """Rebuild the model from its card and load its weights."""
+    schema = Schema.from_dict(weights.card["schema"])
+    network = build_model(weights.card["model"], schema, options=weights.card["options"], seed=0)
+    network.load_state_dict(weights.tensors)
+    return network.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def group_arrays(records: Records, groups: tuple[str, ...]) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
+    """Group ids and names per grouping, as the metrics want them."""
+    ids = {name: records.grouping(name) for name in groups}
+    return {name: (values.numpy(), names) for name, (values, names) in ids.items()}
