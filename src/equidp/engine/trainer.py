@@ -167,7 +167,11 @@ class Trainer:
         total = self.weighted_sum(batches, public, norms)
         delta = sensitivity(rule, public)
         noise_multiplier = self.plan.noise_multiplier * segment.noise
-        self.shown = {"sensitivity": delta, "noise_multiplier": torch.tensor(noise_multiplier), **{k: v for k, v in public.items() if k != "scale" or v.dim()}}
+        self.shown = {
+            "sensitivity": delta,
+            "noise_multiplier": torch.tensor(noise_multiplier),
+            **{k: v for k, v in public.items() if k != "scale" or v.dim()},
+        }
         return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
 
     def _side_release(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -212,10 +216,13 @@ class Trainer:
 
     def _plain_sum(self, batches: list[Batch]) -> Tensor:
         """Σ g_i by ordinary automatic differentiation: the non-private baseline."""
-        return sum(
-            (self.engine.plain_sum(b.features, b.labels) for b in batches),
-            torch.zeros(self.engine.dimension, device=self.population.device),
-        )
+        total = torch.zeros(self.engine.dimension, device=self.population.device)
+        for batch in batches:
+            total += self.engine.plain_sum(batch.features, batch.labels, owners=batch.owners)
+            if self.diagnostics is not None:
+                norms = self._norms(batch)
+                self._observe(norms, torch.ones_like(norms), batch, total)
+        return total
 
     def _chunks(self, units: Tensor) -> tuple[Tensor, ...]:
         size = self.physical_batch_size

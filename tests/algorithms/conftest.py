@@ -1,0 +1,110 @@
+"""A laboratory for algorithms: tiny data, a tiny model, the real gradient engine, randomness that can be scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equidp.algorithms import algorithm_settings
+from equidp.engine.ledger import Ledger
+from equidp.engine.noise import SeededRandom
+from equidp.engine.parts import Plan
+from equidp.engine.sampling import Population
+from equidp.engine.trainer import Trainer
+from equidp.records import Records, Schema
+
+FEATURES, CLASSES, GROUPS = 6, 3, 3
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Per-record loss."""
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def zero_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A loss whose every gradient is exactly zero: what is left of a step is its noise."""
+    return (outputs * 0.0).sum(1)
+
+
+class Scripted(SeededRandom):
+    """Seeded randomness with its coins replaced by `always` (or left alone) and its noise scaled."""
+
+    def __init__(self, seed: int = 0, *, coins: bool | None = None, noise: float = 1.0) -> None:
+        super().__init__(seed, "cpu")
+        self.coins, self.noise = coins, noise
+
+    def bernoulli(self, probability: float | Tensor, size: int, **keywords: Any) -> Tensor:
+        drawn = super().bernoulli(probability, size, **keywords)
+        return drawn if self.coins is None else torch.full_like(drawn, self.coins)
+
+    def normal(self, size: int) -> Tensor:
+        return super().normal(size) * self.noise
+
+
+def make_records(size: int = 40, seed: int = 0, features: int = FEATURES) -> Records:
+    """Random records whose gradient norms spread over two orders of magnitude; group k has about a third of them."""
+    stream = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, features, generator=stream) * torch.logspace(-1, 1, size)[:, None]
+    labels = torch.randint(CLASSES, (size,), generator=stream)
+    schema = Schema(
+        name="laboratory",
+        kind="tabular",
+        shape=(features,),
+        classes=tuple("abc"),
+        groupings={"class": tuple("abc")},
+        feature_names=tuple(f"x{j}" for j in range(features)),
+    )
+    return Records(features=x, labels=labels, groups={"class": labels}, schema=schema)
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """Everything a test of one algorithm needs; see the fixture."""
+
+    records: Callable[..., Records]
+    random: type[Scripted]
+    cross_entropy: Callable[[Tensor, Tensor], Tensor]
+    zero_loss: Callable[[Tensor, Tensor], Tensor]
+
+    def plan(self, **changes: Any) -> Plan:
+        """40 records, B = 10, one epoch of 4 steps, 3 groups, σ = 1."""
+        plan = Plan(records=40, batch_size=10, epochs=1, groups=GROUPS, delta=1e-5, noise_multiplier=1.0)
+        return replace(plan, **changes)
+
+    def trainer(self, name: str, options: dict[str, Any] | None = None, **changes: Any) -> Trainer:
+        """A trainer of a linear model under the named algorithm; every argument can be replaced."""
+        records = changes.pop("records", None) or self.records()
+        plan = changes.pop("plan", None) or self.plan(records=len(records) or 40)
+        if name == "sgd":
+            plan = replace(plan, noise_multiplier=0.0)
+        torch.manual_seed(changes.pop("model_seed", 1))
+        model = changes.pop("model", None) or nn.Linear(records.features.shape[1], CLASSES)
+        arguments: dict[str, Any] = {
+            "model": model,
+            "loss": cross_entropy,
+            "algorithm": changes.pop("algorithm", None) or algorithm_settings(name, options).build(),
+            "plan": plan,
+            "population": Population(records, records.groups["class"]),
+            "random": Scripted(),
+            "ledger": Ledger(),
+            "learning_rate": 0.1,
+        }
+        return Trainer(**(arguments | changes))
+
+    def trained(self, name: str, options: dict[str, Any] | None = None, **changes: Any) -> SimpleNamespace:
+        """Train to the end; the trainer, its history and its final parameters."""
+        trainer = self.trainer(name, options, **changes)
+        history = trainer.train(progress=False)
+        return SimpleNamespace(trainer=trainer, history=history, parameters=trainer.engine.flatten())
+
+
+@pytest.fixture(scope="session")
+def lab() -> Laboratory:
+    """The laboratory."""
+    return Laboratory(make_records, Scripted, cross_entropy, zero_loss)

@@ -1,0 +1,412 @@
+"""The contract: what every registered algorithm must show. ALGORITHMS.md §5, points 0 to 5.
+
+An algorithm enters by being registered; one without golden values fails here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.engine.ledger import Event, Ledger, fuse
+from equidp.engine.parts import per_record, scheduled, segment_at, sensitivity, tensors
+from equidp.engine.sampling import Population
+
+PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Hand-computed values of one setting of one algorithm.
+
+    Attributes:
+        norms, groups, weights: one entry per record.
+        sensitivity: Δ at that step.
+        events: of the laboratory's run (q = 1/4, T = 4, σ = 1) after `plan` changes it.
+        released: the noised side statistic that the weights wait for.
+        later: public values of the next step that follow from `released`.
+        step: the step that the weights are of.
+    """
+
+    norms: Sequence[float]
+    weights: Sequence[float]
+    sensitivity: float
+    events: Sequence[Event]
+    options: dict[str, Any] = field(default_factory=dict)
+    groups: Sequence[int] = ()
+    released: Sequence[float] | None = None
+    later: dict[str, float] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+
+
+QUARTER = 0.25
+TENFOLD = (1 + 1 / 100) ** -0.5  # counts at 10·σ beside gradients at σ = 1
+
+GOLDEN: dict[str, list[Golden]] = {
+    "sgd": [Golden(norms=(), weights=(), sensitivity=0.0, events=[])],
+    # C = 2: shorter gradients stay, 4 is halved, 8 quartered
+    "dpsgd": [
+        Golden(
+            options={"clip_norm": 2.0},
+            norms=(0, 1, 2, 4, 8),
+            weights=(1, 1, 1, 0.5, 0.25),
+            sensitivity=2.0,
+            events=[Event(QUARTER, 1.0, 4)],
+        )
+    ],
+    # B = 12, K = 3: B/K = 4; b̃ = (8, −3 → 1, 2) so θ = (1/2, 4, 2); C_0 = 1 halves a norm of 2; Δ = max θ·C_0 = 4
+    "naive": [
+        Golden(
+            norms=(2, 2, 0.5),
+            groups=(0, 1, 2),
+            released=(8, -3, 2),
+            weights=(0.25, 2, 2),
+            sensitivity=4.0,
+            plan={"batch_size": 12},
+            events=[Event(0.3, TENFOLD, 3)],
+        ),
+        # a count noise given as a number stays one: (1 + 1/25)^(−1/2)
+        Golden(
+            options={"count_noise_multiplier": 5.0, "base_clip_norm": 2.0},
+            norms=(4, 1),
+            groups=(0, 2),
+            released=(10 / 3, 10 / 3, 10 / 6),
+            weights=(0.5, 2),
+            sensitivity=4.0,
+            events=[Event(QUARTER, 1.04**-0.5, 4)],
+        ),
+    ],
+    # m̃ = (1, 4, −2 → 0), õ = (9, 1, 3): b̃ = (10, 5, 3), ρ^k = (0.1, 0.8, 0)
+    "dpsgd_f": [
+        # ρ = 5/B = 0.5: C^k = 1 + (0.2, 1.6, 0)
+        Golden(
+            norms=(2.4, 2.6, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(0.5, 1, 0.25),
+            sensitivity=2.6,
+            events=[Event(QUARTER, TENFOLD, 4)],
+        ),
+        # ρ = 5/18: ρ^k/ρ = (0.36, 2.88, 0)
+        Golden(
+            options={"ratio_over": "counted"},
+            norms=(2.72, 3.88, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(0.5, 1, 0.25),
+            sensitivity=3.88,
+            events=[Event(QUARTER, TENFOLD, 4)],
+        ),
+        # C_0 = 0.5, C_max = 1: C^k = min(1, 0.5·(1.2, 2.6, 1))
+        Golden(
+            options={"base_clip_norm": 0.5, "max_clip_norm": 1.0},
+            norms=(1.2, 2, 1),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(0.5, 0.5, 0.5),
+            sensitivity=1.0,
+            events=[Event(QUARTER, TENFOLD, 4)],
+        ),
+        # nobody above C_0: ρ = 0, so C^k = C_0 for all
+        Golden(
+            norms=(2, 0.5),
+            groups=(0, 1),
+            released=(-1, -4, -2, 9, 1, 3),
+            weights=(0.5, 1),
+            sensitivity=1.0,
+            events=[Event(QUARTER, TENFOLD, 4)],
+        ),
+        # all counts noised below zero: nothing is divided by zero
+        Golden(
+            options={"ratio_over": "counted"},
+            norms=(2, 0.5),
+            groups=(0, 1),
+            released=(-1, -1, -1, -1, -1, -1),
+            weights=(0.5, 1),
+            sensitivity=1.0,
+            events=[Event(QUARTER, TENFOLD, 4)],
+        ),
+    ],
+}
+
+CASES = [pytest.param(name, case, id=f"{name}-{i}") for name, cases in GOLDEN.items() for i, case in enumerate(cases)]
+
+
+def test_every_registered_algorithm_has_golden_values() -> None:
+    assert set(GOLDEN) == set(ALGORITHMS), "register an algorithm together with its golden values"
+
+
+@pytest.mark.parametrize(("name", "case"), [c for c in CASES if c.values[0] != "sgd"])
+class TestGolden:
+    """Point 0: the right rule, not just a bounded one."""
+
+    def public(self, lab: Any, name: str, case: Golden) -> tuple[Any, dict[str, Tensor], Any]:
+        algorithm = algorithm_settings(name, case.options).build()
+        plan = algorithm.adapt(lab.plan(**case.plan)) if hasattr(algorithm, "adapt") else lab.plan(**case.plan)
+        segment = segment_at(algorithm.schedule.segments(plan), case.step)
+        public = scheduled(tensors(algorithm.initial, "cpu"), segment)
+        if case.released is not None:
+            public |= algorithm.side_release.now(torch.tensor(case.released, dtype=torch.float32), public, plan)
+        return algorithm, public, plan
+
+    def test_weights_and_sensitivity(self, lab: Any, name: str, case: Golden) -> None:
+        algorithm, public, _ = self.public(lab, name, case)
+        trainer = lab.trainer(name, algorithm=algorithm)
+        groups = torch.tensor(case.groups or [0] * len(case.norms))
+        weights = trainer.weights(torch.tensor(case.norms, dtype=torch.float32), groups, public)
+        torch.testing.assert_close(weights, torch.tensor(case.weights, dtype=torch.float32), rtol=1e-5, atol=0)
+        assert float(sensitivity(algorithm.weights, public)) == pytest.approx(case.sensitivity)
+
+    def test_events(self, lab: Any, name: str, case: Golden) -> None:
+        algorithm, _, plan = self.public(lab, name, case)
+        found = algorithm.events(plan)
+        assert [(e.sampling_rate, e.count) for e in found] == [(e.sampling_rate, e.count) for e in case.events]
+        assert [e.noise_multiplier for e in found] == pytest.approx([e.noise_multiplier for e in case.events])
+
+    def test_what_holds_from_the_next_step_on(self, lab: Any, name: str, case: Golden) -> None:
+        algorithm, public, plan = self.public(lab, name, case)
+        release = algorithm.side_release
+        noised = torch.tensor(case.released or (), dtype=torch.float32)
+        later = {} if release is None else release.later(noised, public, plan)
+        assert {k: float(v) for k, v in later.items()} == pytest.approx(case.later, rel=1e-5)
+
+
+SIZES = st.sampled_from([0.0, 1e-30, 1e-8, 0.1, 1.0, 3.0, 1e8, 1e30]) | st.floats(0, 2.0**99, width=32)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+class TestSensitivity:
+    """Point 1: whoever joins or leaves moves the sum by at most Δ, and nobody else's weight."""
+
+    def released(self, trainer: Any, values: Sequence[float]) -> dict[str, Tensor]:
+        """Public values of a step after an arbitrary noised side statistic."""
+        algorithm, plan = trainer.algorithm, trainer.plan
+        public = scheduled(trainer.public, trainer.segments[0])
+        if algorithm.side_release is not None:
+            exact = algorithm.side_release.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.long), public, plan)
+            noised = torch.tensor([values[i % len(values)] for i in range(len(exact))], dtype=torch.float32)
+            public |= algorithm.side_release.now(noised, public, plan)
+        return public
+
+    @settings(max_examples=60, deadline=None)
+    @given(norm=SIZES, values=st.lists(st.floats(-50, 50), min_size=1, max_size=6))
+    def test_weighted_norms_stay_within_the_bound(self, lab: Any, name: str, norm: float, values: list[float]) -> None:
+        trainer = lab.trainer(name)
+        public = self.released(trainer, values)
+        groups = torch.arange(3)
+        weights = trainer.weights(torch.full((3,), norm), groups, public)
+        delta = float(sensitivity(trainer.algorithm.weights, public))
+        assert weights.isfinite().all()
+        assert (weights >= 0).all()
+        assert math.isfinite(delta)
+        assert delta > 0
+        assert (weights.double() * norm <= delta * (1 + 1e-5)).all()
+
+    @settings(max_examples=20, deadline=None)
+    @given(values=st.lists(st.floats(-50, 50), min_size=1, max_size=6))
+    def test_non_finite_norms_weigh_nothing(self, lab: Any, name: str, values: list[float]) -> None:
+        trainer = lab.trainer(name)
+        norms = torch.tensor([math.inf, math.nan, 1.0])
+        weights = trainer.weights(norms, torch.arange(3), self.released(trainer, values))
+        assert weights[:2].tolist() == [0.0, 0.0]
+        assert weights[2] > 0
+
+    @pytest.mark.parametrize("values", [(0.0,), (5.0, -2.0, 30.0), (-9.0,), (50.0, 0.5)])
+    def test_a_record_moves_the_sum_by_at_most_the_sensitivity(
+        self, lab: Any, name: str, values: tuple[float, ...]
+    ) -> None:
+        records = lab.records(40)
+        for row, value in enumerate((1e-30, 1e8, math.inf, math.nan, 0.0, 1e19)):  # adversarial inputs
+            records.features[row] = value
+        trainer = lab.trainer(name, records=records)
+        public = self.released(trainer, values)
+        delta = float(sensitivity(trainer.algorithm.weights, public))
+        everyone = torch.arange(40)
+        whole = trainer.weighted_sum([trainer.population.batch(everyone)], public)
+        assert whole.isfinite().all()
+        for out in (0, 1, 2, 3, 4, 5, 20, 39):
+            rest = trainer.weighted_sum([trainer.population.batch(everyone[everyone != out])], public)
+            assert float((whole - rest).norm()) <= delta * (1 + 1e-4)
+
+    def test_no_weight_depends_on_the_others(self, lab: Any, name: str) -> None:
+        trainer = lab.trainer(name)
+        public = self.released(trainer, (3.0, 1.0))
+        norms, groups = torch.logspace(-3, 3, 20), torch.arange(20) % 3
+        together = trainer.weights(norms, groups, public)
+        alone = torch.cat([trainer.weights(norms[i : i + 1], groups[i : i + 1], public) for i in range(20)])
+        assert torch.equal(together, alone)
+
+    def test_the_rule_sees_one_value_per_record(self, lab: Any, name: str) -> None:
+        public = self.released(lab.trainer(name), (3.0, 1.0))
+        seen = per_record(public, torch.tensor([2, 0, 2, 1]))
+        assert all(v.shape in ((), (4,)) for v in seen.values())
+
+    def test_rate_steps_and_denominator_follow_from_the_declared_size(self, lab: Any, name: str) -> None:
+        full, plan = lab.records(40), lab.plan()
+        fewer = full.take(torch.arange(39))
+        trainers = [lab.trainer(name, records=r, plan=plan) for r in (full, fewer)]
+        assert trainers[0].plan == trainers[1].plan
+        assert trainers[0].algorithm.events(plan) == trainers[1].algorithm.events(plan)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+class TestNoise:
+    """Point 2: what is added is N(0, σ²Δ²) in every coordinate, also when nobody was sampled."""
+
+    @pytest.mark.parametrize("coins", [None, False], ids=["sampled", "empty_batch"])
+    def test_with_zero_gradients_only_noise_is_left(self, lab: Any, name: str, coins: bool | None) -> None:
+        records = lab.records(40, features=400)
+        plan = lab.plan(noise_multiplier=0.7)
+        trainer = lab.trainer(
+            name,
+            records=records,
+            plan=plan,
+            loss=lab.zero_loss,
+            model=nn.Linear(400, 3, bias=False),
+            random=lab.random(5, coins=coins),
+            learning_rate=1.0,
+        )
+        before = trainer.engine.flatten()
+        trainer.run_steps(1)
+        update = before - trainer.engine.flatten()
+        sigma = trainer.shown["noise_multiplier"]
+        scaled = update * trainer.plan.batch_size / float(trainer.shown["sensitivity"])
+        assert stats.kstest(scaled.numpy(), stats.norm(0, float(sigma)).cdf).pvalue > 1e-3
+
+    def test_an_empty_batch_is_charged_like_any_other(self, lab: Any, name: str) -> None:
+        run = lab.trained(name, random=lab.random(coins=False))
+        assert run.trainer.ledger.events == run.trainer.algorithm.events(run.trainer.plan)
+
+    def test_two_seeds_differ_only_in_their_randomness(self, lab: Any, name: str) -> None:
+        first, again, other = (lab.trained(name, random=lab.random(seed)).parameters for seed in (1, 1, 2))
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+class TestSampling:
+    """Point 3: every unit enters on its own coin, at the rate that is charged."""
+
+    def draws(self, lab: Any, name: str, rounds: int) -> Tensor:
+        trainer = lab.trainer(name)
+        drawn = torch.zeros(rounds, trainer.population.size)
+        for row in drawn:
+            row[trainer.draw()] = 1
+        return drawn
+
+    def test_inclusion_rates_and_independence(self, lab: Any, name: str) -> None:
+        drawn = self.draws(lab, name, 2000)
+        algorithm, plan = algorithm_settings(name).build(), lab.plan()
+        rate = algorithm.sampler.sampling_rate(plan)
+        totals = drawn.sum(0).numpy()
+        assert stats.binomtest(int(totals.sum()), drawn.numel(), rate).pvalue > 1e-3
+        assert min(stats.binomtest(int(t), len(drawn), rate).pvalue for t in totals) > 1e-3 / len(totals)
+        correlation = torch.corrcoef(drawn.T).fill_diagonal_(0)
+        assert correlation.abs().max() < 5 / math.sqrt(len(drawn))
+        assert float(drawn.sum(1).var()) == pytest.approx(40 * rate * (1 - rate), rel=0.2)  # not a fixed batch size
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+class TestLedger:
+    """Point 4: what is charged is what was announced, before anybody sees the step."""
+
+    def test_a_run_charges_what_was_announced(self, lab: Any, name: str) -> None:
+        plan = lab.plan(epochs=3)
+        run = lab.trained(name, plan=plan)
+        assert run.trainer.ledger.events == run.trainer.algorithm.events(plan)
+        assert len(run.history) == 3
+
+    def test_a_step_is_charged_before_it_is_seen(self, lab: Any, name: str) -> None:
+        def refuse(event: Event) -> None:
+            raise RuntimeError("the journal cannot be written")
+
+        trainer = lab.trainer(name, ledger=Ledger(journal=refuse))
+        before = trainer.engine.flatten()
+        with pytest.raises(RuntimeError, match="journal"):
+            trainer.train(progress=False)
+        assert torch.equal(before, trainer.engine.flatten())
+        assert not trainer.shown
+
+    def test_the_published_figure_names_its_formula(self, lab: Any, name: str) -> None:
+        published = algorithm_settings(name).build().published_epsilon(lab.plan())
+        assert published is not None
+        assert published.value > 0
+        assert len(published.formula) > 20
+
+    def test_more_noise_costs_less(self, lab: Any, name: str) -> None:
+        algorithm = algorithm_settings(name).build()
+        costs = [algorithm.published_epsilon(lab.plan(noise_multiplier=s)).value for s in (0.8, 1.6)]
+        assert costs[0] > costs[1]
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+class TestTraining:
+    """What holds for the loop whichever algorithm runs in it."""
+
+    @pytest.mark.parametrize("size", [1, 7])
+    def test_chunking_does_not_change_the_result(self, lab: Any, name: str, size: int) -> None:
+        whole = lab.trained(name).parameters
+        chunked = lab.trained(name, physical_batch_size=size).parameters
+        torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-5)
+
+    def test_units_of_several_records_train(self, lab: Any, name: str) -> None:
+        records = replace(lab.records(40), unit=torch.arange(40) // 2)
+        population = Population(records, records.groups["class"], by_unit=True)
+        run = lab.trained(name, records=records, population=population, plan=lab.plan(records=20, batch_size=5))
+        assert run.parameters.isfinite().all()
+        if name == "sgd":  # a unit's gradient is the mean over its records, with privacy or without
+            private = lab.trained(
+                "dpsgd",
+                {"clip_norm": 1e6},
+                random=lab.random(noise=0.0),
+                records=records,
+                population=population,
+                plan=run.trainer.plan.__class__(20, 5, 1, 3, 1e-5, 1.0),
+            )
+            torch.testing.assert_close(run.parameters, private.parameters, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
+    def test_every_optimiser_steps(self, lab: Any, name: str, optimizer: str) -> None:
+        run = lab.trained(name, optimizer=optimizer)
+        assert run.parameters.isfinite().all()
+        assert len(run.history) == 1
+
+    def test_diagnostics_do_not_change_the_run_and_say_what_they_are(self, lab: Any, name: str) -> None:
+        run, watched = lab.trained(name), lab.trained(name, diagnostics=True)
+        assert torch.equal(run.parameters, watched.parameters)
+        extra = set(watched.history[0]) - set(run.history[0])
+        assert extra
+        assert all(column.startswith("nonprivate/") for column in extra)
+
+    def test_an_epoch_callback_sees_every_epoch_and_adds_columns(self, lab: Any, name: str) -> None:
+        trainer = lab.trainer(name, plan=lab.plan(epochs=2))
+        history = trainer.train(lambda row, model: {"accuracy": row["epoch"] / 10}, progress=False)
+        assert [row["accuracy"] for row in history] == [0.1, 0.2]
+
+
+class TestLimits:
+    """Point 5: where two algorithms coincide, they coincide exactly."""
+
+    def test_dpsgd_f_with_one_group_is_dpsgd_at_twice_the_base(self, lab: Any) -> None:
+        # m̃ > 0: ρ^k = ρ, so C = 2·C_0; the count costs σ^eff
+        release = algorithm_settings("dpsgd_f", {"ratio_over": "counted"}).build().side_release
+        plan = lab.plan(groups=1)
+        public = tensors({"clip_norm": 1.0}, "cpu")
+        assert release.now(torch.tensor([3.2, 5.1]), public, plan)["clip_norm"].tolist() == [2.0]
+        algorithm = algorithm_settings("dpsgd_f").build()
+        assert algorithm.events(plan) == (Event(QUARTER, fuse(1.0, 10.0), 4),)
+
+    def test_a_huge_bound_and_no_noise_is_sgd(self, lab: Any) -> None:
+        private = lab.trained("dpsgd", {"clip_norm": 1e6}, random=lab.random(noise=0.0)).parameters
+        torch.testing.assert_close(private, lab.trained("sgd").parameters, rtol=1e-5, atol=1e-6)
