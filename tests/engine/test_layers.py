@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.engine.gradients import GradientEngine
-from equidp.engine.layers import Lookups, Products, Term, Units, Vectors
+from equidp.engine.terms import Lookups, Products, Term, Units, Vectors
 
 TOLERANCE = 1e-5
 

@@ -16,7 +16,8 @@ from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from equidp.engine.layers import Call, Site, Term, Units, fallback, sites, tied_norms
+from equidp.engine.layers import Call, Site, fallback, sites
+from equidp.engine.terms import Term, Units, materialised_norms
 from equidp.errors import EquidpError
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -52,6 +53,7 @@ class GradientEngine:
             raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
         _refuse_mixing(model)
         self.sites = sites(model)
+        self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
         self.dimension = sum(p.numel() for p in self.parameters)
         self.losses: Tensor | None = None
         self._units: Units | None = None
@@ -126,8 +128,8 @@ class GradientEngine:
                 view += term.weighted_sum(weights, self._clean).view_as(view)
         return total
 
-    def plain_sum(self, features: Tensor, labels: Tensor) -> Tensor:
-        """`[d]` float32: Σ g_i by ordinary autograd, for training without privacy."""
+    def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
+        """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""
         self.clear()
         if not len(features):
             self.losses = torch.zeros(0, device=self.device)
@@ -136,7 +138,10 @@ class GradientEngine:
             parameter.requires_grad_(True)
         try:
             losses = self._forward(features, labels)
-            found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
+            shares = 1.0 if owners is None else Units.of(owners).share()
+            found = torch.autograd.grad(
+                (losses * shares).sum(), self.parameters, allow_unused=True, materialize_grads=True
+            )
         finally:
             for parameter in self.parameters:
                 parameter.requires_grad_(False)
@@ -167,7 +172,8 @@ class GradientEngine:
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def _forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        with autocast, self._channels_last():
             losses = self.loss(self.model(features), labels)
         if losses.shape != (len(features),):
             raise EquidpError(
@@ -175,6 +181,17 @@ class GradientEngine:
                 "record (reduction='none')."
             )
         return losses
+
+    @contextlib.contextmanager
+    def _channels_last(self) -> Iterator[None]:
+        """Give convolutions channels-last images on the CPU: up to twice as fast there, and what the books need."""
+        layers = self._convolutions if self.device.type == "cpu" else []
+        hooks = [layer.register_forward_pre_hook(_to_channels_last) for layer in layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _calls(self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate]) -> dict[Site, list[Call]]:
         calls: dict[Site, list[Call]] = defaultdict(list)
@@ -224,7 +241,7 @@ class GradientEngine:
         for parameter, terms in self._terms.items():
             if self._units is not None:
                 terms = [term.grouped(self._units) for term in terms]
-            total += terms[0].squared_norms() if len(terms) == 1 else tied_norms(terms, rows, parameter.numel())
+            total += terms[0].squared_norms() if len(terms) == 1 else materialised_norms(terms, rows, parameter.numel())
         return total
 
     def _refuse_training_batch_norm(self) -> None:
@@ -299,6 +316,14 @@ class _Tape:
                 backprop = backprop if coefficient == 1 else backprop * coefficient
                 found.append((site, Call(inputs, backprop, _snapshot(site))))
         return found
+
+
+def _to_channels_last(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    x = inputs[0]
+    if x.dim() == 4 and x.shape[1] == 1 and x.is_contiguous():
+        # with one channel both layouts are the same memory; the strides have to say which is meant
+        return (x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)), *inputs[1:])
+    return (x.contiguous(memory_format=torch.channels_last), *inputs[1:]) if x.dim() == 4 else inputs
 
 
 def _snapshot(site: Site) -> dict[str, Tensor]:

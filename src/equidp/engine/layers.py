@@ -1,19 +1,15 @@
 """Layers: what one layer adds to every record's gradient, from its inputs and the gradient at its outputs.
 
-A layer's rule turns its calls (activation, backprop) into one `Term` per parameter. A term knows three things about the
-per-record gradients it stands for: their squared norms, their weighted sum, and, only where nothing cheaper exists,
-the gradients themselves. Books are kept on *positions*: a linear layer's gradient is `Σ_p B[p]ᵀ A[p]` over the
-positions p of a record (time steps, pixels, repeated calls), so that calling a layer twice only adds positions.
+A layer's rule turns its calls (activation, backprop) into one term per trainable parameter (`terms.py`). A layer that
+is called several times only has more positions. What has no rule goes through `torch.func`, and a warning names it.
 
-The tricks are those of Goodfellow (2015, norms from activations and backprops), Li et al. (2022, Gram matrices) and
-Bu et al. (2023, "book-keeping"); shapes are written as b records, P positions, i inputs, o outputs.
+Shapes are written as b records, P positions, i inputs, o outputs.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,11 +18,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from equidp.engine.terms import Convolutions, GroupedProducts, Kernel, Lookups, Products, Term, Vectors
 from equidp.errors import EquidpError
-
-_CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
-_SLACK = 1e-6  # and is raised by this share: a norm may be overstated, never understated (Δ depends on it)
-_CHUNK_FLOATS = 1 << 24  # gradients held at once while only their norms are wanted (64 MiB)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,200 +35,6 @@ class Call:
     inputs: tuple[Tensor, ...]
     backprop: Tensor
     parameters: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Units:
-    """Which records belong to which unit of privacy; a unit's gradient is the mean of its records' gradients.
-
-    Attributes:
-        owners: `[b]` int64, record to unit.
-        counts: `[U]` records per unit.
-        slots: `[U, R]` record numbers, `b` where a unit has fewer than R records.
-    """
-
-    owners: Tensor
-    counts: Tensor
-    slots: Tensor
-
-    @classmethod
-    def of(cls, owners: Tensor) -> Units:
-        """Index the records of each unit. Reads the largest count back from the device."""
-        counts = torch.bincount(owners)
-        order = torch.argsort(owners, stable=True)
-        starts = counts.cumsum(0) - counts
-        rank = torch.arange(len(owners), device=owners.device) - starts[owners[order]]
-        widest = int(counts.max()) if len(counts) else 0
-        slots = torch.full((len(counts), widest), len(owners), device=owners.device)
-        slots[owners[order], rank] = order
-        return cls(owners, counts, slots)
-
-    def share(self) -> Tensor:
-        """`[b]`: a record's share in its unit's mean."""
-        return 1 / self.counts[self.owners].to(torch.float32)
-
-    def gather(self, values: Tensor, fill: float = 0) -> Tensor:
-        """`[b, P, …]` to `[U, R·P, …]`: the positions of a unit's records side by side, `fill` where there are none."""
-        padded = torch.cat([values, values.new_full((1, *values.shape[1:]), fill)])
-        return padded[self.slots].flatten(1, 2)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """`[b, …]` values, each scaled by its record's share."""
-        return values * self.share().view(-1, *[1] * (values.dim() - 1)).to(values.dtype)
-
-
-class Term(ABC):
-    """The b per-record gradients of one parameter, in whatever form is cheap."""
-
-    @abstractmethod
-    def squared_norms(self) -> Tensor:
-        """`[b]` squared l2 norms."""
-
-    @abstractmethod
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        """`[numel]`: Σ w_i g_i. With `clean` false a zero weight must silence even a gradient that is not finite."""
-
-    @abstractmethod
-    def gradients(self, start: int, stop: int) -> Tensor:
-        """`[stop − start, numel]`: the gradients of some records, materialised."""
-
-    @abstractmethod
-    def grouped(self, units: Units) -> Term:
-        """The same for units: each the mean of its records' gradients."""
-
-
-def _silence(values: Tensor, weights: Tensor) -> Tensor:
-    """`values` `[b, …]` with zeros where a record has no weight, since 0·NaN is NaN."""
-    return values.masked_fill((weights == 0).view(-1, *[1] * (values.dim() - 1)), 0)
-
-
-@dataclass(frozen=True)
-class Vectors(Term):
-    """Gradients that are there already: `[b, numel]`."""
-
-    values: Tensor
-
-    def squared_norms(self) -> Tensor:
-        return self.values.square().sum(1)
-
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        return weights.to(self.values.dtype) @ (self.values if clean else _silence(self.values, weights))
-
-    def gradients(self, start: int, stop: int) -> Tensor:
-        return self.values[start:stop]
-
-    def grouped(self, units: Units) -> Term:
-        sums = self.values.new_zeros(len(units.counts), self.values.shape[1])
-        return Vectors(sums.index_add_(0, units.owners, units.spread(self.values)))
-
-
-class Products(Term):
-    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`."""
-
-    def __init__(self, inputs: Tensor, backprops: Tensor) -> None:
-        self.inputs, self.backprops = inputs, backprops
-
-    def squared_norms(self) -> Tensor:
-        b, positions, i = self.inputs.shape
-        o = self.backprops.shape[2]
-        if positions == 1:
-            return self.inputs.square().sum((1, 2)) * self.backprops.square().sum((1, 2))
-        if positions * (i + o) < i * o:
-            return self._gram()
-        return materialised_norms(self, b, i * o)
-
-    def _gram(self) -> Tensor:
-        left = self.inputs @ self.inputs.transpose(1, 2)
-        right = self.backprops @ self.backprops.transpose(1, 2)
-        trace = left.diagonal(dim1=1, dim2=2).sum(1) * right.diagonal(dim1=1, dim2=2).sum(1)
-        return _never_below(left.mul_(right).sum((1, 2)), trace)
-
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        inputs, backprops = self.inputs, self.backprops * weights.view(-1, 1, 1).to(self.backprops.dtype)
-        if not clean:
-            inputs, backprops = _silence(inputs, weights), _silence(backprops, weights)
-        return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
-
-    def gradients(self, start: int, stop: int) -> Tensor:
-        return (self.backprops[start:stop].transpose(1, 2) @ self.inputs[start:stop]).flatten(1)
-
-    def grouped(self, units: Units) -> Term:
-        return Products(units.gather(self.inputs), units.gather(units.spread(self.backprops)))
-
-
-class GroupedProducts(Term):
-    """One product per group of channels: `A [b, g, P, i]`, `B [b, g, P, o]`, gradients `[g, o, i]`."""
-
-    def __init__(self, inputs: Tensor, backprops: Tensor) -> None:
-        self.inputs, self.backprops = inputs, backprops
-
-    def squared_norms(self) -> Tensor:
-        b, groups, _, i = self.inputs.shape
-        return materialised_norms(self, b, groups * i * self.backprops.shape[3])
-
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        inputs, backprops = self.inputs, self.backprops * weights.view(-1, 1, 1, 1).to(self.backprops.dtype)
-        if not clean:
-            inputs, backprops = _silence(inputs, weights), _silence(backprops, weights)
-        inputs, backprops = inputs.transpose(0, 1).flatten(1, 2), backprops.transpose(0, 1).flatten(1, 2)
-        return (backprops.transpose(1, 2) @ inputs).flatten()
-
-    def gradients(self, start: int, stop: int) -> Tensor:
-        return (self.backprops[start:stop].transpose(2, 3) @ self.inputs[start:stop]).flatten(1)
-
-    def grouped(self, units: Units) -> Term:
-        inputs = units.gather(self.inputs.transpose(1, 2)).transpose(1, 2)
-        backprops = units.gather(units.spread(self.backprops).transpose(1, 2)).transpose(1, 2)
-        return GroupedProducts(inputs, backprops)
-
-
-class Lookups(Term):
-    """Gradients of a table `[rows, D]` read at `ids [b, P]`: row r gets `Σ_{p: ids[p]=r} B[p]`, `B [b, P, D]`."""
-
-    def __init__(self, ids: Tensor, backprops: Tensor, rows: int) -> None:
-        self.ids, self.backprops, self.rows = ids, backprops, rows
-
-    def squared_norms(self) -> Tensor:
-        products = self.backprops @ self.backprops.transpose(1, 2)
-        trace = products.diagonal(dim1=1, dim2=2).sum(1) * self.ids.shape[1]
-        same = self.ids.unsqueeze(2) == self.ids.unsqueeze(1)
-        return _never_below(products.mul_(same).sum((1, 2)), trace)
-
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        scaled = self.backprops * weights.view(-1, 1, 1).to(self.backprops.dtype)
-        scaled = scaled if clean else _silence(scaled, weights)
-        table = scaled.new_zeros(self.rows, scaled.shape[2])
-        return table.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1)).flatten()
-
-    def gradients(self, start: int, stop: int) -> Tensor:
-        backprops, ids = self.backprops[start:stop], self.ids[start:stop]
-        tables = backprops.new_zeros(len(ids), self.rows, backprops.shape[2])
-        return tables.scatter_add_(1, ids.unsqueeze(2).expand_as(backprops), backprops).flatten(1)
-
-    def grouped(self, units: Units) -> Term:
-        return Lookups(units.gather(self.ids), units.gather(units.spread(self.backprops)), self.rows)
-
-
-def _never_below(sums: Tensor, size: Tensor) -> Tensor:
-    """Squared norms from Gram sums, raised where cancellation may have made them too small. `size` bounds the terms."""
-    return torch.where(sums < _CANCELLATION * size, sums.clamp(min=0) + _SLACK * size, sums)
-
-
-def materialised_norms(term: Term, records: int, numel: int) -> Tensor:
-    """`[b]` squared norms of gradients that are formed a few records at a time and forgotten."""
-    chunk = max(1, _CHUNK_FLOATS // max(numel, 1))
-    starts = range(0, records, chunk)
-    return torch.cat([term.gradients(s, min(s + chunk, records)).square_().sum(1) for s in starts])
-
-
-def tied_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:
-    """`[b]` squared norms of a parameter that several layers share: their gradients add before the norm is taken."""
-    chunk = max(1, _CHUNK_FLOATS // max(numel, 1))
-    norms = []
-    for start in range(0, records, chunk):
-        parts = [term.gradients(start, min(start + chunk, records)) for term in terms]
-        norms.append(torch.stack(parts).sum(0).square_().sum(1))
-    return torch.cat(norms)
 
 
 def _exact(values: Tensor) -> Tensor:
@@ -266,28 +65,32 @@ def linear(layer: nn.Linear, calls: Sequence[Call], names: frozenset[str]) -> di
 
 def convolution(layer: nn.Conv1d | nn.Conv2d, calls: Sequence[Call], names: frozenset[str]) -> dict[str, Term]:
     """A convolution is a linear map of windows: its positions are the pixels of the output."""
-    groups = layer.groups
-    backprops = _along_positions([_exact(call.backprop).flatten(2) for call in calls], 2).transpose(1, 2)  # [b, P, o]
+    backprops = [_pixels_last(call.backprop).flatten(1, 2) for call in calls]
     terms: dict[str, Term] = {}
     if "weight" in names:
-        inputs = _along_positions([windows(layer, _exact(call.inputs[0])) for call in calls])  # [b, P, c·k]
-        if groups == 1:
-            terms["weight"] = Products(inputs, backprops)
-        else:
-            inputs = inputs.unflatten(2, (groups, -1)).transpose(1, 2)
-            terms["weight"] = GroupedProducts(inputs, backprops.unflatten(2, (groups, -1)).transpose(1, 2))
+        images = [_pixels_last(padded(layer, call.inputs[0])) for call in calls]
+        terms["weight"] = _weight_term(layer, images, backprops)
     if "bias" in names:
-        terms["bias"] = Vectors(backprops.sum(1))
+        terms["bias"] = Vectors(_sum([b.sum(1) for b in backprops]))
     return terms
 
 
-def windows(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:
-    """`[b, c, H, W]` (or `[b, c, W]`) to `[b, P, c·kernel]`: what each output pixel sees, padding included."""
-    stride, dilation, kernel = layer.stride, layer.dilation, layer.kernel_size
-    values = padded(layer, values)
-    if values.dim() == 3:
-        values, stride, dilation, kernel = values.unsqueeze(2), (1, *stride), (1, *dilation), (1, *kernel)
-    return F.unfold(values, kernel, dilation=dilation, stride=stride).transpose(1, 2)
+def _pixels_last(values: Tensor) -> Tensor:
+    """`[b, c, H, W]` (or `[b, c, W]`) to float32 `[b, H, W, c]`, in memory too."""
+    values = values.unsqueeze(2) if values.dim() == 3 else values
+    return _exact(values).permute(0, 2, 3, 1).contiguous()
+
+
+def _weight_term(layer: nn.Conv1d | nn.Conv2d, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Term:
+    plane = [tuple((1,) * (2 - len(x)) + tuple(x)) for x in (layer.kernel_size, layer.stride, layer.dilation)]
+    kernel = Kernel(*plane, channels=(layer.in_channels, layer.out_channels))
+    if layer.groups == 1:
+        return Convolutions(kernel, images, backprops)
+    # [b, oh, ow, kh, kw, c] to [b, g, P, c/g·kernel], the layout of the layer's weight
+    windows = [kernel.windows(x).permute(0, 5, 1, 2, 3, 4).unflatten(1, (layer.groups, -1)) for x in images]
+    inputs = [w.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3) for w in windows]
+    grouped = [b.unflatten(2, (layer.groups, -1)).transpose(1, 2) for b in backprops]
+    return GroupedProducts(_along_positions(inputs, 2), _along_positions(grouped, 2))
 
 
 def padded(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:

@@ -1,0 +1,336 @@
+"""Speed: one private step against one ordinary step of the same loop, and against Opacus, in one process.
+
+    python benchmarks/speed.py --model cnn4 --batch-size 512 --device cpu --json
+    python benchmarks/speed.py --grid                      # what docs/performance.md shows
+
+Every contender takes the same model, the same random data and the same Poisson sampling; steps are interleaved, and
+what is printed are medians of the ratios of neighbouring measurements with their quartiles. `sgd` is the trainer's own
+non-private step, `ours` the trainer's complete private one (sampling, gathering, norms, weights, weighted sum, noise,
+optimiser); `floor` is the forward and backward pass to the layers' outputs that no private step can go below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import ctypes
+import gc
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.engine.ledger import Ledger
+from equidp.engine.noise import SeededRandom
+from equidp.engine.parts import Plan
+from equidp.engine.sampling import Population
+from equidp.engine.trainer import Trainer
+from equidp.models import build_model
+from equidp.records import Records, Schema
+
+Step = Callable[[], object]
+
+NOISE_MULTIPLIER, CLIP_NORM, LEARNING_RATE, SEED = 1.0, 1.0, 0.05, 0
+OPACUS = ("hooks", "functorch", "ew", "ghost")
+GRID = [
+    ("cnn4", 256), ("cnn4", 512), ("cnn4", 1024), ("cnn_small", 256), ("resnet9", 64), ("bilstm", 64), ("mlp", 256),
+    ("logistic", 256),
+]  # fmt: skip
+DATA = {"logistic": "tabular", "resnet9": "colour", "bilstm": "text"}
+"""Which data a model is measured on; MNIST-like images where nothing is said."""
+
+
+def schema(kind: str) -> Schema:
+    """The shapes of Adult, MNIST, CIFAR-10 and IMDB."""
+    ten = tuple(map(str, range(10)))
+    return {
+        "tabular": Schema("tabular", "tabular", (40,), ten[:2], {"class": ten[:2]}),
+        "grey": Schema("grey", "image", (1, 28, 28), ten, {"class": ten}, mean=(0.13,), sd=(0.31,)),
+        "colour": Schema("colour", "image", (3, 32, 32), ten, {"class": ten}, mean=(0.5,) * 3, sd=(0.25,) * 3),
+        "text": Schema("text", "text", (80,), ten[:2], {"class": ten[:2]}, vocabulary=10_000),
+    }[kind]
+
+
+def random_records(facts: Schema, size: int) -> Records:
+    """Records of the right shape, content random."""
+    shape = (size, *facts.shape)
+    features = {
+        "tabular": lambda: torch.rand(shape),
+        "image": lambda: torch.randint(0, 256, shape, dtype=torch.uint8),
+        "text": lambda: torch.randint(1, max(facts.vocabulary, 2), shape),
+    }[facts.kind]()
+    labels = torch.randint(0, len(facts.classes), (size,))
+    return Records(features, labels, {"class": labels}, facts)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """One loss per record."""
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+class Bench:
+    """One model, one batch size, one device: builds every contender's step."""
+
+    def __init__(self, model: str, batch_size: int, device: str, records: int) -> None:
+        torch.manual_seed(SEED)
+        facts = schema(DATA.get(model, "grey"))
+        self.records = random_records(facts, max(records, 2 * batch_size)).to(device)
+        self.model = build_model(model, facts, seed=SEED).to(device)
+        self.plan = Plan(len(self.records), batch_size, 1_000, len(facts.classes), 1e-5, NOISE_MULTIPLIER)
+        self.device = torch.device(device)
+
+    def trainer(self, algorithm: str, *, physical_batch_size: int | None = None) -> Trainer:
+        """A trainer on a copy of the model."""
+        return Trainer(
+            model=copy.deepcopy(self.model),
+            loss=cross_entropy,
+            algorithm=algorithm_settings(algorithm).build(),
+            plan=self.plan,
+            population=Population(self.records, self.records.labels),
+            random=SeededRandom(SEED, self.device),
+            ledger=Ledger(),
+            learning_rate=LEARNING_RATE,
+            physical_batch_size=physical_batch_size,
+        )
+
+    def step(self, algorithm: str, **settings: int | None) -> Step:
+        """A complete step of the trainer."""
+        trainer = self.trainer(algorithm, **settings)
+        segment = trainer.segments[0]
+        return lambda: trainer.step(segment)
+
+    def sampled(self) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Poisson batches, drawn and gathered as the trainer does."""
+        random, rate, size = SeededRandom(SEED, self.device), self.plan.sampling_rate, len(self.records)
+
+        def draw() -> tuple[Tensor, Tensor]:
+            index = random.bernoulli(rate, size).nonzero().squeeze(1)
+            return self.records.features[index], self.records.labels[index]
+
+        return draw
+
+    def floor(self) -> Step:
+        """Forward and backward to the layers' outputs: what a private step cannot do without."""
+        engine, draw = self.trainer("dpsgd").engine, self.sampled()
+        return lambda: engine._calls(*draw(), [(None, 1.0)])
+
+    def opacus(self, mode: str, *, channels_last: bool) -> Step:
+        """A complete step of Opacus, batches drawn as for everybody else."""
+        model = copy.deepcopy(self.model).train()
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        return _ghost(model, self) if mode == "ghost" else _stored(model, self, mode)
+
+
+def _stored(model: nn.Module, bench: Bench, mode: str) -> Step:
+    """Opacus with per-sample gradients held in memory: `hooks` (its default), `functorch`, `ew`."""
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleExpandedWeights
+    from opacus.optimizers import DPOptimizer
+
+    wrapped: nn.Module
+    if mode == "ew":
+        wrapped = GradSampleModuleExpandedWeights(model, loss_reduction="mean")
+    else:
+        wrapped = GradSampleModule(model, loss_reduction="mean", force_functorch=mode == "functorch")
+    optimizer = DPOptimizer(_sgd(wrapped), **_privacy(bench), loss_reduction="mean")
+    draw = bench.sampled()
+
+    def step() -> None:
+        features, labels = draw()
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(features), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def _ghost(model: nn.Module, bench: Bench) -> Step:
+    """Opacus's ghost clipping: two backward passes, no stored gradients."""
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    wrapped = GradSampleModuleFastGradientClipping(
+        model, loss_reduction="mean", max_grad_norm=CLIP_NORM, use_ghost_clipping=True
+    )
+    optimizer = DPOptimizerFastGradientClipping(_sgd(wrapped), **_privacy(bench), loss_reduction="mean")
+    criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
+    draw = bench.sampled()
+
+    def step() -> None:
+        features, labels = draw()
+        optimizer.zero_grad()
+        criterion(wrapped(features), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
+
+
+def _privacy(bench: Bench) -> dict[str, float]:
+    return {
+        "noise_multiplier": NOISE_MULTIPLIER,
+        "max_grad_norm": CLIP_NORM,
+        "expected_batch_size": bench.plan.batch_size,
+    }
+
+
+def elapsed(step: Step, device: torch.device) -> float:
+    """Seconds of one step, the device's queue included."""
+    started = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def interleaved(steps: Mapping[str, Step], device: torch.device, rounds: int) -> dict[str, list[float]]:
+    """Seconds of every step, round by round; what disturbs the machine disturbs neighbours alike."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for name, step in steps.items():
+        for _ in range(3):
+            elapsed(step, device)
+        del name
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(elapsed(step, device))
+    return times
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """Median and quartiles of the ratios of measurements of the same round."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return middle, low, high
+
+
+def peak_memory(step: Step, device: torch.device) -> float | None:
+    """MiB that a step needs beyond what is there before it; None where the system does not tell."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        elapsed(step, device)
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+        before = _status("VmRSS")
+        for _ in range(3):
+            step()
+        return _status("VmHWM") - before
+    except OSError:
+        return None
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
+def contenders(bench: Bench, algorithms: Sequence[str], opacus: Sequence[str]) -> dict[str, Step]:
+    """Every step that runs here; an Opacus mode that cannot run the model is left out and said so.
+
+    Opacus gets the memory layout in which it is faster.
+    """
+    steps: dict[str, Step] = {"sgd": bench.step("sgd"), "floor": bench.floor()}
+    steps |= {f"ours:{name}": bench.step(name) for name in algorithms}
+    for mode in opacus:
+        try:
+            layouts = [bench.opacus(mode, channels_last=last) for last in (False, True)]
+            tried = interleaved(dict(enumerate(layouts)), bench.device, 3)  # type: ignore[arg-type]
+        except Exception as error:
+            print(f"# opacus {mode} left out: {type(error).__name__}: {str(error)[:120]}")
+            continue
+        steps[f"opacus:{mode}"] = layouts[min(tried, key=lambda k: statistics.median(tried[k]))]  # type: ignore[index]
+    return steps
+
+
+def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, object]:
+    """All ratios for one model and batch size."""
+    bench = Bench(model, batch_size, args.device, args.records)
+    steps = contenders(bench, args.algorithms, args.opacus)
+    times = interleaved(steps, bench.device, args.rounds)
+    names = {k.replace("ours:dpsgd", "ours") if k == "ours:dpsgd" else k.replace(":", "_"): k for k in steps}
+    result: dict[str, object] = {"model": model, "batch_size": batch_size, "device": args.device}
+    result |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "rounds": args.rounds}
+    result["sgd_ms"] = 1e3 * statistics.median(times["sgd"])
+    for name, key in names.items():
+        if key != "sgd":
+            middle, low, high = ratio(times[key], times["sgd"])
+            result |= {f"{name}_over_sgd": middle, f"{name}_over_sgd_quartiles": [low, high]}
+    result |= _best_opacus(times)
+    return result | _memory(bench, steps)
+
+
+def _best_opacus(times: Mapping[str, list[float]]) -> dict[str, object]:
+    modes = [k for k in times if k.startswith("opacus:")]
+    if not modes:
+        return {}
+    best = min(modes, key=lambda k: statistics.median(times[k]))
+    found: dict[str, object] = {"opacus_best": best, "opacus_best_over_sgd": ratio(times[best], times["sgd"])[0]}
+    if "ours:dpsgd" in times:
+        found["opacus_best_over_ours"] = ratio(times[best], times["ours:dpsgd"])[0]
+        if "opacus:hooks" in times:
+            found["opacus_hooks_over_ours"] = ratio(times["opacus:hooks"], times["ours:dpsgd"])[0]
+    return found
+
+
+def _memory(bench: Bench, steps: Mapping[str, Step]) -> dict[str, object]:
+    peaks = {k: peak_memory(step, bench.device) for k, step in steps.items() if k != "floor"}
+    base, ours = peaks["sgd"], peaks.get("ours:dpsgd")
+    chunked = peak_memory(bench.step("dpsgd", physical_batch_size=bench.plan.batch_size // 4), bench.device)
+    return {
+        "memory_mib": peaks,
+        "ours_memory_over_sgd": ours / base if ours and base else None,
+        "ours_in_chunks_memory_over_sgd": chunked / base if chunked and base else None,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="cnn4")
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--records", type=int, default=20_000, help="size N of the training data sampled from")
+    parser.add_argument("--algorithms", nargs="*", default=["dpsgd"], help="names, or `all`")
+    parser.add_argument("--opacus", nargs="*", default=list(OPACUS), choices=OPACUS)
+    parser.add_argument("--grid", action="store_true", help="every model of docs/performance.md")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.algorithms == ["all"]:
+        args.algorithms = ["dpsgd", *(name for name in ALGORITHMS if name not in ("sgd", "dpsgd"))]
+    return args
+
+
+def show(result: Mapping[str, object]) -> None:
+    """One line per figure."""
+    for name, value in result.items():
+        print(f"{name:36s} {value:.3f}" if isinstance(value, float) else f"{name:36s} {value}")
+
+
+def main() -> None:
+    """Measure and print."""
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore")
+    for model, batch_size in GRID if args.grid else [(args.model, args.batch_size)]:
+        result = measure(args, model, batch_size)
+        print(json.dumps(result)) if args.json else show(result)
+
+
+if __name__ == "__main__":
+    main()
