@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from equidp.engine.gradients import GradientEngine
-from equidp.engine.ledger import Event, Ledger, rdp_epsilon
+from equidp.engine.ledger import Event, Ledger, live_epsilon
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Algorithm, Plan, Segment, per_record, scheduled, segment_at, sensitivity, tensors
 from equidp.engine.sampling import Batch, Population
@@ -246,7 +246,7 @@ class Trainer:
                 on_step()
         row: dict[str, float] = {"epoch": float(epoch + 1)}
         if self.algorithm.private:
-            row["epsilon_rdp"] = rdp_epsilon(self.ledger.events, self.plan.delta)
+            row["epsilon_rdp"] = live_epsilon(self.ledger.events, self.plan.delta)
             row |= self._shown_values()
         if self.diagnostics is not None:
             row |= self._diagnostic_row()
