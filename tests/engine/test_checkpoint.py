@@ -1,0 +1,370 @@
+"""Checkpoints: bit-identical, atomic, refused when damaged; and the ledger owes for everything that was shown."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.engine.toy import EVENT, PLAN, WHOLE_RUN, Crash, ToyTrainer, uninterrupted
+
+from equidp.engine import checkpoint
+from equidp.engine.checkpoint import (
+    CHECKPOINT_FILE,
+    JOURNAL_FILE,
+    Checkpointer,
+    StoppedError,
+    read_checkpoint,
+    write_checkpoint,
+)
+from equidp.engine.ledger import Event
+from equidp.engine.noise import RandomSource, SeededRandom
+from equidp.engine.secure import SecureRandom
+from equidp.errors import EquidpError
+
+SETTINGS = {"seed": 1, "training": {"batch_size": 10, "epochs": 4}}
+EMPTY = {"state": {}, "history": [], "done": [], "ahead": [], "journal_lines": 0, "life": ""}
+
+
+def seeded() -> RandomSource:
+    return SeededRandom(1, "cpu")
+
+
+def secure() -> RandomSource:
+    return SecureRandom("cpu")
+
+
+def live(
+    folder: Path,
+    *,
+    source: Callable[[], RandomSource] = seeded,
+    resume: bool = True,
+    at_step: Callable[[int], None] = lambda done: None,
+    every_epochs: int | None = 1,
+    block: int = 8,
+) -> tuple[ToyTrainer, list[dict[str, float]]]:
+    """One life of a run: from whatever is in the folder to the end, a stop, or a crash."""
+    keeper = Checkpointer(folder, SETTINGS, resume=resume, every_epochs=every_epochs, block=block)
+    try:
+        random = source()
+        trainer = ToyTrainer(random, keeper.ledger(random), at_step=at_step)
+        return trainer, keeper.train(trainer)
+    finally:
+        keeper.close()
+
+
+def crash_at(step: int) -> Callable[[int], None]:
+    def at_step(done: int) -> None:
+        if done == step:
+            raise Crash
+
+    return at_step
+
+
+def releases(events: tuple[Event, ...]) -> int:
+    return sum(event.count for event in events)
+
+
+class TestResume:
+    """A run that dies and comes back."""
+
+    @pytest.mark.parametrize("step", [0, 1, 9, 10, 11, 23, 39])
+    def test_seeded_run_is_bit_identical_and_owes_the_same(self, tmp_path: Path, step: int) -> None:
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(step))
+        trainer, history = live(tmp_path)
+        whole = uninterrupted()
+        assert torch.equal(trainer.theta, whole.theta)
+        assert trainer.ledger.events == WHOLE_RUN
+        assert [row["epoch"] for row in history] == [1.0, 2.0, 3.0, 4.0]
+        assert history[-1]["theta"] == float(whole.theta.sum())
+
+    def test_many_crashes_in_a_row(self, tmp_path: Path) -> None:
+        for step in (3, 3, 5, 12, 11, 13, 31, 30, 38):
+            with pytest.raises(Crash):
+                live(tmp_path, at_step=crash_at(step))
+        trainer, _ = live(tmp_path)
+        assert torch.equal(trainer.theta, uninterrupted().theta)
+        assert trainer.ledger.events == WHOLE_RUN
+
+    def test_a_run_that_stops_before_the_old_crash_still_owes_for_it(self, tmp_path: Path) -> None:
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(27), every_epochs=None)
+        keeper = Checkpointer(tmp_path, SETTINGS, resume=True, block=8)
+        trainer = ToyTrainer(seeded(), keeper.ledger(seeded()))
+        trainer.step()
+        keeper.save(trainer)
+        # 28 steps were begun, in blocks of 8: 32 are charged
+        assert releases(trainer.ledger.events) == 32
+        keeper.close()
+        again = Checkpointer(tmp_path, SETTINGS, resume=True)
+        assert releases(again.ledger(seeded()).events) == 32
+        again.close()
+
+    @pytest.mark.parametrize("step", [0, 11, 39])
+    def test_secure_run_pays_for_repeated_steps_again(self, tmp_path: Path, step: int) -> None:
+        with pytest.raises(Crash):
+            live(tmp_path, source=secure, at_step=crash_at(step))
+        trainer, _ = live(tmp_path, source=secure)
+        begun = step % 10 + 1  # since the checkpoint at the epoch's end
+        assert trainer.steps_done == PLAN.steps
+        assert PLAN.steps + begun <= releases(trainer.ledger.events) < PLAN.steps + begun + 8
+
+    def test_another_machine_pays_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(15))
+        monkeypatch.setattr(checkpoint, "life_of", lambda random: "seeded, elsewhere")
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(16))
+        monkeypatch.undo()
+        # back on the first machine: 6 steps begun there and 7 elsewhere since the checkpoint, all owed
+        trainer, _ = live(tmp_path)
+        assert releases(trainer.ledger.events) >= PLAN.steps + 6 + 7
+
+    def test_sums_in_any_order_are_not_repetitions(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        random = SeededRandom(1, "cpu")
+        assert checkpoint.repeats(random)
+        random.device = torch.device("cuda")
+        assert not checkpoint.repeats(random)
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert checkpoint.repeats(random)
+
+    def test_a_finished_run_continues_to_nothing(self, tmp_path: Path) -> None:
+        first, history = live(tmp_path)
+        again, same = live(tmp_path)
+        assert torch.equal(first.theta, again.theta)
+        assert same == history
+        assert again.ledger.events == WHOLE_RUN
+
+    def test_without_resume_it_is_a_new_run(self, tmp_path: Path) -> None:
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(25))
+        trainer, history = live(tmp_path, resume=False)
+        assert trainer.ledger.events == WHOLE_RUN
+        assert len(history) == 4
+        assert (tmp_path / "journal-abandoned-1.jsonl").exists()
+
+    def test_a_secure_run_does_not_continue_a_seeded_one(self, tmp_path: Path) -> None:
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(25))
+        with pytest.raises(EquidpError, match="secure mode refuses"):
+            live(tmp_path, source=secure)
+
+    def test_discard_leaves_nothing(self, tmp_path: Path) -> None:
+        keeper = Checkpointer(tmp_path, SETTINGS)
+        keeper.save(ToyTrainer(seeded(), keeper.ledger(seeded())))
+        keeper.discard()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_saves_by_the_clock(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        minutes = iter(range(1000))
+        monkeypatch.setattr(checkpoint.time, "monotonic", lambda: 60.0 * next(minutes))
+        written: list[int] = []
+        monkeypatch.setattr(
+            checkpoint, "write_checkpoint", lambda path, content, _: written.append(content["state"]["steps_done"])
+        )
+        keeper = Checkpointer(tmp_path, SETTINGS, every_minutes=7)
+        keeper.train(ToyTrainer(seeded(), keeper.ledger(seeded())))
+        keeper.close()
+        # every reading of the clock is a minute later: at steps 7, then every 7th reading (saving reads it once)
+        assert written[0] == 7
+        assert 4 <= len(written) <= 6
+
+
+class TestSignals:
+    """Ctrl-C and SIGTERM."""
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("step", [4, 9, 10])
+    def test_the_step_is_finished_and_kept(self, tmp_path: Path, number: int, step: int) -> None:
+        def at_step(done: int) -> None:
+            if done == step:
+                os.kill(os.getpid(), number)
+
+        before = signal.getsignal(number)
+        with pytest.raises(StoppedError, match=f"after step {step + 1} of 40.*resume=true") as stopped:
+            live(tmp_path, at_step=at_step, every_epochs=None)
+        assert stopped.value.exit_code == 128 + number
+        assert signal.getsignal(number) is before
+        trainer, history = live(tmp_path, every_epochs=None)
+        assert torch.equal(trainer.theta, uninterrupted().theta)
+        assert trainer.ledger.events == WHOLE_RUN
+        assert [row["epoch"] for row in history] == [1.0, 2.0, 3.0, 4.0]
+
+    def test_a_secure_run_that_was_asked_to_stop_owes_nothing_extra(self, tmp_path: Path) -> None:
+        with pytest.raises(StoppedError):
+            live(tmp_path, source=secure, at_step=lambda done: os.kill(os.getpid(), signal.SIGTERM))
+        trainer, _ = live(tmp_path, source=secure)
+        assert trainer.ledger.events == WHOLE_RUN
+
+    def test_a_second_ctrl_c_stops_at_once(self, tmp_path: Path) -> None:
+        def at_step(done: int) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            live(tmp_path, at_step=at_step)
+
+
+class TestFile:
+    """What is on disk."""
+
+    STATE = {  # noqa: RUF012
+        "weights": torch.arange(6.0).view(2, 3).t(),  # not contiguous
+        "optimizer": {"state": {0: {"momentum": torch.ones(2), "step": 3}}, "groups": [{"params": [0], "lr": 0.1}]},
+        "nothing": None,
+        "flag": True,
+        "pair": (1, "two", (3.0,)),
+        "numbers": [math.inf, 0.1 + 0.2, 10**20],
+        "empty": torch.zeros(0, 4),
+        "bytes": torch.arange(9, dtype=torch.uint8),
+        "scalar": torch.tensor(2**60),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "mask": torch.tensor([True, False]),
+    }
+
+    def test_everything_comes_back_as_it_was(self, tmp_path: Path) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        write_checkpoint(path, EMPTY | {"state": self.STATE}, SETTINGS)
+        state = read_checkpoint(path, SETTINGS).state
+        assert state.keys() == self.STATE.keys()
+        for name, value in self.STATE.items():
+            if isinstance(value, torch.Tensor):
+                assert state[name].dtype == value.dtype
+                assert torch.equal(state[name], value)
+        assert torch.equal(state["optimizer"]["state"][0].pop("momentum"), torch.ones(2))
+        assert state["optimizer"] == {"state": {0: {"step": 3}}, "groups": [{"params": [0], "lr": 0.1}]}
+        assert (state["pair"], state["numbers"]) == (self.STATE["pair"], self.STATE["numbers"])
+        assert state["nothing"] is None
+        assert state["flag"] is True
+
+    def test_it_holds_no_pickle(self, tmp_path: Path) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        write_checkpoint(path, EMPTY | {"state": {"weights": torch.ones(2)}}, SETTINGS)
+        assert torch.equal(load_file(path)["0"], torch.ones(2))  # any safetensors reader will do
+        with pytest.raises(TypeError, match=r"state\.model: a Linear cannot be kept"):
+            write_checkpoint(path, EMPTY | {"state": {"model": torch.nn.Linear(1, 1)}}, SETTINGS)
+
+    def test_every_truncation_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        write_checkpoint(path, EMPTY | {"state": {"weights": torch.ones(50)}}, SETTINGS)
+        whole = path.read_bytes()
+        for length in [*range(0, len(whole), 37), len(whole) - 1]:
+            path.write_bytes(whole[:length])
+            with pytest.raises(EquidpError, match=r"truncated|damaged|format"):
+                read_checkpoint(path, SETTINGS)
+
+    def test_every_flipped_bit_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        write_checkpoint(path, EMPTY | {"state": {"weights": torch.rand(40)}}, SETTINGS)
+        whole = path.read_bytes()
+        for position in range(0, len(whole), 11):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1
+            path.write_bytes(damaged)
+            with pytest.raises(EquidpError):
+                read_checkpoint(path, SETTINGS)
+
+    def test_an_edited_ledger_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        write_checkpoint(path, EMPTY | {"done": [Event(0.1, 1.0, 300).to_dict()]}, SETTINGS)
+        with checkpoint.safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        metadata["body"] = metadata["body"].replace("300", "100")
+        save_file({}, path, metadata)
+        with pytest.raises(EquidpError, match="damaged or was edited"):
+            read_checkpoint(path, SETTINGS)
+
+    @pytest.mark.parametrize("content", [b"", b"hello", b"\x80\x04\x95pickle", b"\xff" * 64])
+    def test_something_else_is_refused(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        path.write_bytes(content)
+        with pytest.raises(EquidpError, match="is no checkpoint"):
+            read_checkpoint(path, SETTINGS)
+
+    def test_a_foreign_safetensors_file_is_refused(self, tmp_path: Path) -> None:
+        save_file({"a": torch.ones(1)}, tmp_path / CHECKPOINT_FILE)
+        with pytest.raises(EquidpError, match="not in the format"):
+            read_checkpoint(tmp_path / CHECKPOINT_FILE, SETTINGS)
+
+    def test_other_settings_are_refused_with_the_difference(self, tmp_path: Path) -> None:
+        live(tmp_path)
+        with pytest.raises(EquidpError, match=r"training\.epochs was 4 and is 5"):
+            Checkpointer(tmp_path, {"seed": 1, "training": {"batch_size": 10, "epochs": 5}}, resume=True)
+        with pytest.raises(EquidpError, match=r"seed was 1 and is 2"):
+            read_checkpoint(tmp_path / CHECKPOINT_FILE, SETTINGS | {"seed": 2})
+
+    def test_a_checkpoint_without_its_journal_is_refused(self, tmp_path: Path) -> None:
+        live(tmp_path)
+        (tmp_path / JOURNAL_FILE).unlink()
+        with pytest.raises(EquidpError, match="charges are missing"):
+            live(tmp_path)
+
+
+class TestDisk:
+    """A disk that refuses."""
+
+    @pytest.mark.parametrize("call", ["fsync", "replace"])
+    def test_the_old_checkpoint_survives_and_no_half_is_left(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        write_checkpoint(path, EMPTY | {"journal_lines": 7}, SETTINGS)
+
+        def full(*args: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, call, full)
+        with pytest.raises(EquidpError, match="disk is full"):
+            write_checkpoint(path, EMPTY | {"journal_lines": 8}, SETTINGS)
+        monkeypatch.undo()
+        assert os.listdir(tmp_path) == [CHECKPOINT_FILE]
+        assert read_checkpoint(path, SETTINGS).journal_lines == 7
+
+    @pytest.mark.parametrize(("number", "reason"), [(errno.EROFS, "read-only"), (errno.EACCES, "not allowed")])
+    def test_a_folder_that_may_not_be_written_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+    ) -> None:
+        def refuse(*args: object, **named: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(Path, "open", refuse)  # permissions would not stop root, who runs many a test
+        with pytest.raises(EquidpError, match=reason):
+            Checkpointer(tmp_path, SETTINGS)
+        with pytest.raises(EquidpError, match=reason):
+            write_checkpoint(tmp_path / CHECKPOINT_FILE, EMPTY, SETTINGS)
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+    def test_a_device_that_is_really_full(self, tmp_path: Path) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        path.with_name(f"{path.name}.{os.getpid()}.tmp").symlink_to("/dev/full")
+        with pytest.raises(EquidpError, match="disk is full"):
+            write_checkpoint(path, EMPTY, SETTINGS)
+        assert os.listdir(tmp_path) == []
+
+    def test_what_a_killed_process_left_half_written_is_cleared(self, tmp_path: Path) -> None:
+        (tmp_path / f"{CHECKPOINT_FILE}.4711.tmp").write_bytes(b"half")
+        live(tmp_path)
+        assert sorted(os.listdir(tmp_path)) == [CHECKPOINT_FILE, JOURNAL_FILE]
+
+
+def test_the_journal_is_written_before_the_step_runs(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def at_step(done: int) -> None:
+        lines = (tmp_path / JOURNAL_FILE).read_text().splitlines()
+        entries = [json.loads(line.partition(" ")[2]) for line in lines]
+        charged = sum(e["charge"]["count"] for e in entries if "charge" in e)
+        seen.append(charged - sum(e["cancel"]["count"] for e in entries if "cancel" in e))
+        assert seen[-1] >= done + 1
+
+    live(tmp_path, at_step=at_step)
+    assert len(seen) == PLAN.steps
+    assert EVENT.count == 1

@@ -1,0 +1,250 @@
+"""The journal: durable before the step, whole or refused afterwards, never too little."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from equidp.engine.journal import Journal, JournaledLedger, storage_error
+from equidp.engine.ledger import Event
+from equidp.errors import EquidpError
+
+SETTINGS = {"seed": 1, "training": {"batch_size": 64}}
+GRADIENT, COUNT = Event(0.01, 1.0), Event(1.0, 20.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    opened = Journal(path, SETTINGS, block=4)
+    yield opened
+    opened.close()
+
+
+def _times(event: Event, count: int) -> Event:
+    return Event(event.sampling_rate, event.noise_multiplier, count)
+
+
+def _reopened(path: Path) -> tuple[Event, ...]:
+    again = Journal(path, SETTINGS, block=4)
+    charged = again.charged_since(0)
+    again.close()
+    return charged
+
+
+def test_a_block_is_on_disk_before_its_first_step(journal: Journal, path: Path) -> None:
+    journal.charge(GRADIENT)
+    journal.close()  # as a crash would, in the middle of the first step
+    assert _reopened(path) == (_times(GRADIENT, 4),)
+
+
+def test_one_line_per_block(journal: Journal) -> None:
+    before = journal.lines
+    for _ in range(8):
+        journal.charge(GRADIENT)
+    assert journal.lines - before == 2
+
+
+def test_settling_leaves_what_was_used(journal: Journal, path: Path) -> None:
+    for _ in range(6):
+        journal.charge(GRADIENT)
+    journal.settle()
+    journal.settle()
+    journal.close()
+    assert _reopened(path) == (_times(GRADIENT, 6),)
+
+
+def test_a_change_of_events_settles_the_block_before(journal: Journal, path: Path) -> None:
+    for event in (COUNT, GRADIENT, GRADIENT, COUNT):
+        journal.charge(event)
+    journal.settle()
+    journal.close()
+    assert _reopened(path) == (COUNT, _times(GRADIENT, 2), COUNT)
+
+
+def test_an_event_larger_than_a_block(journal: Journal, path: Path) -> None:
+    journal.charge(GRADIENT)
+    journal.charge(_times(GRADIENT, 10))
+    journal.settle()
+    journal.close()
+    assert _reopened(path) == (_times(GRADIENT, 11),)
+
+
+def test_charges_since_a_position(journal: Journal) -> None:
+    journal.charge(COUNT)
+    journal.settle()
+    position = journal.lines
+    journal.charge(GRADIENT)
+    journal.settle()
+    assert journal.charged_since(position) == (GRADIENT,)
+    assert journal.charged_since(position, carried=[COUNT]) == (COUNT, GRADIENT)
+
+
+def test_lives_since_a_position(journal: Journal) -> None:
+    journal.begin("one")
+    position = journal.lines
+    journal.begin("two")
+    assert journal.lives_since(0) == {"one", "two"}
+    assert journal.lives_since(position) == {"two"}
+
+
+def test_never_less_than_what_was_used_wherever_it_ends(tmp_path: Path) -> None:
+    # 60 random histories of charges and settlements, each cut at a random moment without any goodbye
+    chance = random.Random(7)
+    for case in range(60):
+        path = tmp_path / f"{case}.jsonl"
+        journal, used = Journal(path, SETTINGS, block=chance.choice([1, 3, 16])), {GRADIENT: 0, COUNT: 0}
+        for _ in range(chance.randrange(25)):
+            event = chance.choice([GRADIENT, GRADIENT, GRADIENT, COUNT])
+            journal.charge(event)
+            used[event] += 1
+            if chance.random() < 0.2:
+                journal.settle()
+        block = journal.block
+        journal.close()
+        charged = _reopened(path)
+        for event, count in used.items():
+            found = sum(e.count for e in charged if e.noise_multiplier == event.noise_multiplier)
+            assert count <= found < count + block
+
+
+def test_a_torn_last_line_is_a_charge_that_never_was(journal: Journal, path: Path) -> None:
+    journal.charge(GRADIENT)
+    journal.settle()
+    journal.charge(COUNT)
+    journal.close()
+    whole = path.read_bytes()
+    last = whole[: whole.rstrip(b"\n").rfind(b"\n") + 1]
+    for cut in range(len(last), len(whole)):
+        path.write_bytes(whole[:cut])
+        assert _reopened(path) == (GRADIENT,)
+        assert path.read_bytes() == last  # and the next line will begin at a line's beginning
+
+
+def test_a_continued_journal_goes_on_checking(journal: Journal, path: Path) -> None:
+    journal.charge(COUNT)
+    journal.close()
+    again = Journal(path, SETTINGS)
+    again.charge(GRADIENT)
+    again.settle()
+    again.close()
+    assert _reopened(path) == (_times(COUNT, 4), GRADIENT)
+
+
+@pytest.mark.parametrize("edit", [(b'"count": 4', b'"count": 1'), (b"0.01", b"0.02"), (b"charge", b"cancel")])
+def test_an_edited_line_is_refused(journal: Journal, path: Path, edit: tuple[bytes, bytes]) -> None:
+    journal.charge(GRADIENT)
+    journal.charge(COUNT)
+    journal.close()
+    path.write_bytes(path.read_bytes().replace(*edit, 1))
+    with pytest.raises(EquidpError, match=r"line 2.*damaged or was edited"):
+        Journal(path, SETTINGS)
+
+
+def test_a_removed_or_swapped_line_is_refused(journal: Journal, path: Path) -> None:
+    for event in (GRADIENT, COUNT, GRADIENT):
+        journal.charge(event)
+    journal.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damaged in (lines[:1] + lines[2:], [lines[0], lines[2], lines[1], *lines[3:]]):
+        path.write_bytes(b"".join(damaged))
+        with pytest.raises(EquidpError, match="damaged or was edited"):
+            Journal(path, SETTINGS)
+
+
+def test_a_shortened_journal_does_not_satisfy_its_checkpoint(journal: Journal) -> None:
+    with pytest.raises(EquidpError, match="charges are missing"):
+        journal.charged_since(journal.lines + 1)
+
+
+def test_other_settings_are_refused_with_the_difference(journal: Journal, path: Path) -> None:
+    journal.close()
+    with pytest.raises(EquidpError, match=r"training\.batch_size was 64 and is 128; training\.epochs was 'not set'"):
+        Journal(path, {"seed": 1, "training": {"batch_size": 128, "epochs": 3}})
+
+
+def test_a_fresh_start_keeps_the_old_charges_under_another_name(journal: Journal, path: Path) -> None:
+    journal.charge(GRADIENT)
+    journal.close()
+    for number in (1, 2):
+        Journal(path, SETTINGS, fresh=True).close()
+        assert (path.parent / f"journal-abandoned-{number}.jsonl").exists()
+    assert _reopened(path) == ()
+    assert _reopened(path.parent / "journal-abandoned-1.jsonl") == (_times(GRADIENT, 4),)
+
+
+def test_two_runs_do_not_share_a_folder(journal: Journal, path: Path) -> None:
+    pytest.importorskip("fcntl")
+    with pytest.raises(EquidpError, match="in use by another run"):
+        Journal(path, SETTINGS)
+
+
+def test_a_full_disk_stops_the_step(journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal.charge(GRADIENT)
+    journal.settle()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    ledger = JournaledLedger(journal)
+    with pytest.raises(EquidpError, match="disk is full; free some space"):
+        ledger.append(COUNT)
+    assert ledger.events == ()
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EquidpError, match="Cannot write"):
+        Journal(tmp_path / "file" / "journal.jsonl", SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EROFS, "read-only"), (errno.EACCES, "not allowed"), (errno.EDQUOT, "quota"), (errno.EIO, "output error")],
+)
+def test_every_refusal_of_the_disk_has_its_remedy(number: int, remedy: str) -> None:
+    assert remedy in storage_error(Path("x"), OSError(number, os.strerror(number))).message
+
+
+class TestJournaledLedger:
+    """What repeated steps owe."""
+
+    def test_repeated_steps_use_up_what_is_charged(self, journal: Journal) -> None:
+        ledger = JournaledLedger(journal, spent=[_times(GRADIENT, 5)], ahead=[_times(GRADIENT, 3), COUNT])
+        lines = journal.lines
+        assert ledger.events == (_times(GRADIENT, 8), COUNT)
+        for _ in range(2):
+            ledger.append(GRADIENT)
+        assert ledger.events == (_times(GRADIENT, 8), COUNT)
+        assert (ledger.done, ledger.ahead) == ((_times(GRADIENT, 7),), (GRADIENT, COUNT))
+        for event in (GRADIENT, COUNT, GRADIENT):
+            ledger.append(event)
+        assert ledger.events == (_times(GRADIENT, 8), COUNT, GRADIENT)
+        assert journal.lines == lines + 1
+
+    def test_another_event_is_charged_on_top(self, journal: Journal) -> None:
+        ledger = JournaledLedger(journal, ahead=[_times(GRADIENT, 3)])
+        ledger.append(COUNT)
+        ledger.append(GRADIENT)
+        assert ledger.events == (_times(GRADIENT, 3), COUNT, GRADIENT)
+
+    def test_a_finished_run_gives_back_what_cannot_have_happened(self, journal: Journal, path: Path) -> None:
+        journal.charge(_times(GRADIENT, 7))
+        journal.settle()
+        ledger = JournaledLedger(journal, ahead=journal.charged_since(0))
+        for _ in range(5):
+            ledger.append(GRADIENT)
+        ledger.finish()
+        assert ledger.events == (_times(GRADIENT, 5),)
+        journal.close()
+        assert _reopened(path) == (_times(GRADIENT, 5),)
