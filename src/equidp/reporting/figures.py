@@ -4,21 +4,25 @@ What they read:
 
 - documents: `metrics.json` by algorithm;
 - histories: `history.parquet` by algorithm, one row per epoch;
-- privacy: `privacy.json` by algorithm;
-- runs: one row per run (or per algorithm and setting, averaged over seeds).
+- privacy: `privacy.json` of an algorithm;
+- runs: one row per run, with its settings and results as columns and the column `seed`. Rows that differ in the seed
+  only are averaged, with 95 % intervals.
 
 docs/figures.md lists which figure of which paper each one redraws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from equidp.reporting.style import bars, figure, label, line, looks
-from equidp.reporting.tables import BASELINE, group_figures
+from equidp.evaluation.metrics import slug
+from equidp.evaluation.seeds import mean_interval
+from equidp.reporting.style import HEIGHT, bars, categories, dress, figure, label, line, looks
+from equidp.reporting.tables import BASELINE, PARTS, group_figures
 
 METRIC_NAMES = {
     "accuracy": "accuracy",
@@ -26,15 +30,35 @@ METRIC_NAMES = {
     "macro_f1": "macro-F1",
     "mcc": "Matthews correlation",
     "auroc": "AUROC",
-    "loss": "cross-entropy (nats)",
+    "loss": "loss (cross-entropy, nats)",
     "excess_loss": "excess loss (nats)",
     "calibration_error": "expected calibration error",
 }
 
+ACCOUNTANTS = {"epsilon": "ε we stand by", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}
+
+DIAGNOSTICS = {
+    "cosine": "cosine similarity of noisy and clean gradient",
+    "mean_weight": "mean scaling weight",
+    "gradient_norm": "gradient norm",
+    "batch_size": "records in a batch",
+    "nonfinite": "records with a non-finite gradient",
+}
+"""Exact training figures, outside the guarantee: columns `nonprivate/<name>` of a history."""
+
+SCHEDULE_FIGURES = {
+    "mean": "mean σ",
+    "variance": "variance of σ",
+    "first_noise_multiplier": "first σ",
+    "first_steps": "steps of the first phase",
+}
+"""Columns of a schedule report and what they are."""
+
 
 def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str = "accuracy") -> go.Figure:
     """A metric in every group, one bar per algorithm, the baseline's in grey."""
-    chart = figure(f"{METRIC_NAMES[metric].capitalize()} by {label(grouping)}", label(grouping), METRIC_NAMES[metric])
+    name = METRIC_NAMES[metric]
+    chart = figure(f"{_capital(name)} by {label(grouping)}", label(grouping), name)
     frame = group_figures(documents, [metric])
     return _grouped_bars(chart, frame[frame["grouping"] == grouping], metric)
 
@@ -51,81 +75,265 @@ def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
     """How many records each group has in every part of the split.
 
     Args:
-        groups: columns `grouping`, `group`, and one of counts per part (`train`, `test`, `public`).
+        groups: columns `grouping`, `group`, and counts in those of `train`, `test`, `public` that there are.
         grouping: which one to draw.
     """
     frame = groups[groups["grouping"] == grouping]
-    parts = [c for c in frame.columns if c not in ("grouping", "group") and frame[c].notna().any()]
-    chart = figure(f"Records by {label(grouping)}", label(grouping), "records", barmode="group")
-    for part, look in looks(parts).items():
-        if part in parts:
-            chart.add_trace(bars(part, look, frame["group"], frame[part]))
-    chart.update_xaxes(type="category")
+    parts = [part for part in PARTS if part in frame and frame[part].any()]
+    chart = figure(f"Records by {label(grouping)}", label(grouping), "records")
+    for part in parts:
+        chart.add_trace(bars(part, looks(parts)[part], frame["group"], frame[part]))
+    chart.update_layout(barmode="group")
+    categories(chart, frame["group"])
     return chart
 
 
 def clip_norms(history: pd.DataFrame, algorithm: str) -> go.Figure:
     """The clip norm of every group over the epochs (one line if the algorithm has one for all)."""
     prefix = "clip_norm/"
-    columns = [c for c in history.columns if c.startswith(prefix)] or [c for c in ("clip_norm",) if c in history]
+    columns = {c: c.removeprefix(prefix) for c in history.columns if c.startswith(prefix)}
+    columns = columns or {c: "all records" for c in ("clip_norm",) if c in history}
     chart = figure(f"Clip norm over training: {label(algorithm)}", "epoch", "clip norm")
-    names = {c: c.removeprefix(prefix) if c.startswith(prefix) else "all records" for c in columns}
-    return _lines(chart, {names[c]: (history["epoch"], history[c]) for c in columns})
+    return _lines(chart, {name: (history["epoch"], history[c]) for c, name in columns.items()})
 
 
-def test_curve(histories: Mapping[str, pd.DataFrame], metric: str = "accuracy", over: str = "epoch") -> go.Figure:
-    """A test metric over the epochs, or over the ε spent so far (the privacy-utility curve of one run per algorithm).
+def schedules(histories: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """Noise multiplier σ and clip norm C over the epochs, by algorithm. Per-group clip norms: see `clip_norms`."""
+    quantities = {"noise_multiplier": "σ", "clip_norm": "C"}
+    present = [q for q in quantities if any(q in h and h[q].notna().any() for h in histories.values())]
+    if not present:
+        return figure("Schedules", "epoch", "")
+    chart = make_subplots(rows=len(present), cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    dress(chart, f"Schedules of {' and '.join(quantities[q] for q in present)}", HEIGHT + 160 * (len(present) - 1))
+    for row, quantity in enumerate(present, start=1):
+        drawn = {a: (h["epoch"], h[quantity]) for a, h in histories.items() if quantity in h}
+        _lines(chart, drawn, row=row, known=histories, legend=row == 1)
+        chart.update_yaxes(title_text=quantities[quantity], row=row, col=1)
+    chart.update_xaxes(title_text="epoch", row=len(present), col=1)
+    return chart
+
+
+def learning_curve(histories: Mapping[str, pd.DataFrame], metric: str = "accuracy", over: str = "epoch") -> go.Figure:
+    """A test metric over the epochs, or over the ε spent so far (the privacy-utility curve within one run).
 
     Args:
         histories: history frames by algorithm.
-        metric: any `test/<metric>` column, `accuracy/<grouping>:<group>` included.
+        metric: any `test/<metric>` column.
         over: `epoch` or `epsilon`; algorithms without ε are left out there.
     """
-    named = {"epoch": "epoch", "epsilon": "ε spent"}[over]
+    axis = {"epoch": "epoch", "epsilon": "ε spent"}[over]
     name, column = METRIC_NAMES.get(metric, metric), f"test/{metric}"
-    chart = figure(f"Test {label(name)} over {'training' if over == 'epoch' else 'ε'}", named, f"test {label(name)}")
-    known = {a: h.dropna(subset=[over]) for a, h in histories.items() if column in h and over in h}
-    return _lines(chart, {a: (h[over], h[column]) for a, h in known.items() if len(h)})
+    chart = figure(f"Test {label(name)} over {'training' if over == 'epoch' else 'ε'}", axis, f"test {label(name)}")
+    known = {a: h.dropna(subset=[over, column]) for a, h in histories.items() if column in h and over in h}
+    return _lines(chart, {a: (h[over], h[column]) for a, h in known.items()}, known=histories)
+
+
+def group_curves(histories: Mapping[str, pd.DataFrame], grouping: str, groups: Sequence[str]) -> go.Figure:
+    """Test accuracy of a few groups over the epochs, by algorithm: the rare group's and the common one's, say."""
+    chart = figure(f"Test accuracy by {label(grouping)} over training", "epoch", "test accuracy")
+    columns = {group: f"test/accuracy/{slug(grouping)}:{slug(group)}" for group in groups}
+    return _lines(
+        chart,
+        {
+            f"{algorithm}, {group}": (history["epoch"], history[column])
+            for algorithm, history in histories.items()
+            for group, column in columns.items()
+            if column in history
+        },
+    )
 
 
 def epsilon_over_epochs(history: pd.DataFrame, privacy: Mapping) -> go.Figure:
     """ε spent so far by each accountant, with the paper's own figure for the whole run as a level."""
-    names = {
-        "epsilon": "ε we stand by",
-        "epsilon_rdp": "RDP",
-        "epsilon_pld": "PLD",
-        "epsilon_published": "as published",
-    }
     chart = figure(f"ε over training at δ = {privacy.get('delta')}", "epoch", "ε")
-    drawn = {names[c]: (history["epoch"], history[c]) for c in names if c in history and history[c].notna().any()}
-    _lines(chart, drawn)
+    series = {name: (history["epoch"], history[c]) for c, name in ACCOUNTANTS.items() if c in history}
     published = (privacy.get("epsilon_published") or {}).get("value")
-    if published is not None and "as published" not in drawn:
-        chart.add_hline(
-            y=published,
-            line={"dash": "dot", "color": "#1f2328"},
-            annotation={"text": "as published", "xanchor": "right"},
-        )
+    if published is not None:
+        series["as published, whole run"] = (history["epoch"], [published] * len(history))
+    return _lines(chart, series)
+
+
+def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
+    """A metric against ε, one line per algorithm: the privacy-utility curve of a sweep.
+
+    Args:
+        runs: columns `algorithm`, `seed`, `epsilon` and the metric. The baseline, which has no ε, is a level.
+        metric: the column to draw.
+    """
+    name = METRIC_NAMES.get(metric, metric)
+    chart = _sweep(runs.dropna(subset=["epsilon"]), "epsilon", metric, f"{_capital(name)} against ε", "ε", name)
+    levels = runs.loc[runs["epsilon"].isna() & (runs["algorithm"] == BASELINE), metric].dropna()
+    if len(levels) and len(chart.data):
+        chart.add_hline(y=levels.mean(), line={"color": looks([])[BASELINE].colour, "dash": "dot"})
+        chart.add_trace(go.Scatter(name=BASELINE, x=[None], y=[None], mode="lines", line=_level_line()))
+    return chart
+
+
+def cost_against(runs: pd.DataFrame, setting: str) -> go.Figure:
+    """The cost of privacy of each group against a setting such as the number of epochs or the noise multiplier.
+
+    Args:
+        runs: columns `algorithm`, `seed`, `group`, `cost` and the setting.
+        setting: the column on the x axis.
+    """
+    named = runs.assign(algorithm=[f"{a}, {g}" for a, g in zip(runs["algorithm"], runs["group"], strict=True)])
+    words = _words(setting)
+    return _sweep(named, setting, "cost", f"Cost of privacy against {words}", words, "Δ accuracy")
+
+
+def metric_against(runs: pd.DataFrame, setting: str, metric: str = "accuracy") -> go.Figure:
+    """A metric against any setting, one line per algorithm: the effect of one hyper-parameter.
+
+    Args:
+        runs: columns `algorithm`, `seed`, the setting and the metric.
+        setting: the column on the x axis.
+        metric: the column on the y axis.
+    """
+    words, name = _words(setting), METRIC_NAMES.get(metric, metric)
+    return _sweep(runs, setting, metric, f"{_capital(name)} against {words}", words, name)
+
+
+def diagnostic_curve(histories: Mapping[str, pd.DataFrame], quantity: str, last: int | None = None) -> go.Figure:
+    """An exact training figure over the (last) epochs, by algorithm. *Outside the guarantee.*
+
+    Args:
+        histories: history frames by algorithm, with `nonprivate/<quantity>`.
+        quantity: one of `DIAGNOSTICS`.
+        last: only so many epochs at the end.
+    """
+    name, column = DIAGNOSTICS[quantity], f"nonprivate/{quantity}"
+    chart = figure(f"{_capital(name)} (not private)", "epoch", name)
+    tails = {a: h.tail(last or len(h)) for a, h in histories.items() if column in h}
+    return _lines(chart, {a: (h["epoch"], h[column]) for a, h in tails.items()}, known=histories)
+
+
+def group_gradient_norms(history: pd.DataFrame, algorithm: str) -> go.Figure:
+    """Mean gradient norm of every group over the epochs. *Outside the guarantee.*"""
+    prefix = "nonprivate/gradient_norm/"
+    columns = [c for c in history.columns if c.startswith(prefix)]
+    chart = figure(f"Mean gradient norm: {label(algorithm)} (not private)", "epoch", "gradient norm")
+    return _lines(chart, {c.removeprefix(prefix): (history["epoch"], history[c]) for c in columns})
+
+
+def diagnostic_distribution(
+    histories: Mapping[str, pd.DataFrame], quantity: str = "gradient_norm", last: int = 10
+) -> go.Figure:
+    """The distribution of a per-record or per-step quantity over the last epochs, as shares. *Outside the guarantee.*
+
+    Args:
+        histories: history frames with counts in columns `nonprivate/<quantity>_histogram/<lower edge of the bin>`;
+            the last bin is open. Counts, never the records' own values, are kept.
+        quantity: one of `DIAGNOSTICS`.
+        last: so many epochs at the end are added up.
+    """
+    name, prefix = DIAGNOSTICS[quantity], f"nonprivate/{quantity}_histogram/"
+    chart = figure(f"Distribution of the {name}, last {last} epochs (not private)", name, "share")
+    series = {}
+    for algorithm, history in histories.items():
+        counts = {float(c.removeprefix(prefix)): history[c].tail(last).sum() for c in history if c.startswith(prefix)}
+        total = sum(counts.values())
+        if total > 0:
+            edges = sorted(counts)
+            series[algorithm] = (edges, [counts[edge] / total for edge in edges])
+    _lines(chart, series, known=histories)
+    return chart.update_traces(line_shape="hv", mode="lines")
+
+
+def schedule_report(report: pd.DataFrame, parameter: str) -> go.Figure:
+    """How a schedule's noise depends on one of its parameters: mean, variance and first σ, length of the first phase.
+
+    Args:
+        report: one row per value: a column with the parameter's name, and those of `SCHEDULE_FIGURES` that are known.
+        parameter: the column on the x axis, such as `noise_decay` (β), `phase_decay` (γ) or `phases` (n).
+    """
+    shown = [c for c in SCHEDULE_FIGURES if c in report]
+    words = _words(parameter)
+    rows = (len(shown) + 1) // 2
+    chart = make_subplots(rows=rows, cols=2, horizontal_spacing=0.16, vertical_spacing=0.18)
+    dress(chart, f"Noise schedule against {words}", 240 * rows + 60)
+    ordered = report.sort_values(parameter)
+    for index, column in enumerate(shown):
+        row, col = index // 2 + 1, index % 2 + 1
+        look = looks(shown)[column]
+        trace = line(SCHEDULE_FIGURES[column], look, ordered[parameter], _gaps(ordered[column]), showlegend=False)
+        chart.add_trace(trace, row=row, col=col)
+        chart.update_yaxes(title_text=SCHEDULE_FIGURES[column], row=row, col=col)
+        chart.update_xaxes(title_text=words, row=row, col=col)
+    return chart
+
+
+def trajectories(paths: pd.DataFrame, optimum: tuple[float, float]) -> go.Figure:
+    """The way of a model with two parameters, by algorithm.
+
+    Args:
+        paths: columns `algorithm`, `step`, `first`, `second` (the two parameters).
+        optimum: the parameters of least loss, marked with a cross.
+    """
+    chart = figure("Trajectories of two parameters", "first parameter", "second parameter")
+    ordered = {a: p.sort_values("step") for a, p in paths.groupby("algorithm", sort=False)}
+    _lines(chart, {str(a): (p["first"], p["second"]) for a, p in ordered.items()})
+    mark = {"symbol": "cross-thin", "size": 14, "line": {"width": 3}}
+    chart.add_trace(go.Scatter(name="optimum", x=[optimum[0]], y=[optimum[1]], mode="markers", marker=mark))
     return chart
 
 
 def _grouped_bars(chart: go.Figure, frame: pd.DataFrame, column: str) -> go.Figure:
+    """One bar per algorithm in every group, groups without a value included as gaps."""
     for algorithm, look in looks(frame["algorithm"]).items():
         rows = frame[frame["algorithm"] == algorithm]
-        if len(rows) and rows[column].notna().any():
+        if rows[column].notna().any():
             hover = [f"{count} test records" for count in rows["count"]]
             chart.add_trace(bars(algorithm, look, rows["group"], _gaps(rows[column]), hovertext=hover))
     chart.update_layout(barmode="group")
-    chart.update_xaxes(type="category")
+    categories(chart, frame["group"])
     return chart
 
 
-def _lines(chart: go.Figure, series: Mapping[str, tuple[Iterable, Sequence | pd.Series]]) -> go.Figure:
-    for name, look in looks(series).items():
-        if name in series:
-            x, y = series[name]
-            chart.add_trace(line(name, look, x, _gaps(y)))
+def _lines(
+    chart: go.Figure,
+    series: Mapping[str, tuple[Iterable, Sequence | pd.Series]],
+    *,
+    row: int | None = None,
+    known: Iterable[str] = (),
+    legend: bool = True,
+) -> go.Figure:
+    """Draw named (x, y) series. `known` fixes the looks where only some of the algorithms have the quantity."""
+    table = looks([*known, *series])
+    for name, (x, y) in series.items():
+        values = _gaps(y)
+        if any(v is not None for v in values):
+            trace = line(name, table[name], x, values, showlegend=legend, legendgroup=label(name))
+            chart.add_trace(trace, row=row, col=None if row is None else 1)
     return chart
+
+
+def _sweep(runs: pd.DataFrame, x: str, y: str, title: str, x_name: str, y_name: str) -> go.Figure:
+    """Mean over seeds with 95 % intervals, one line per algorithm."""
+    chart = figure(title, label(x_name), label(y_name))
+    known = runs.dropna(subset=[x, y])
+    for algorithm, look in looks(known["algorithm"]).items():
+        of = known[known["algorithm"] == algorithm]
+        points = {at: mean_interval(values.tolist()) for at, values in of.groupby(x)[y]}
+        if points:
+            spread = [p.half_width or 0.0 for p in points.values()]
+            chart.add_trace(
+                line(algorithm, look, points, [p.mean for p in points.values()], spread if any(spread) else None)
+            )
+    return chart
+
+
+def _level_line() -> dict:
+    look = looks([])[BASELINE]
+    return {"color": look.colour, "dash": look.dash}
+
+
+def _words(setting: Hashable) -> str:
+    """A setting's name as words: `training.epochs` → `epochs`, `noise_multiplier` → `noise multiplier`."""
+    return str(setting).rsplit(".", 1)[-1].replace("_", " ")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _gaps(values: Sequence | pd.Series) -> list[float | None]:

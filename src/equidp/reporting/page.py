@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
-from collections.abc import Iterator, Mapping
+import numbers
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
@@ -20,12 +22,16 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from equidp.reporting import figures
-from equidp.reporting.privacy_report import Section, privacy_sections, research_mode
-from equidp.reporting.tables import BASELINE, groupings_of, results_table, with_baseline
+from equidp.reporting import figures, tables
+from equidp.reporting.privacy_report import privacy_sections, research_mode
+from equidp.reporting.style import HEIGHT
+from equidp.reporting.tables import BASELINE, groupings_of
 
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
+
+WIDE_FROM = 25
+"""A chart with more bars than this takes the page's full width."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +43,23 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """A table: caption (empty if none), column headings, rows of cells."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
 class Chart:
-    """A figure on the page: its id, what it shows in a sentence for those who cannot see it, and its JSON."""
+    """A figure on the page: its id, heading, what it shows in a sentence, its height in pixels, and its JSON."""
 
     id: str
+    title: str
     caption: str
+    height: int
+    wide: bool
     json: Markup
 
 
@@ -63,11 +81,11 @@ def html_report(
         histories: `history.parquet` by algorithm.
         settings: resolved settings, nested or flat.
         provenance: commit, data checksums, versions; nested or flat.
-        group_table: columns `grouping`, `group`, and a count per part (`train`, `test`, …); may be empty.
+        group_table: columns `grouping`, `group`, a count per part (`train`, `public`, `test`), `note`; may be empty.
     """
-    table = results_table(documents, privacy)
-    charts = list(_charts(documents, privacy, histories, group_table))
     plotly, script = get_plotlyjs(), _asset("report.js")
+    groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
+    disparity = tables.disparity_table(documents)
     return _template().render(
         title=title,
         policy=_policy(plotly, script),
@@ -76,12 +94,12 @@ def html_report(
         script=Markup(script),
         warnings=_warnings(privacy),
         cards=_cards(documents, privacy),
-        overview_header=_overview_header(table),
-        overview=[_overview_row(name, row) for name, row in table.iterrows()],
-        group_header=_group_header(documents, group_table),
-        group_rows=list(_group_rows(documents, group_table)),
-        charts=charts,
-        statements={name: _statement(name, privacy) for name in documents},
+        overview=_grid(tables.results_table(documents, privacy).reset_index()),
+        metrics=_grid(tables.metrics_table(documents).reset_index()),
+        groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
+        disparity=_grid(disparity) if len(disparity) else None,
+        charts=list(_charts(_figures(documents, privacy, histories, group_table))),
+        statements={name: privacy_sections(_facts(name, privacy)) for name in documents},
         settings=list(_flat(settings)),
         provenance=list(_flat(provenance)),
     )
@@ -104,21 +122,26 @@ def _policy(*scripts: str) -> str:
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 
 
-def _json_for_script(figure: go.Figure) -> Markup:
-    """A figure's JSON that no HTML parser can mistake for the end of its `<script>` element."""
-    text = json.dumps(json.loads(figure.to_json()), ensure_ascii=True, allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _charts(
-    documents: Mapping[str, Mapping],
-    privacy: Mapping[str, Mapping],
-    histories: Mapping[str, pd.DataFrame],
-    group_table: pd.DataFrame,
-) -> Iterator[Chart]:
-    drawn = list(_figures(documents, privacy, histories, group_table))
+def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
+    """Figures as the page holds them: the title becomes a heading, which wraps on a narrow screen."""
     for number, (chart, caption) in enumerate(drawn, start=1):
-        yield Chart(f"figure-{number}", caption, _json_for_script(chart))
+        title = html.unescape(chart.layout.title.text)
+        chart = go.Figure(chart).update_layout(title_text="", margin_t=40)
+        bars = sum(len(trace.x) for trace in chart.data if trace.type == "bar")
+        yield Chart(
+            id=f"figure-{number}",
+            title=title,
+            caption=caption,
+            height=chart.layout.height or HEIGHT,
+            wide=bars > WIDE_FROM,
+            json=_json_for_script(chart),
+        )
+
+
+def _json_for_script(chart: go.Figure) -> Markup:
+    """A figure's JSON that no HTML parser can mistake for the end of its `<script>` element."""
+    text = json.dumps(json.loads(chart.to_json()), ensure_ascii=True, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _figures(
@@ -128,36 +151,54 @@ def _figures(
     group_table: pd.DataFrame,
 ) -> Iterator[tuple[go.Figure, str]]:
     """Every figure that the given data can fill, with its caption."""
-    sizes = {g: max(len(d["groups"].get(g, {})) for d in documents.values()) for g in groupings_of(documents)}
-    drawn = [grouping for grouping, size in sizes.items() if size <= MAX_FIGURE_GROUPS]
-    candidates = [
-        *((figures.metric_per_group(documents, g), f"Accuracy on the test records of each {g} group.") for g in drawn),
-        *(
-            (
-                figures.cost_per_group(documents, g),
-                f"Accuracy minus the baseline's, by {g}: below zero is what privacy cost.",
-            )
-            for g in drawn
-        ),
-        *(
-            (figures.clip_norms(history, name), f"Clip norms of {name}, as released with noise during training.")
-            for name, history in histories.items()
-        ),
-        (figures.test_curve(histories), "Test accuracy after each epoch."),
-        (figures.test_curve(histories, over="epsilon"), "Test accuracy against the ε spent so far."),
-        *(
-            (figures.epsilon_over_epochs(history, privacy[name]), f"ε of {name} after each epoch.")
-            for name, history in histories.items()
-            if privacy.get(name, {}).get("private")
-        ),
-    ]
-    if not group_table.empty:
-        candidates += [
-            (figures.group_counts(group_table, g), f"Number of records of each {g} group.")
-            for g in drawn
-            if (group_table["grouping"] == g).any()
-        ]
-    yield from ((chart, caption) for chart, caption in candidates if chart.data)
+    yield from _filled(_group_figures(documents, group_table))
+    yield from _filled(_training_figures(histories, privacy))
+    yield from _filled(_diagnostic_figures(histories))
+
+
+def _filled(candidates: Iterator[tuple[go.Figure, str]]) -> Iterator[tuple[go.Figure, str]]:
+    return ((chart, caption) for chart, caption in candidates if chart.data)
+
+
+def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> Iterator[tuple[go.Figure, str]]:
+    for g in groupings_of(documents):
+        if max(len(d["groups"].get(g, {})) for d in documents.values()) > MAX_FIGURE_GROUPS:
+            continue
+        yield figures.metric_per_group(documents, g), f"Accuracy on the test records of each {g} group."
+        yield figures.cost_per_group(documents, g), "Accuracy minus the baseline's: below zero is what privacy cost."
+        if len(counts) and (counts["grouping"] == g).any():
+            yield figures.group_counts(counts, g), f"Number of records of each {g} group in each part of the split."
+
+
+def _training_figures(
+    histories: Mapping[str, pd.DataFrame], privacy: Mapping[str, Mapping]
+) -> Iterator[tuple[go.Figure, str]]:
+    yield figures.learning_curve(histories), "After each epoch."
+    yield figures.learning_curve(histories, "loss"), "After each epoch."
+    yield figures.learning_curve(histories, over="epsilon"), "After each epoch, against the ε spent until then."
+    yield figures.schedules(histories), "Noise multiplier, and the clip norm where there is one for all records."
+    for name, history in histories.items():
+        if any(column.startswith("clip_norm/") for column in history):
+            yield figures.clip_norms(history, name), "One per group, derived from releases with noise."
+        facts = _facts(name, privacy)
+        if facts["private"]:
+            chart = figures.epsilon_over_epochs(history, facts)
+            yield chart.update_layout(title_text=f"{chart.layout.title.text}: {figures.label(name)}"), "By accountant."
+
+
+def _diagnostic_figures(histories: Mapping[str, pd.DataFrame]) -> Iterator[tuple[go.Figure, str]]:
+    outside = "Exact figures of training records: outside the guarantee."
+    yield figures.diagnostic_distribution(histories), outside
+    yield figures.diagnostic_distribution(histories, "cosine"), outside
+    for quantity in figures.DIAGNOSTICS:
+        yield figures.diagnostic_curve(histories, quantity), outside
+    for name, history in histories.items():
+        yield figures.group_gradient_norms(history, name), outside
+
+
+def _facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
+    """An algorithm's `privacy.json`; one without is not private."""
+    return {"private": True, **privacy[name]} if name in privacy else {"algorithm": name, "private": False}
 
 
 def _warnings(privacy: Mapping[str, Mapping]) -> list[str]:
@@ -166,96 +207,65 @@ def _warnings(privacy: Mapping[str, Mapping]) -> list[str]:
 
 
 def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[tuple[str, str, str]]:
-    """The handful of figures on top: (name, value, remark)."""
+    """The handful of figures on top of a page about one private model: (name, value, remark)."""
     private = [name for name in documents if name != BASELINE]
     if len(private) != 1:
         return []
     name = private[0]
-    document, facts = documents[name], privacy.get(name, {})
+    document, facts = documents[name], _facts(name, privacy)
     cards = [("privacy", f"ε = {_number(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}")]
-    cost = document.get("cost_of_privacy", {}).get("overall", {}).get("accuracy")
-    cards.append(("accuracy", _number(document["overall"]["accuracy"]), f"{_signed(cost)} against the baseline"))
+    cost = document.get("cost_of_privacy", {})
+    change = f"{_signed(cost['overall']['accuracy'])} against the baseline" if cost else "no baseline given"
+    cards.append(("accuracy", _number(document["overall"]["accuracy"]), change))
     for grouping, worst in list(document.get("worst", {}).items())[:2]:
         if worst["group"] is not None:
-            cards.append((f"worst {grouping}", _number(worst["accuracy"]), str(worst["group"])))
+            cards.append((f"worst {grouping}", _number(worst["accuracy"]), worst["group"]))
+    for grouping, gap in list(cost.get("gap", {}).items())[:2]:
+        if gap.get("accuracy") is not None:
+            cards.append((f"gap over {grouping}", _number(gap["accuracy"]), "largest minus smallest cost of privacy"))
     return cards
 
 
-def _overview_header(table: pd.DataFrame) -> list[str]:
-    names = {
-        "epsilon": "ε",
-        "epsilon_published": "ε as published",
-        "cost": "cost of privacy",
-        "worst_group": "worst group",
-        "worst_accuracy": "its accuracy",
-        "gap": "gap",
-    }
-    return ["algorithm", *(names.get(column, column) for column in table.columns)]
+_HEADINGS = {
+    "epsilon": "ε",
+    "epsilon_published": "ε as published",
+    "cost": "cost of privacy",
+    "worst_group": "worst group",
+    "worst_accuracy": "its accuracy",
+}
 
 
-def _overview_row(name: object, row: pd.Series) -> list[Cell]:
-    return [Cell(str(name), str(name)), *(_cell(value, signed=column == "cost") for column, value in row.items())]
+def _grid(frame: pd.DataFrame, *, caption: str = "") -> Grid:
+    """A frame as headings and cells; columns whose heading starts with Δ carry signs."""
+    formats: list[Callable] = [_signed if c == "cost" or str(c).startswith("Δ") else _number for c in frame.columns]
+    rows = (
+        tuple(_cell(value, shown) for value, shown in zip(row, formats, strict=True))
+        for row in frame.itertuples(index=False, name=None)
+    )
+    names = (_HEADINGS.get(c, str(c).replace("_", " ") if c in tables.METRICS else str(c)) for c in frame.columns)
+    return Grid(caption, tuple(names), tuple(rows))
 
 
-def _group_header(documents: Mapping[str, Mapping], group_table: pd.DataFrame) -> list[str]:
-    names = list(with_baseline(documents))
-    private = [name for name in names if "cost_of_privacy" in documents.get(name, {})]
-    parts = [f"{c} records" for c in _parts(group_table)]
-    return [
-        "grouping", "group", *parts, "tested", *(f"accuracy {n}" for n in names), *(f"Δ accuracy {n}" for n in private),
-        *(f"Δ loss {n}" for n in private), *(f"AUROC {n}" for n in names),
-    ]  # fmt: skip
-
-
-def _parts(group_table: pd.DataFrame) -> list[str]:
-    return [c for c in group_table.columns if c not in ("grouping", "group", "test")]
-
-
-def _group_rows(documents: Mapping[str, Mapping], group_table: pd.DataFrame) -> Iterator[list[Cell]]:
-    every = with_baseline(documents)
-    private = [name for name in every if "cost_of_privacy" in documents.get(name, {})]
-    counts = {} if group_table.empty else group_table.set_index(["grouping", "group"]).to_dict("index")
-    for grouping in groupings_of(documents):
-        for group in dict.fromkeys(g for d in every.values() for g in d["groups"].get(grouping, {})):
-            figures_of = {n: d["groups"].get(grouping, {}).get(group, {}) for n, d in every.items()}
-            costs = {n: every[n]["cost_of_privacy"]["groups"].get(grouping, {}).get(group, {}) for n in private}
-            yield [
-                Cell(grouping, grouping),
-                Cell(group, group),
-                *(_cell(counts.get((grouping, group), {}).get(part)) for part in _parts(group_table)),
-                _cell(next((f["count"] for f in figures_of.values() if "count" in f), None)),
-                *(_cell(figures_of[n].get("accuracy")) for n in every),
-                *(_cell(costs[n].get("accuracy"), signed=True) for n in private),
-                *(_cell(costs[n].get("excess_loss"), signed=True) for n in private),
-                *(_cell(figures_of[n].get("auroc")) for n in every),
-            ]
-
-
-def _statement(name: str, privacy: Mapping[str, Mapping]) -> tuple[Section, ...]:
-    return privacy_sections(privacy.get(name, {"algorithm": name, "private": False}))
-
-
-def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "–" if value is None else str(value)
-
-
-def _cell(value: object, *, signed: bool = False) -> Cell:
+def _cell(value: object, shown: Callable) -> Cell:
     if value is None or pd.isna(value):
         return Cell("–", None)
-    if isinstance(value, str):
-        return Cell(value, value)
-    return Cell(_signed(value) if signed else _number(value), float(value))
+    return Cell(shown(value), float(value)) if isinstance(value, numbers.Real) else Cell(str(value), str(value))
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) or float(value).is_integer() and abs(value) >= 2 else f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, numbers.Integral) else f"{value:,.4f}"
 
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+.4f}"
+
+
+def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as dotted names and texts."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", "–" if value is None else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -16,7 +16,12 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
 _PATTERNS = ("", "/", ".", "\\", "x", "-", "|", "+")
 _GREY = "#767676"
+INK = "#1f2328"
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+HEIGHT = 380
+
+LONGEST_TICK = 24
+LONGEST_NAME = 48
 
 
 @dataclass(frozen=True)
@@ -30,55 +35,79 @@ class Look:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """One look per name, distinct in colour and again in dash, marker and pattern. The baseline is always plain grey."""
+    """One look per name, told apart by colour, and again by dash, marker or pattern. The baseline is plain grey.
+
+    The lists have different lengths, so that a look repeats only after 168 names.
+    """
+    table = {}
     others = [name for name in dict.fromkeys(names) if name != BASELINE]
-    table = {BASELINE: Look(_GREY, "dot", "circle-open", "")}
     for i, name in enumerate(others):
-        # the lists have lengths 7, 6, 8 and 8, so the combination repeats only after 168 names
         table[name] = Look(
-            _COLOURS[i % len(_COLOURS)],
-            _DASHES[i % len(_DASHES)],
-            _SYMBOLS[i % len(_SYMBOLS)],
-            _PATTERNS[i % len(_PATTERNS)],
+            *(choices[i % len(choices)] for choices in (_COLOURS, _DASHES, _SYMBOLS, _PATTERNS)),
         )
-    return table
+    return {BASELINE: Look(_GREY, "dot", "circle-open", ""), **table}
 
 
-def label(text: object) -> str:
-    """Text from data, made inert: Plotly reads some HTML in labels, and a group may be named `<a href=…>`."""
-    return html.escape(str(text), quote=False)
+def label(text: object, longest: int = LONGEST_NAME) -> str:
+    """Text from data, made inert and short: Plotly reads some HTML in labels, and a group may be named `<a href=…>`."""
+    words = str(text)
+    return html.escape(words if len(words) <= longest else words[: longest - 1] + "…", quote=False)
 
 
-def figure(title: str, x: str, y: str, **layout: object) -> go.Figure:
-    """An empty figure in the project's style.
+def figure(title: str, x: str, y: str) -> go.Figure:
+    """An empty figure in the project's style: title, then legend, then the plot.
 
     Args:
-        title: what is shown, as a sentence fragment.
+        title: what is shown, as a phrase.
         x, y: axis titles with units.
-        layout: further Plotly layout settings.
     """
-    blank = go.Figure()
-    blank.update_layout(
+    chart = go.Figure()
+    dress(chart, title)
+    chart.update_xaxes(title_text=x)
+    chart.update_yaxes(title_text=y)
+    return chart
+
+
+def dress(chart: go.Figure, title: str, height: int = HEIGHT) -> None:
+    """Give a figure the project's fonts, grid, title and legend."""
+    chart.update_layout(
         template="simple_white",
-        title={"text": title, "x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 15}},
-        font={"family": FONT, "size": 12, "color": "#1f2328"},
-        margin={"l": 64, "r": 16, "t": 56, "b": 64},
-        legend={"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0, "title": None},
+        title={"text": title, "x": 0.01, "y": 0.97, "yanchor": "top", "font": {"size": 15}},
+        font={"family": FONT, "size": 12, "color": INK},
+        margin={"l": 60, "r": 16, "t": 84, "b": 56},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
         paper_bgcolor="white",
         plot_bgcolor="white",
         bargap=0.2,
-        height=380,
-        **layout,
+        height=height,
     )
-    blank.update_xaxes(title=x, automargin=True, showgrid=False)
-    blank.update_yaxes(
-        title=y, automargin=True, showgrid=True, gridcolor="#e4e7eb", zeroline=True, zerolinecolor="#9aa1a9"
-    )
-    return blank
+    chart.update_xaxes(automargin=True, showgrid=False)
+    chart.update_yaxes(automargin=True, showgrid=True, gridcolor="#e4e7eb", zeroline=True, zerolinecolor="#9aa1a9")
 
 
-def line(name: str, look: Look, x: Iterable, y: Iterable, **more: object) -> go.Scatter:
-    """A line with its dash and marker; missing values are gaps, not zeros."""
+def categories(chart: go.Figure, names: Iterable[str]) -> None:
+    """Name the groups on the x axis, shortened there; the full name shows on hovering."""
+    names = list(dict.fromkeys(names))
+    chart.update_xaxes(
+        type="category",
+        categoryorder="array",
+        categoryarray=[html.escape(n, quote=False) for n in names],
+        tickmode="array",
+        tickvals=list(range(len(names))),
+        ticktext=[label(n, LONGEST_TICK) for n in names],
+    )
+
+
+def line(name: str, look: Look, x: Iterable, y: Iterable, spread: Sequence | None = None, **more: object) -> go.Scatter:
+    """A line with its dash and marker.
+
+    Args:
+        name: shown in the legend.
+        look: colour, dash and marker.
+        x, y: coordinates; None in y is a gap, not a zero.
+        spread: half widths of the intervals around y, or None for no error bars.
+        more: further settings of `go.Scatter`.
+    """
     return go.Scatter(
         name=label(name),
         x=list(x),
@@ -86,19 +115,20 @@ def line(name: str, look: Look, x: Iterable, y: Iterable, **more: object) -> go.
         mode="lines+markers",
         line={"color": look.colour, "dash": look.dash, "width": 2},
         marker={"symbol": look.symbol, "size": 6, "color": look.colour},
+        error_y=None if spread is None else {"type": "data", "array": list(spread), "thickness": 1, "width": 3},
         **more,
     )
 
 
 def bars(name: str, look: Look, x: Iterable, y: Iterable, **more: object) -> go.Bar:
-    """Bars with their fill pattern."""
+    """Bars with their fill pattern, over categories."""
     return go.Bar(
         name=label(name),
-        x=[label(v) for v in x],
+        x=[html.escape(str(v), quote=False) for v in x],
         y=list(y),
         marker={
             "color": look.colour,
-            "line": {"color": "#1f2328", "width": 0.5},
+            "line": {"color": INK, "width": 0.5},
             "pattern": {"shape": look.pattern, "fgcolor": "white", "size": 6, "solidity": 0.25},
         },
         **more,

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from equidp.evaluation.metrics import METRICS
 
 BASELINE = "sgd"
+PARTS = ("train", "public", "test")
+"""Parts of a split, as columns of a group table."""
+
 WIDTH = 100
 """The table printed at the end of a run fits this many columns."""
+
+LONGEST_CELL = 16
+"""Longer names of groups are cut on the terminal."""
 
 MAX_GROUPS = 4
 """Groups shown by name in a results table; beyond it, those that privacy cost most."""
@@ -21,8 +31,7 @@ _HEADINGS = {
     "epsilon_published": "ε publ.",
     "accuracy": "overall",
     "cost": "Δ",
-    "worst_group": "worst group",
-    "worst_accuracy": "its acc.",
+    "worst_accuracy": "worst group",
     "gap": "gap",
 }
 
@@ -113,35 +122,118 @@ def _cost_or_accuracy(document: Mapping, grouping: str, group: str) -> float | N
 
 
 def print_table(frame: pd.DataFrame, console: Console) -> None:
-    """Print a `results_table` within 100 columns, or the console's width where that is smaller."""
+    """Print a `results_table` within 100 columns, or the console's width where that is smaller.
+
+    A number is never cut: where there is not enough room, columns go, the least important first.
+    """
+    width = min(WIDTH, console.width)
     frame = frame.dropna(axis="columns", how="all")
+    spare = [c for c in ("epsilon_published", "gap", "cost") if c in frame]
+    spare[1:1] = [c for c in frame.columns if ":" in c][::-1]  # groups go before the gap does
+    while spare and _rich(frame).__rich_measure__(console, console.options).maximum > width:
+        frame = frame.drop(columns=spare.pop(0))
+    console.print(_rich(frame), width=width)
+
+
+def _rich(frame: pd.DataFrame) -> Table:
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in frame.columns if ":" in c))
     table = Table(
         title=f"Accuracy on the test records, overall and by {escape(', '.join(names))}" if names else "Accuracy",
-        caption="Δ = accuracy - the non-private baseline's; gap = largest Δ - smallest Δ over all groups.",
-        width=None,
+        caption="Δ: accuracy minus the non-private baseline's. Gap: largest Δ minus smallest Δ over all groups.",
+        box=box.SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
     )
-    table.add_column("algorithm", overflow="fold")
-    for column in frame.columns:
-        words = column == "worst_group"
+    table.add_column("algorithm", no_wrap=True)
+    shown = [column for column in frame.columns if column != "worst_group"]
+    for column in shown:
         heading = _HEADINGS.get(column, column.split(":", 1)[-1])
-        table.add_column(
-            escape(heading), justify="left" if words else "right", overflow="ellipsis", max_width=18 if words else 11
-        )
+        table.add_column(Text(_short(heading)), justify="right", no_wrap=True)
     for name, row in frame.iterrows():
-        table.add_row(escape(str(name)), *(escape(_cell(column, value)) for column, value in row.items()))
-    console.print(table, width=min(WIDTH, console.width))
+        cells = {column: _cell(column, row[column]) for column in shown}
+        if isinstance(row.get("worst_group"), str):
+            cells["worst_accuracy"] = f"{_short(row['worst_group'])} {cells['worst_accuracy']}"
+        table.add_row(Text(str(name)), *map(Text, cells.values()))
+    return table
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
 
 
 def _cell(column: str, value: object) -> str:
     if value is None or value is pd.NA or (isinstance(value, float) and pd.isna(value)):
         return "–"
-    if not isinstance(value, float):
-        return str(value)
+    assert isinstance(value, float)
     if column.startswith("epsilon"):
         return f"{value:.3f}"
     return f"{value:+.3f}" if column == "cost" else f"{value:.3f}"
+
+
+def metrics_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
+    """Every overall metric, one row per algorithm, the baseline first. Undefined values are NaN."""
+    every = with_baseline(documents)
+    rows = {name: {m: document["overall"].get(m) for m in METRICS} for name, document in every.items()}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(METRICS)).astype(float).rename_axis("algorithm")
+
+
+def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.DataFrame) -> pd.DataFrame:
+    """One row per group of a grouping: its size, and every algorithm's figures and cost of privacy there.
+
+    Args:
+        documents: `metrics.json` by algorithm.
+        grouping: which one.
+        counts: columns `grouping`, `group` and the sizes `train` and `public`, and `note`; may be empty.
+
+    Returns:
+        A frame indexed by `group`. Columns without a single value are left out; groups without a test record are not.
+    """
+    every = with_baseline(documents)
+    groups = list(dict.fromkeys(g for d in every.values() for g in d["groups"].get(grouping, {})))
+    frame = pd.DataFrame(index=pd.Index(groups, name="group"))
+    sizes = counts[counts["grouping"] == grouping].set_index("group") if len(counts) else pd.DataFrame()
+    for part in ("train", "public"):
+        if part in sizes and sizes[part].any():
+            frame[part] = sizes[part].reindex(groups)
+    frame["tested"] = [
+        max(d["groups"].get(grouping, {}).get(g, {}).get("count", 0) for d in every.values()) for g in groups
+    ]
+    private = [name for name in every if "cost_of_privacy" in every[name]]
+    more = METRICS[1:] if len(every) <= 2 else ("balanced_accuracy", "auroc", "loss")
+    wanted = [("accuracy", every, "groups"), ("accuracy", private, "cost"), ("excess_loss", private, "cost")]
+    wanted += [(metric, every if len(every) > 2 else private or every, "groups") for metric in more]
+    for metric, names, where in wanted:
+        for name in names:
+            source = every[name]["cost_of_privacy"]["groups"] if where == "cost" else every[name]["groups"]
+            title = f"{'Δ ' if where == 'cost' else ''}{metric.replace('_', ' ')} {name}"
+            frame[title] = [source.get(grouping, {}).get(g, {}).get(metric) for g in groups]
+            frame[title] = frame[title].astype(float)
+    if "note" in sizes and sizes["note"].astype(bool).any():
+        frame["note"] = sizes["note"].reindex(groups)
+    return frame.dropna(axis="columns", how="all")
+
+
+def disparity_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
+    """Differences between the groups of every grouping, one row per grouping and algorithm.
+
+    Columns: the worst group and its accuracy, the gap of the cost of privacy, and Fairlearn's measures (not for the
+    grouping `class`). Columns without a single value are left out.
+    """
+    rows = []
+    for grouping in groupings_of(documents):
+        for name, document in with_baseline(documents).items():
+            worst = document.get("worst", {}).get(grouping, {})
+            rows.append(
+                {
+                    "grouping": grouping,
+                    "algorithm": name,
+                    "worst group": worst.get("group"),
+                    "its accuracy": worst.get("accuracy"),
+                    "gap": document.get("cost_of_privacy", {}).get("gap", {}).get(grouping, {}).get("accuracy"),
+                    **{k.replace("_", " "): v for k, v in document.get("disparity", {}).get(grouping, {}).items()},
+                }
+            )
+    return pd.DataFrame(rows).dropna(axis="columns", how="all") if rows else pd.DataFrame()
 
 
 def group_figures(documents: Mapping[str, Mapping], metrics: Sequence[str] = ("accuracy",)) -> pd.DataFrame:

@@ -8,7 +8,6 @@ function drawCharts() {
 }
 
 function compare(a, b) {
-  if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
   const [x, y] = [Number(a), Number(b)];
   return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, "en", { numeric: true }) : x - y;
 }
@@ -19,8 +18,9 @@ function sortBy(table, column, heading) {
   heading.setAttribute("aria-sort", descending ? "descending" : "ascending");
   const key = (row) => row.cells[column].dataset.key;
   const rows = [...table.tBodies[0].rows].sort((a, b) => {
-    const undefinedLast = (key(a) === undefined) - (key(b) === undefined);
-    return undefinedLast || (descending ? -1 : 1) * compare(key(a), key(b));
+    const [x, y] = [key(a), key(b)];
+    if (x === undefined || y === undefined) return (x === undefined) - (y === undefined);
+    return descending ? compare(y, x) : compare(x, y);
   });
   table.tBodies[0].append(...rows);
 }
@@ -30,4 +30,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     heading.querySelector("button").addEventListener("click", () => sortBy(table, column, heading));
   });
 }
+addEventListener("beforeprint", () => {
+  for (const statement of document.querySelectorAll("details")) statement.open = true;
+});
 drawCharts();
