@@ -8,8 +8,9 @@ batch's group-k gradients above and not above C_0, each noised with σ_1 and cla
 
 One event per step, as for `naive`: a record moves one of the 2K counts by one. Where we depart from the text and from
 public code: Δ is over all K groups, not those in the batch; the counts are noised before anything uses them; both
-releases are one fused event; C^k is bounded (ρ → 0 makes the ratio explode); an empty batch releases noise like any other.
-Clamping biases the noised counts of rare groups, hence C^k, upwards when few gradients exceed C_0; privacy is unaffected.
+releases are one fused event; C^k is bounded (ρ → 0 makes the ratio explode); an empty batch releases noise too.
+Clamping biases the noised counts of rare groups, hence C^k, upwards when few gradients exceed C_0; privacy is not
+affected.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pydantic import model_validator
 from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
+from equidp.engine.algorithm import Algorithm, published_by
 from equidp.engine.parts import (
-    Algorithm,
     FlatClip,
     NoiseLevel,
     Plan,
@@ -30,7 +31,6 @@ from equidp.engine.parts import (
     Public,
     SideRelease,
     noise_level,
-    published_by,
 )
 
 

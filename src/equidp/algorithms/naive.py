@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
+from equidp.engine.algorithm import Algorithm, published_by
 from equidp.engine.parts import (
-    Algorithm,
     FlatClip,
     NoiseLevel,
     Plan,
@@ -27,7 +27,6 @@ from equidp.engine.parts import (
     Public,
     SideRelease,
     noise_level,
-    published_by,
 )
 
 

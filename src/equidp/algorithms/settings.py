@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from equidp.engine.parts import Algorithm, Part
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.parts import Part
 
 
 class AlgorithmSettings(Part, ABC):

@@ -7,7 +7,7 @@ size, so that privacy is the only difference. Its ε is null: nothing computed f
 from __future__ import annotations
 
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.parts import Algorithm
+from equidp.engine.algorithm import Algorithm
 
 
 class SGD(AlgorithmSettings):

@@ -142,13 +142,21 @@ class Ledger:
         """Everything charged so far, in order, run-length encoded."""
         return tuple(self._events)
 
+    @property
+    def done(self) -> tuple[Event, ...]:
+        """What was charged for steps that will not be repeated; a durable ledger may hold charges ahead of these."""
+        return tuple(self._events)
+
 
 @dataclass(frozen=True)
 class Epsilon:
-    """ε of a list of events at one δ: both sound bounds, and the smaller of them."""
+    """ε of a list of events at one δ: both sound bounds, and the smaller of them.
+
+    `pld` is None where only Rényi divergence bounds the run (the noise was chosen within a Rényi budget).
+    """
 
     rdp: float
-    pld: float
+    pld: float | None
 
     @property
     def value(self) -> float:
@@ -213,11 +221,8 @@ def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilo
         spent += events
         for event in merged(events):
             loss = loss.compose(_pld(event))
-        path.append(
-            Epsilon(
-                min(live_epsilon(spent, delta), whole.rdp), min(float(loss.get_epsilon_for_delta(delta)), whole.pld)
-            )
-        )
+        by_pld = min(float(loss.get_epsilon_for_delta(delta)), whole.value)
+        path.append(Epsilon(min(live_epsilon(spent, delta), whole.rdp), by_pld))
     return path
 
 
@@ -236,7 +241,7 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
     if floor > target:
         raise EquidpError(
             f"privacy.epsilon={target:g} cannot be reached: the side releases of this algorithm cost ε = {floor:.3g} "
-            f"at δ = {delta:g} on their own. Raise their noise (count_noise_multiplier, best as a ratio such as '10x'), "
+            f"at δ = {delta:g} on their own. Raise their noise (count_noise_multiplier, best as a ratio, '10x'), "
             f"raise privacy.epsilon, or train fewer steps."
         )
 
@@ -252,15 +257,19 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
 
     low, high = _bracket(lambda noise: rdp_epsilon(events_for(noise), delta), target)
     high = solve(rdp.RdpAccountant, (low, high), tol=high * 1e-5)
-    if epsilon(events_for(high), delta, interval=SEARCH_INTERVAL).pld > target:
+    if _pld_bound(events_for(high), delta) > target:
         return high  # RDP is the tighter of the two here
     low = high
-    while epsilon(events_for(low), delta, interval=SEARCH_INTERVAL).pld <= target:
+    while _pld_bound(events_for(low), delta) <= target:
         low *= 0.9
     coarse = solve(
         lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL), (low, high), tol=high * 1e-4
     )
     return _tightened(events_for, coarse, target, delta)
+
+
+def _pld_bound(events: Sequence[Event], delta: float) -> float:
+    return _pld_epsilon(_canonical(events), delta, SEARCH_INTERVAL)
 
 
 def _tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, target: float, delta: float) -> float:

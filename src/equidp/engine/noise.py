@@ -7,10 +7,13 @@ independent of both. A fixed seed makes noise predictable: fine for research, wo
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
+
+Stream = Literal["sampling", "noise", "acceptance"]
+"""`sampling` for batches, `noise` for everything that protects, `acceptance` for coins about released values."""
 
 
 class RandomSource(Protocol):
@@ -21,6 +24,9 @@ class RandomSource(Protocol):
 
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool, independent coins; `probability` is one number or one per coin."""
+
+    def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
+        """`[size]` float64 in [0, 1)."""
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal."""
@@ -41,22 +47,24 @@ def derived_seed(seed: int, stream: str) -> int:
 
 
 class SeededRandom:
-    """Reproducible streams on one device: `sampling` for batches, `noise` for everything that protects."""
+    """Reproducible streams on one device."""
 
     repeatable = True
 
     def __init__(self, seed: int, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self._generators = {
-            stream: torch.Generator(self.device).manual_seed(derived_seed(seed, stream))
-            for stream in ("sampling", "noise")
+            stream: torch.Generator(self.device).manual_seed(derived_seed(seed, stream)) for stream in get_args(Stream)
         }
 
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool, independent coins."""
+        return self.uniform(size) < probability
+
+    def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
+        """`[size]` float64 in [0, 1)."""
         # float64: with float32 the smallest step, 2⁻²⁴, would distort small rates
-        uniform = torch.rand(size, generator=self._generators["sampling"], device=self.device, dtype=torch.float64)
-        return uniform < probability
+        return torch.rand(size, generator=self._generators[stream], device=self.device, dtype=torch.float64)
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal."""

@@ -1,12 +1,21 @@
 """What an algorithm is made of, and what each part must promise.
 
-An algorithm is one combination of five kinds of parts: a *sampler* (who is in the batch), a *weight rule* (how much each
-record's gradient counts, and the bound that follows), a *schedule* (of noise and clip norm over the steps), a *side
-release* (a noised statistic of the same batch) and an *acceptance* (whether the step is taken). Each part states its own
-bound and its own event, so that the sensitivity and the ε of any combination follow from the parts.
+An algorithm is one combination of seven kinds of parts:
+
+    sampler        who is in the batch                          Poisson
+    contribution   which vector stands for a record             its gradient
+    weights        how much it counts, and the bound of that    min(1, C/n)
+    side release   a noised statistic of the same batch         none
+    schedule       noise and clip norm over the steps           constant
+    update         what the optimiser is given                  the noisy mean
+    acceptance     whether the step is taken                    always
+
+Each part states its own bound and its own event, so that the sensitivity and the ε of any combination follow from the
+parts; a part that does not hold beside another says so (`objection`).
 
 What a part may look at is fixed by the signatures: a weight rule sees a record's own norm and `Public` values, nothing
-else. Public values are settings, or outputs of releases that were noised before they got here.
+else. Public values are settings, or outputs of releases that were noised before they got here. A part is frozen; what
+changes during a run lives in the object that its `start` returns.
 
 The plain parts live here; the others in the file of the algorithm that introduced them.
 """
@@ -14,17 +23,25 @@ The plain parts live here; the others in the file of the algorithm that introduc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from equidp.engine.ledger import Conversion, Event, fuse, merged, published_epsilon
+from equidp.engine.budget import Budget
+from equidp.engine.gradients import GradientEngine
+from equidp.engine.ledger import Event, Ledger
 from equidp.engine.noise import RandomSource
-from equidp.errors import EquidpError
+from equidp.engine.plan import Plan, Segment
+from equidp.engine.sampling import Batch, Population
+
+if TYPE_CHECKING:
+    from equidp.engine.algorithm import Algorithm
+
+__all__ = ["Plan", "Segment"]  # and everything below
 
 Public = Mapping[str, Tensor]
 """Values a weight rule may depend on, by name: shape `()` for all records, or `[K]`, one per group."""
@@ -34,69 +51,143 @@ NoiseLevel = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=r"^\d+
 
 Positive = Annotated[float, Field(gt=0)]
 
-
-@dataclass(frozen=True)
-class Plan:
-    """Public facts of one training run, fixed before any record is read.
-
-    Attributes:
-        records: the declared number N of privacy units in the training part.
-        batch_size: expected batch size B.
-        epochs: expected passes over the data E.
-        groups: number of groups K of the partition used in training.
-        delta: δ.
-        noise_multiplier: the scalar that calibration solves for; 0 only for the non-private baseline.
-    """
-
-    records: int
-    batch_size: int
-    epochs: int
-    groups: int
-    delta: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        if self.batch_size > self.records:
-            raise EquidpError(
-                f"training.batch_size={self.batch_size} exceeds the {self.records} training records: lower it."
-            )
-
-    @property
-    def sampling_rate(self) -> float:
-        """q = B/N."""
-        return self.batch_size / self.records
-
-    @property
-    def steps(self) -> int:
-        """T = round(E·N/B), at least 1."""
-        return max(1, round(self.epochs * self.records / self.batch_size))
-
-    def epoch(self, step: int) -> int:
-        """Epoch of step t: ⌊t·E/T⌋."""
-        return step * self.epochs // self.steps
-
-    def epoch_lengths(self) -> list[int]:
-        """Steps in each epoch; they sum to T."""
-        ends = [-(-(e + 1) * self.steps // self.epochs) for e in range(self.epochs)]
-        return [b - a for a, b in zip([0, *ends], ends, strict=False)]
+TINY, HUGE = 1e-12, 1e12
+"""Range that adapted thresholds are kept in: a weight must stay a finite number for every record, always."""
 
 
 class Part(BaseModel):
     """A frozen, validated piece of an algorithm. Its fields are its settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def objection(self, algorithm: Algorithm) -> str | None:
+        """Why this part cannot hold in that combination; None where it can."""
+        return None
+
+
+class Running:
+    """A part at work during one run. Whatever it remembers is in its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain JSON values, enough to continue."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+
+    def shown(self) -> dict[str, float]:
+        """Figures for the history that may be published: settings, counts of steps, noised values."""
+        return {}
+
+
+class Run(Protocol):
+    """What a running part may ask of the training loop it runs in."""
+
+    algorithm: Algorithm
+    plan: Plan
+    random: RandomSource
+    ledger: Ledger
+    engine: GradientEngine
+    population: Population
+
+    def reduce(self, total: Tensor) -> Tensor:
+        """The sum over all processes that train together; the tensor itself where there is one."""
+
+    def norms_of_all(self) -> Tensor:
+        """`[n]` contribution norms of every unit at the current parameters; exact, hence private."""
+
+    def losses(self, units: Tensor) -> Tensor:
+        """`[u]` exact loss of each of these training units at the current parameters; private."""
+
+    def public_loss(self, records: int) -> float:
+        """Mean loss of the first so many public records."""
+
+
+# ---------------------------------------------------------------------------------------------------------- sampler
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The units of a step; `coins` are `[u]` uniforms, kept for a sampler that tosses a second time."""
+
+    units: Tensor
+    coins: Tensor | None = None
+
+    def split(self, size: int | None) -> list[Draw]:
+        """Chunks of at most `size` units; one, possibly empty, where `size` is None or enough."""
+        if not size or len(self.units) <= size:
+            return [self]
+        coins = [None] * -(-len(self.units) // size) if self.coins is None else self.coins.split(size)
+        return [Draw(u, c) for u, c in zip(self.units.split(size), coins, strict=True)]
 
 
 class Sampler(Part, ABC):
     """Draws the units of a step, each on its own coin."""
 
-    @abstractmethod
-    def sampling_rate(self, plan: Plan) -> float:
-        """Inclusion probability q, public."""
+    gives: ClassVar[frozenset[str]] = frozenset()
+    """Names of the public values that it provides to the weight rule."""
 
     @abstractmethod
-    def draw(self, random: RandomSource, plan: Plan, size: int) -> Tensor:
-        """`[u]` positions among the `size` units present. `size` is used to toss coins, never to set their bias."""
+    def sampling_rate(self, plan: Plan) -> float:
+        """Largest inclusion probability q that a step may have, public."""
+
+    @abstractmethod
+    def start(self, run: Run) -> Sampling:
+        """The sampler at work."""
+
+    def adapt(self, plan: Plan) -> Plan:
+        """The plan as this sampler runs it."""
+        return plan
+
+    def releases(self, plan: Plan) -> tuple[Event, ...]:
+        """Releases of the sampler's own, outside the steps."""
+        return ()
+
+    def budget(self, plan: Plan) -> Budget | None:
+        """The budget, fixed here, within which the noise of each step is chosen later; None for a fixed schedule."""
+        return None
+
+    def calibrated(self, plan: Plan, target: float) -> Plan | None:
+        """The plan with its noise solved for, where the sampler keeps a budget; None leaves that to the ledger."""
+        return None
+
+
+class Sampling(Running, ABC):
+    """A sampler during one run."""
+
+    exhausted: bool = False
+    """True once its budget allows no further step."""
+
+    def __init__(self, sampler: Sampler, run: Run) -> None:
+        self.run = run
+        self.rate = sampler.sampling_rate(run.plan)
+
+    @abstractmethod
+    def draw(self) -> Draw:
+        """The units of the next step, among those present; their number tosses coins, but never sets their bias."""
+
+    @abstractmethod
+    def rates(self) -> Tensor:
+        """`[n]` probability that the next `draw` has each unit; private where a unit's own data set it."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """What is done before the first step of an epoch."""
+
+    def kept(self, draw: Draw, norms: Tensor) -> Tensor | None:
+        """`[u]` bool, the second coin where the sampler has one: a function of each record alone. None keeps all."""
+        return None
+
+    def noise(self, segment: Segment) -> float:
+        """Noise multiplier of the gradient in a step of this segment."""
+        return self.run.plan.noise_multiplier * segment.noise
+
+    def public(self) -> dict[str, Tensor]:
+        """Public values of the current epoch."""
+        return {}
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Exact figures of the last draw, outside the guarantee."""
+        return {}
 
 
 class PoissonSampler(Sampler):
@@ -106,20 +197,70 @@ class PoissonSampler(Sampler):
         """q = B/N with the *declared* N."""
         return plan.sampling_rate
 
-    def draw(self, random: RandomSource, plan: Plan, size: int) -> Tensor:
+    def start(self, run: Run) -> Sampling:
+        """Coins of the `sampling` stream."""
+        return PoissonSampling(self, run)
+
+
+class PoissonSampling(Sampling):
+    """Independent coins of one bias."""
+
+    def draw(self) -> Draw:
         """Poisson sample of positions, ascending."""
-        return random.bernoulli(plan.sampling_rate, size).nonzero().squeeze(1)
+        return Draw(self.run.random.bernoulli(self.rate, self.run.population.size).nonzero().squeeze(1))
+
+    def rates(self) -> Tensor:
+        """q for everybody."""
+        return torch.full((self.run.population.size,), self.rate)
+
+
+# ----------------------------------------------------------------------------------------------------- contribution
+
+
+class Contribution(Part):
+    """Which vector stands for a record: its gradient at the current parameters."""
+
+    def start(self, run: Run) -> Contributing:
+        """The contribution at work."""
+        return Contributing(run)
+
+
+class Contributing(Running):
+    """A contribution during one run. Between `norms` and `weighted_sum` nothing else may use the engine."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def norms(self, batch: Batch) -> Tensor:
+        """`[u]` l2 norms of the batch's contributions; a function of each unit and of released values alone."""
+        return self.run.engine.norms(batch.features, batch.labels, owners=batch.owners)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ w_i m_i of the last `norms`, flat `[d]`."""
+        return self.run.engine.weighted_sum(weights)
+
+    def advance(self, previous: Tensor) -> None:
+        """Called after a step was taken, with the parameters (`[d]`) it started from."""
+
+    remembers: ClassVar[bool] = False
+    """True where `advance` wants the previous parameters; otherwise no copy is made."""
+
+
+# ---------------------------------------------------------------------------------------------------------- weights
 
 
 class WeightRule(Part, ABC):
-    """Turns each record's gradient norm into a weight w_i, with a bound on w_i·n_i for every record that could exist."""
+    """Turns each record's gradient norm into a weight w_i, and a bound on w_i·n_i for every record that could be."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
     """Names of the public values the rule needs."""
 
+    defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
+    """What those values are unless given otherwise."""
+
     @abstractmethod
     def weights(self, norms: Tensor, public: Public) -> Tensor:
-        """`[u]` weights ≥ 0 from `[u]` finite norms ≥ 0; public values are `()` or already one per record, `[u]`."""
+        """`[u]` finite weights ≥ 0 from `[u]` finite norms ≥ 0; public values are `()` or one per record, `[u]`."""
 
     @abstractmethod
     def bound(self, public: Public) -> Tensor:
@@ -138,13 +279,22 @@ class FlatClip(WeightRule):
         return public["clip_norm"]
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive steps with one noise factor (times σ) and one clip factor (times C)."""
+class UnitWeight(WeightRule):
+    """w = 1: no bound, hence no privacy. It exists so that a combination with it is refused with that reason."""
 
-    steps: int
-    noise: float = 1.0
-    clip: float = 1.0
+    reads: ClassVar[frozenset[str]] = frozenset()
+    defaults: ClassVar[Mapping[str, float]] = {}
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        """1."""
+        return torch.ones_like(norms)
+
+    def bound(self, public: Public) -> Tensor:
+        """Infinite."""
+        return torch.full_like(public["scale"], torch.inf)
+
+
+# --------------------------------------------------------------------------------------------------------- schedule
 
 
 class Schedule(Part, ABC):
@@ -163,22 +313,32 @@ class Constant(Schedule):
         return (Segment(plan.steps),)
 
 
+# ----------------------------------------------------------------------------------------------------- side release
+
+
 class SideRelease(Part, ABC):
     """A noised statistic of the norms and groups of the batch that the gradient is computed from.
 
-    The trainer adds N(0, `noise(plan)`²) to each entry of `statistic` before anything else sees it; `now` and `later` are
-    post-processing of the noised values.
+    The trainer adds N(0, `noise(plan)`²) to each entry of `statistic` before anything else sees it; `now` and `later`
+    are post-processing of the noised values.
     """
 
     gives: ClassVar[frozenset[str]] = frozenset()
     """Names of the public values that `now` provides to the weight rule."""
 
-    sensitivity: ClassVar[float] = 1.0
-    """L2 sensitivity of `statistic` to one record."""
+    steers: ClassVar[frozenset[str]] = frozenset()
+    """Names of the carried public values that `later` moves; they need a start value."""
+
+    defaults: ClassVar[Mapping[str, float]] = {}
+    """Start values of what it steers or compares with, unless given otherwise."""
 
     @abstractmethod
     def noise(self, plan: Plan) -> float:
         """Standard deviation of the noise on each entry."""
+
+    def sensitivity(self) -> float:
+        """L2 sensitivity of `statistic` to one record."""
+        return 1.0
 
     @abstractmethod
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
@@ -192,112 +352,94 @@ class SideRelease(Part, ABC):
         """Public values that hold from the next step on."""
         return {}
 
+    def objection(self, algorithm: Algorithm) -> str | None:
+        """A statistic that nobody uses costs privacy for nothing."""
+        used = algorithm.weights.reads | {"scale"} if algorithm.weights else frozenset()
+        if used & (self.gives | self.steers):
+            return None
+        return f"it releases {_listed(self.gives | self.steers)}, which {_name(algorithm.weights)} does not use"
+
 
 def noise_level(level: float | str, plan: Plan) -> float:
     """Resolve a `NoiseLevel`: a number stays, a ratio `"10x"` multiplies the gradient's noise multiplier."""
     return float(level.removesuffix("x")) * plan.noise_multiplier if isinstance(level, str) else float(level)
 
 
-class Acceptance(Part, ABC):
-    """Whether a candidate step is taken."""
+# ----------------------------------------------------------------------------------------------------------- update
 
-    always: ClassVar[bool] = False
-    """True where no candidate is ever refused, so that nothing needs to be kept for a rollback."""
+
+class Update(Part):
+    """What the optimiser is given: the noisy sum as it is. Any function of noisy sums is post-processing."""
+
+    def start(self, run: Run) -> Updating:
+        """The update at work."""
+        return Updating()
+
+
+class Updating(Running):
+    """An update during one run."""
+
+    def direction(self, noisy_sum: Tensor) -> Tensor:
+        """Flat `[d]`, divided by B afterwards."""
+        return noisy_sum
+
+
+# ------------------------------------------------------------------------------------------------------- acceptance
+
+
+class Acceptance(Part):
+    """Whether a candidate step is taken: here, always."""
+
+    @property
+    def always(self) -> bool:
+        """True where no candidate is ever refused, so that nothing needs to be kept for a rollback."""
+        return True
+
+    @property
+    def public_records(self) -> int:
+        """How many public records it asks for."""
+        return 0
+
+    def candidate_events(self, plan: Plan) -> tuple[Event, ...]:
+        """Releases of its own, for every candidate, taken or not."""
+        return ()
+
+    def cap(self, plan: Plan, algorithm: Algorithm) -> int:
+        """Most candidates there can be, fixed in advance; T unless it may stop earlier."""
+        return plan.steps
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the number of candidates depends on outputs."""
+        return False
+
+    def start(self, run: Run) -> Accepting:
+        """The acceptance at work."""
+        return Accepting()
 
 
 class AlwaysAccept(Acceptance):
     """Take every step."""
 
-    always: ClassVar[bool] = True
+
+class Accepting(Running):
+    """An acceptance during one run."""
+
+    finished: bool = False
+    """True once no further candidate is wanted."""
+
+    accepted: int = 0
+    """Steps taken so far."""
+
+    def begin(self) -> None:
+        """Called at the parameters θ, before the candidate θ' is made."""
+
+    def accept(self) -> bool:
+        """Called at θ'; False rolls the step back."""
+        return True
 
 
-@dataclass(frozen=True)
-class Published:
-    """The ε a paper would print for this run, and the formula that gives it."""
-
-    value: float
-    formula: str
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """One combination of parts. `weights=None` is non-private training: no clipping, no noise, no event.
-
-    Attributes:
-        initial: public values at the first step, `clip_norm` among them.
-        model_options: settings that the algorithm imposes on the model (a bounded activation, say).
-        features: name of a fixed feature map that the algorithm trains on, or None.
-        published: the paper's own figure for a finished plan; default RDP of the gradients' events, improved conversion.
-
-    Raises:
-        EquidpError: where two parts cannot hold together.
-    """
-
-    name: str
-    weights: WeightRule | None
-    initial: Mapping[str, float] = field(default_factory=dict)
-    sampler: Sampler = field(default_factory=PoissonSampler)
-    schedule: Schedule = field(default_factory=Constant)
-    side_release: SideRelease | None = None
-    acceptance: Acceptance = field(default_factory=AlwaysAccept)
-    model_options: Mapping[str, object] = field(default_factory=dict)
-    features: str | None = None
-    published: Callable[[Algorithm, Plan], Published] | None = None
-
-    def __post_init__(self) -> None:
-        if self.weights is None:
-            return
-        given = set(self.initial) | (self.side_release.gives if self.side_release else frozenset())
-        missing = sorted(self.weights.reads - given)
-        if missing:
-            raise EquidpError(
-                f"{self.name}: the weight rule {type(self.weights).__name__} needs {', '.join(missing)}, which no part "
-                f"provides. Set it in the options or choose a side release that gives it."
-            )
-
-    @property
-    def private(self) -> bool:
-        """Whether the algorithm gives a guarantee at all."""
-        return self.weights is not None
-
-    def step_event(self, plan: Plan, segment: Segment) -> Event:
-        """The event of one step: gradient and side release of one sample are one Gaussian release."""
-        return Event(self.sampler.sampling_rate(plan), self.effective_noise(plan, segment))
-
-    def effective_noise(self, plan: Plan, segment: Segment) -> float:
-        """σ^eff of one step, side release included."""
-        gradient = plan.noise_multiplier * segment.noise
-        if self.side_release is None:
-            return gradient
-        return fuse(gradient, self.side_release.noise(plan) / self.side_release.sensitivity)
-
-    def events(self, plan: Plan) -> tuple[Event, ...]:
-        """Everything the whole run will charge, known before it starts."""
-        if not self.private:
-            return ()
-        steps = [(self.step_event(plan, segment), segment.steps) for segment in self.schedule.segments(plan)]
-        return merged(Event(event.sampling_rate, event.noise_multiplier, count) for event, count in steps)
-
-    def published_epsilon(self, plan: Plan) -> Published | None:
-        """The paper's own figure, or None for non-private training."""
-        if not self.private:
-            return None
-        return (self.published or published_by("improved"))(self, plan)
-
-
-def published_by(conversion: Conversion) -> Callable[[Algorithm, Plan], Published]:
-    """The common way of the papers: RDP of the gradients' events alone, one conversion, integer orders 2…64."""
-
-    def figure(algorithm: Algorithm, plan: Plan) -> Published:
-        gradients = [
-            Event(algorithm.sampler.sampling_rate(plan), plan.noise_multiplier * s.noise, s.steps)
-            for s in algorithm.schedule.segments(plan)
-        ]
-        left_out = "; the side release's cost is left out" if algorithm.side_release else ""
-        formula = f"RDP of the noisy gradients, {conversion} conversion, integer orders 2 to 64{left_out}"
-        return Published(published_epsilon(gradients, plan.delta, conversion), formula)
-
-    return figure
+# ------------------------------------------------------------------------------------------------------------ public
 
 
 def per_record(public: Public, groups: Tensor) -> dict[str, Tensor]:
@@ -313,9 +455,9 @@ def sensitivity(rule: WeightRule, public: Public) -> Tensor:
     return (rule.bound(public) * public["scale"]).max()
 
 
-def scheduled(initial: Mapping[str, Tensor], segment: Segment) -> dict[str, Tensor]:
+def scheduled(carried: Mapping[str, Tensor], segment: Segment) -> dict[str, Tensor]:
     """This step's public values: the carried ones, with the schedule's clip factor applied."""
-    values = dict(initial)
+    values = dict(carried)
     if segment.clip != 1.0:
         values["clip_norm"] = values["clip_norm"] * segment.clip
     return values
@@ -327,10 +469,9 @@ def tensors(values: Mapping[str, float], device: torch.device | str) -> dict[str
     return {name: torch.tensor(float(value), device=device) for name, value in numbers.items()}
 
 
-def segment_at(segments: Sequence[Segment], step: int) -> Segment:
-    """The segment that step t falls in."""
-    for segment in segments:
-        if step < segment.steps:
-            return segment
-        step -= segment.steps
-    raise IndexError("step beyond the schedule")
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _name(part: object) -> str:
+    return type(part).__name__

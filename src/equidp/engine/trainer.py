@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from equidp.engine.algorithm import Algorithm, Outcome, Published
 from equidp.engine.gradients import GradientEngine
 from equidp.engine.ledger import Event, Ledger, live_epsilon
 from equidp.engine.noise import RandomSource
-from equidp.engine.parts import Algorithm, Plan, Segment, per_record, scheduled, segment_at, sensitivity, tensors
+from equidp.engine.parts import Draw, per_record, scheduled, sensitivity, tensors
+from equidp.engine.plan import Plan, Segment, segment_at
 from equidp.engine.sampling import Batch, Population
 from equidp.errors import EquidpError
+from equidp.records import Records
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
@@ -24,6 +28,9 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
 }
 """Optimisers by name; each sees nothing but the noisy mean, so any of them is post-processing."""
+
+LOOK_BATCH = 1024
+"""Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -54,13 +61,12 @@ class EpochCallback(Protocol):
 class Diagnostics:
     """Exact figures of one epoch's batches. *Outside the guarantee*: off unless asked for, named `nonprivate/…`."""
 
-    batches: int = 0
-    units: Tensor | float = 0.0
+    steps: int = 0
     totals: dict[str, Tensor] = field(default_factory=dict)
-    histogram: Tensor | None = None
+    clean_sum: Tensor | None = None
 
-    def observe(self, **values: Tensor) -> None:
-        """Add a batch's sums."""
+    def observe(self, values: Mapping[str, Tensor]) -> None:
+        """Add sums."""
         for name, value in values.items():
             self.totals[name] = self.totals.get(name, torch.zeros_like(value)) + value
 
@@ -80,6 +86,10 @@ class Trainer:
         physical_batch_size: at most so many units in memory at once; None for the whole batch.
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
         diagnostics: collect exact training figures (outside the guarantee).
+        public: records without any guarantee, disjoint from training and test, for an algorithm that asks for them.
+
+    Raises:
+        EquidpError: where the algorithm needs public records and has none.
     """
 
     def __init__(
@@ -97,17 +107,28 @@ class Trainer:
         physical_batch_size: int | None = None,
         precision: Literal["float32", "bf16"] = "float32",
         diagnostics: bool = False,
+        public: Records | None = None,
     ) -> None:
-        self.model, self.algorithm, self.plan = model, algorithm, plan
-        self.population, self.random, self.ledger = population, random, ledger
+        if algorithm.needs_public and not (public is not None and len(public)):
+            raise EquidpError(
+                f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
+            )
+        self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
+        self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
         self.engine = GradientEngine(model, loss, precision=precision)
         self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
         self.physical_batch_size = physical_batch_size
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
-        self.segments = algorithm.schedule.segments(plan)
-        self.steps_done = 0
+        self.segments = algorithm.schedule.segments(self.plan)
+        self.steps_done, self.epochs_begun = 0, 0
         self.shown: dict[str, Tensor] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
+        self.sampling = algorithm.sampler.start(self)
+        self.contributing = algorithm.contribution.start(self)
+        self.updating = algorithm.update.start(self)
+        self.accepting = algorithm.acceptance.start(self)
+
+    # ------------------------------------------------------------------------------------------------------ epochs
 
     def train(
         self,
@@ -116,17 +137,16 @@ class Trainer:
         on_step: Callable[[], None] | None = None,
         progress: bool = True,
     ) -> list[dict[str, float]]:
-        """Run the remaining epochs; returns one history row per epoch.
+        """Run the remaining epochs; returns one history row per epoch that was begun.
 
-        Args:
-            on_epoch: called after every epoch.
-            on_step: called after every step, when the state is whole: a checkpoint may be taken, or training stopped.
-            progress: show a progress bar.
+        `on_step` is called after every step, when the run may be saved or left.
         """
         history = []
         remaining = sum(1 for _ in self._epochs())
         with tqdm(total=remaining, unit="epoch", desc=self.algorithm.name, disable=not progress, leave=False) as bar:
             for epoch, segments in self._epochs():
+                if self.finished:
+                    break
                 row = self._epoch(epoch, segments, on_step)
                 if on_epoch is not None:
                     row |= on_epoch(row, self.model)
@@ -136,97 +156,24 @@ class Trainer:
                     bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f}")
         return history
 
-    def step(self, segment: Segment) -> None:
-        """One step of ALGORITHMS.md §1: everything released is noised, and charged before it is seen."""
-        batches = [self.population.batch(part) for part in self._chunks(self.draw())]
-        total = self._private_sum(batches, segment) if self.algorithm.private else self._plain_sum(batches)
-        # divided by the *expected* batch size: the actual one is private
-        self.engine.apply_gradient(total.div_(self.plan.batch_size))
-        self.optimizer.step()
-        self.steps_done += 1
+    @property
+    def finished(self) -> bool:
+        """Whether a part has ended the run before its last step."""
+        return self.accepting.finished or self.sampling.exhausted
 
     def run_steps(self, count: int) -> None:
-        """The next `count` steps, without the bookkeeping of epochs."""
+        """The next `count` steps, without history rows."""
         for _ in range(count):
+            self.begin_epoch(self.plan.epoch(self.steps_done))
             self.step(segment_at(self.segments, self.steps_done))
 
-    def draw(self) -> Tensor:
-        """`[u]` positions of the units in the next batch."""
-        return self.algorithm.sampler.draw(self.random, self.plan, self.population.size)
+    def outcome(self) -> Outcome:
+        """What the run has come to so far."""
+        return Outcome(self.ledger.events, self.accepting.accepted or self.steps_done)
 
-    def _private_sum(self, batches: list[Batch], segment: Segment) -> Tensor:
-        """The noisy weighted sum of per-sample gradients, flat `[d]`; appends the step's event."""
-        rule, release = self.algorithm.weights, self.algorithm.side_release
-        assert rule is not None
-        public = scheduled(self.public, segment)
-        norms = None
-        self.ledger.append(self.algorithm.step_event(self.plan, segment))
-        if release is not None:
-            norms = [self._norms(batch) for batch in batches]
-            public |= self._side_release(torch.cat(norms), torch.cat([b.groups for b in batches]), public)
-        total = self.weighted_sum(batches, public, norms)
-        delta = sensitivity(rule, public)
-        noise_multiplier = self.plan.noise_multiplier * segment.noise
-        self.shown = {
-            "sensitivity": delta,
-            "noise_multiplier": torch.tensor(noise_multiplier),
-            **{k: v for k, v in public.items() if k != "scale" or v.dim()},
-        }
-        return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
-
-    def _side_release(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Release the batch's statistic; nothing but its noised value leaves this function."""
-        release = self.algorithm.side_release
-        assert release is not None
-        exact = release.statistic(torch.where(norms.isfinite(), norms, 0.0), groups, public, self.plan)
-        noised = self.random.perturb(
-            exact, sensitivity=release.sensitivity, noise_multiplier=release.noise(self.plan) / release.sensitivity
-        )
-        self.public |= release.later(noised, self.public, self.plan)
-        return release.now(noised, public, self.plan)
-
-    def weighted_sum(
-        self, batches: list[Batch], public: Mapping[str, Tensor], norms: list[Tensor] | None = None
-    ) -> Tensor:
-        """Σ w_i·g_i over the chunks, flat `[d]`, *exact*: it must be noised before anything else sees it.
-
-        A second forward per chunk is needed only if weights awaited the whole batch.
-        """
-        total = torch.zeros(self.engine.dimension, device=self.population.device)
-        kept = len(batches) == 1 and norms is not None
-        for index, batch in enumerate(batches):
-            fresh = norms[index] if kept and norms is not None else self._norms(batch)
-            weights = self.weights(fresh, batch.groups, public)
-            total += self.engine.weighted_sum(weights)
-            if self.diagnostics is not None:
-                self._observe(fresh, weights, batch, total)
-        return total
-
-    def weights(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> Tensor:
-        """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum)."""
-        rule = self.algorithm.weights
-        assert rule is not None
-        finite = norms.isfinite()
-        seen = per_record(public, groups)
-        weights = rule.weights(torch.where(finite, norms, 0.0), seen) * seen["scale"]
-        return torch.where(finite, weights, 0.0)
-
-    def _norms(self, batch: Batch) -> Tensor:
-        return self.engine.norms(batch.features, batch.labels, owners=batch.owners)
-
-    def _plain_sum(self, batches: list[Batch]) -> Tensor:
-        """Σ g_i by ordinary automatic differentiation: the non-private baseline."""
-        total = torch.zeros(self.engine.dimension, device=self.population.device)
-        for batch in batches:
-            total += self.engine.plain_sum(batch.features, batch.labels, owners=batch.owners)
-            if self.diagnostics is not None:
-                norms = self._norms(batch)
-                self._observe(norms, torch.ones_like(norms), batch, total)
-        return total
-
-    def _chunks(self, units: Tensor) -> tuple[Tensor, ...]:
-        size = self.physical_batch_size
-        return units.split(size) if size and len(units) > size else (units,)
+    def published_epsilon(self) -> Published | None:
+        """The paper's own figure for the run as it went."""
+        return self.algorithm.published_epsilon(self.plan, self.outcome())
 
     def _epochs(self) -> Iterator[tuple[int, list[Segment]]]:
         """Remaining epochs with the segment of each of their remaining steps."""
@@ -238,22 +185,37 @@ class Trainer:
             if steps:
                 yield epoch, steps
 
-    def _epoch(self, epoch: int, segments: list[Segment], on_step: Callable[[], None] | None) -> dict[str, float]:
+    def begin_epoch(self, epoch: int) -> None:
+        if epoch >= self.epochs_begun:
+            self.sampling.begin_epoch(epoch)
+            self.epochs_begun = epoch + 1
+
+    def _epoch(
+        self, epoch: int, segments: list[Segment], on_step: Callable[[], None] | None = None
+    ) -> dict[str, float]:
         self.model.train()
+        self.begin_epoch(epoch)
         for segment in segments:
+            if self.finished:
+                break
             self.step(segment)
             if on_step is not None:
                 on_step()
         row: dict[str, float] = {"epoch": float(epoch + 1)}
         if self.algorithm.private:
-            row["epsilon_rdp"] = live_epsilon(self.ledger.events, self.plan.delta)
-            row |= self._shown_values()
+            row |= {"epsilon_rdp": self._epsilon_so_far(), **self._shown_values()}
+            row |= self.sampling.shown() | self.accepting.shown()
         if self.diagnostics is not None:
             row |= self._diagnostic_row()
         return row
 
+    def _epsilon_so_far(self) -> float:
+        """RDP of what was charged; where a budget was fixed for the run, that budget's ε from the start."""
+        budget = self.algorithm.sampler.budget(self.plan)
+        return live_epsilon(self.ledger.events, self.plan.delta) if budget is None else budget.epsilon
+
     def _shown_values(self) -> dict[str, float]:
-        row = {}
+        row: dict[str, float] = {}
         for name, value in self.shown.items():
             entries = value.detach().float().cpu()
             if entries.dim():
@@ -262,39 +224,244 @@ class Trainer:
                 row[name] = float(entries)
         return row
 
-    def _observe(self, norms: Tensor, weights: Tensor, batch: Batch, private_sum: Tensor) -> None:
-        assert self.diagnostics is not None
+    # -------------------------------------------------------------------------------------------------------- step
+
+    def step(self, segment: Segment) -> None:
+        """One step of ALGORITHMS.md §1: everything released is noised, and charged before it is seen."""
+        draws = self.draw().split(self.physical_batch_size)
+        batches = [self.population.batch(draw.units) for draw in draws]
+        rollback = None if self.algorithm.acceptance.always else self._rollback()
+        before = self.engine.flatten() if rollback or self.contributing.remembers else None
+        self.accepting.begin()
+        total = self._noisy_sum(draws, batches, segment) if self.algorithm.private else self._plain_sum(batches)
+        self._observe_step(total)
+        # divided by the *expected* batch size: the actual one is private
+        self.engine.apply_gradient(self.updating.direction(total).div(self.plan.batch_size))
+        self.optimizer.step()
+        self.steps_done += 1
+        if rollback is not None and not self.accepting.accept():
+            assert before is not None
+            self.engine.load_(before)
+            rollback()
+        elif before is not None:
+            self.contributing.advance(before)
+
+    def draw(self) -> Draw:
+        """The units of the next batch."""
+        return self.sampling.draw()
+
+    def public_values(self, segment: Segment) -> dict[str, Tensor]:
+        """What a weight rule may know before this step's side release."""
+        return scheduled(self.public | self.sampling.public(), segment)
+
+    def reduce(self, total: Tensor) -> Tensor:
+        """The sum over all processes that train together: here there is one. Exact, so noise it before it is seen."""
+        return total
+
+    def _noisy_sum(self, draws: list[Draw], batches: list[Batch], segment: Segment) -> Tensor:
+        """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`; charges the step's event first."""
+        rule, release = self.algorithm.weights, self.algorithm.side_release
+        assert rule is not None
+        noise_multiplier = self.sampling.noise(segment)
+        public = self.public_values(segment)
+        norms = None
+        self.ledger.append(self.algorithm.step_event(self.plan, self.sampling.rate, noise_multiplier))
+        if release is not None:
+            norms = [self.contributing.norms(batch) for batch in batches]
+            public |= self._side_release(torch.cat(norms), torch.cat([b.groups for b in batches]), public)
+        total = self.reduce(self.weighted_sum(batches, public, norms, draws))
+        delta = sensitivity(rule, public)
+        self.shown = {"sensitivity": delta, "noise_multiplier": torch.tensor(noise_multiplier)}
+        self.shown |= {k: v for k, v in public.items() if k != "scale" or v.dim()}
+        return total.add_(self.random.normal(len(total)).mul_(delta * noise_multiplier))
+
+    def _side_release(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Release the batch's statistic; nothing but its noised value leaves this function."""
+        release = self.algorithm.side_release
+        assert release is not None
+        finite = torch.where(norms.isfinite(), norms, 0.0)
+        exact = self.reduce(release.statistic(finite, groups, public, self.plan))
+        noised = exact + self.random.normal(len(exact)) * release.noise(self.plan)
+        self.public |= release.later(noised, self.public, self.plan)
+        return release.now(noised, public, self.plan)
+
+    def weighted_sum(
+        self,
+        batches: list[Batch],
+        public: Mapping[str, Tensor],
+        norms: list[Tensor] | None = None,
+        draws: list[Draw] | None = None,
+    ) -> Tensor:
+        """Σ w_i·g_i over the chunks, flat `[d]`, *exact*: it must be noised before anything else sees it.
+
+        A second forward per chunk is needed only if weights awaited the whole batch.
+        """
+        total = torch.zeros(self.engine.dimension, device=self.population.device)
+        kept = len(batches) == 1 and norms is not None
+        for index, batch in enumerate(batches):
+            fresh = norms[index] if kept and norms is not None else self.contributing.norms(batch)
+            weights = self.weights(fresh, batch.groups, public)
+            if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
+                weights = torch.where(mask, weights, 0.0)
+            total += self.contributing.weighted_sum(weights)
+            self._observe(fresh, weights, batch)
+        return total
+
+    def weights(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> Tensor:
+        """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum)."""
+        rule = self.algorithm.weights
+        assert rule is not None
         finite = norms.isfinite()
-        groups = self.plan.groups
-        ones = finite.float()
-        self.diagnostics.batches += 1
+        seen = per_record(public, groups)
+        weights = rule.weights(torch.where(finite, norms, 0.0), seen) * seen["scale"]
+        return torch.where(finite, weights, 0.0)
+
+    def _plain_sum(self, batches: list[Batch]) -> Tensor:
+        """Σ g_i by ordinary automatic differentiation: the non-private baseline."""
+        total = torch.zeros(self.engine.dimension, device=self.population.device)
+        for batch in batches:
+            total += self.engine.plain_sum(batch.features, batch.labels, owners=batch.owners)
+            if self.diagnostics is not None:
+                norms = self.contributing.norms(batch)
+                self._observe(norms, torch.ones_like(norms), batch)
+        return self.reduce(total)
+
+    def _rollback(self) -> Callable[[], None]:
+        """Everything a refused step must leave as it was, besides the parameters."""
+        optimizer, updating = copy.deepcopy(self.optimizer.state_dict()), copy.deepcopy(self.updating.state_dict())
+
+        def restore() -> None:
+            self.optimizer.load_state_dict(optimizer)
+            self.updating.load_state_dict(updating)
+
+        return restore
+
+    # ------------------------------------------------------------------------------------------- looking at records
+
+    def norms_of_all(self) -> Tensor:
+        """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""
+        return torch.cat([self.contributing.norms(self.population.batch(units)) for units in self._everyone()])
+
+    @torch.no_grad()
+    def losses(self, units: Tensor) -> Tensor:
+        """`[u]` exact loss of each of these training units (the mean over its records); private."""
+        parts = [self._unit_losses(self.population.batch(chunk)) for chunk in units.split(self._look_size())]
+        return torch.cat(parts) if parts else torch.zeros(0, device=self.population.device)
+
+    @torch.no_grad()
+    def public_loss(self, records: int) -> float:
+        """Mean loss of the first so many public records."""
+        assert self.public_part is not None
+        size, total = min(records, len(self.public_part)), 0.0
+        for chunk in torch.arange(size, device=self.public_part.labels.device).split(self._look_size()):
+            outputs = self.model(self.public_part.features[chunk])
+            total += float(self.engine.loss(outputs, self.public_part.labels[chunk]).double().sum())
+        return total / size
+
+    def _unit_losses(self, batch: Batch) -> Tensor:
+        losses = self.engine.loss(self.model(batch.features), batch.labels).float()
+        if batch.owners is None:
+            return losses
+        total = torch.zeros(len(batch), device=losses.device).index_add_(0, batch.owners, losses)
+        return total / torch.bincount(batch.owners, minlength=len(batch))
+
+    def _everyone(self) -> tuple[Tensor, ...]:
+        return torch.arange(self.population.size, device=self.population.device).split(self._look_size())
+
+    def _look_size(self) -> int:
+        return self.physical_batch_size or LOOK_BATCH
+
+    # -------------------------------------------------------------------------------------------------- diagnostics
+
+    def _observe(self, norms: Tensor, weights: Tensor, batch: Batch) -> None:
+        """Add up one chunk."""
+        if self.diagnostics is None:
+            return
+        finite = norms.isfinite()
+        ones, zeros = finite.float(), torch.zeros(self.plan.groups, device=norms.device)
+        clean = self.contributing.weighted_sum(ones)
+        seen = self.diagnostics.clean_sum
+        self.diagnostics.clean_sum = clean if seen is None else seen + clean
         self.diagnostics.observe(
-            units=ones.sum(),
-            nonfinite=(~finite).float().sum(),
-            weight=weights.sum(),
-            group_units=torch.zeros(groups, device=norms.device).index_add_(0, batch.groups, ones),
-            group_norm=torch.zeros(groups, device=norms.device).index_add_(
-                0, batch.groups, torch.where(finite, norms, 0.0)
-            ),
-            cosine=torch.nn.functional.cosine_similarity(private_sum, self.engine.weighted_sum(ones), dim=0),
+            {
+                "units": ones.sum(),
+                "nonfinite": (~finite).float().sum(),
+                "weight": weights.sum(),
+                "group_units": zeros.index_add(0, batch.groups, ones),
+                "group_norm": zeros.index_add(0, batch.groups, torch.where(finite, norms, 0.0)),
+            }
         )
+        self.diagnostics.observe(self.sampling.diagnostics())
+
+    def _observe_step(self, used: Tensor) -> None:
+        """Compare what the optimiser is given with the plain sum of the batch's gradients."""
+        if self.diagnostics is None or self.diagnostics.clean_sum is None:
+            return
+        clean, self.diagnostics.clean_sum = self.diagnostics.clean_sum, None
+        self.diagnostics.steps += 1
+        self.diagnostics.observe({"cosine": torch.nn.functional.cosine_similarity(used, clean, dim=0)})
 
     def _diagnostic_row(self) -> dict[str, float]:
         assert self.diagnostics is not None
-        totals, count = self.diagnostics.totals, max(self.diagnostics.batches, 1)
+        totals, steps = self.diagnostics.totals, max(self.diagnostics.steps, 1)
         self.diagnostics = Diagnostics()
         if not totals:
             return {}
         units = totals["units"].clamp(min=1)
         mean_norm = totals["group_norm"] / totals["group_units"].clamp(min=1)
+        shares = {name: float(value / units) for name, value in totals.items() if name.startswith("nonprivate/")}
         return {
-            "nonprivate/batch_size": float(totals["units"]) / count,
+            "nonprivate/batch_size": float(totals["units"]) / steps,
             "nonprivate/nonfinite": float(totals["nonfinite"]),
             "nonprivate/mean_weight": float(totals["weight"] / units),
-            "nonprivate/cosine": float(totals["cosine"]) / count,
+            "nonprivate/cosine": float(totals["cosine"]) / steps,
             **{f"nonprivate/gradient_norm/{k}": float(v) for k, v in enumerate(mean_norm)},
+            **shares,
         }
+
+    # -------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a bit-identical continuation needs, the ledger excepted: tensors and plain JSON values."""
+        return copy.deepcopy(
+            {
+                "steps_done": self.steps_done,
+                "epochs_begun": self.epochs_begun,
+                "model": dict(self.model.state_dict()),
+                "optimizer": _with_text_keys(self.optimizer.state_dict()),
+                "public": self.public,
+                "shown": self.shown,
+                "random": self.random.state_dict(),
+                "sampling": self.sampling.state_dict(),
+                "contributing": self.contributing.state_dict(),
+                "updating": self.updating.state_dict(),
+                "accepting": self.accepting.state_dict(),
+                "diagnostics": None if self.diagnostics is None else vars(self.diagnostics),
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`. The ledger must already hold what was charged."""
+        state = copy.deepcopy(dict(state))
+        self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(_with_number_keys(state["optimizer"]))
+        self.public, self.shown = dict(state["public"]), dict(state["shown"])
+        self.random.load_state_dict(state["random"])
+        for name in ("sampling", "contributing", "updating", "accepting"):
+            getattr(self, name).load_state_dict(state[name])
+        if self.diagnostics is not None and state["diagnostics"] is not None:
+            self.diagnostics = Diagnostics(**state["diagnostics"])
 
     def charge(self) -> tuple[Event, ...]:
         """What has been charged so far."""
         return self.ledger.events
+
+
+def _with_text_keys(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state with text keys, as JSON wants them."""
+    return state | {"state": {str(k): v for k, v in state["state"].items()}}
+
+
+def _with_number_keys(state: dict[str, Any]) -> dict[str, Any]:
+    return state | {"state": {int(k): v for k, v in state["state"].items()}}

@@ -1,0 +1,79 @@
+"""The plan of a run: its public facts, fixed before any record is read, and the segments of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equidp.errors import EquidpError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Public facts of one training run.
+
+    Attributes:
+        records: the declared number N of privacy units in the training part.
+        batch_size: expected batch size B.
+        epochs: expected passes over the data E.
+        groups: number of groups K of the partition used in training.
+        delta: δ.
+        noise_multiplier: the scalar that calibration solves for; 0 only for the non-private baseline.
+        epsilon: the target that the noise was calibrated to, None where the noise itself was given.
+    """
+
+    records: int
+    batch_size: int
+    epochs: int
+    groups: int
+    delta: float
+    noise_multiplier: float
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size > self.records:
+            raise EquidpError(
+                f"training.batch_size={self.batch_size} exceeds the {self.records} training records: lower it."
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = B/N."""
+        return self.batch_size / self.records
+
+    @property
+    def steps(self) -> int:
+        """T = round(E·N/B), at least 1."""
+        return max(1, round(self.epochs * self.records / self.batch_size))
+
+    def epoch(self, step: int) -> int:
+        """Epoch of step t: ⌊t·E/T⌋."""
+        return step * self.epochs // self.steps
+
+    def epoch_lengths(self) -> list[int]:
+        """Steps in each epoch; they sum to T."""
+        ends = [-(-(e + 1) * self.steps // self.epochs) for e in range(self.epochs)]
+        return [b - a for a, b in zip([0, *ends], ends, strict=False)]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive steps with one noise factor (times σ) and one clip factor (times C)."""
+
+    steps: int
+    noise: float = 1.0
+    clip: float = 1.0
+
+
+def segment_at(segments: Sequence[Segment], step: int) -> Segment:
+    """The segment that step t falls in."""
+    for segment in segments:
+        if step < segment.steps:
+            return segment
+        step -= segment.steps
+    raise IndexError("step beyond the schedule")
+
+
+def by_epoch(plan: Plan, factors: Sequence[float]) -> tuple[Segment, ...]:
+    """One segment per epoch that has steps, with a noise factor for each epoch."""
+    return tuple(Segment(length, noise) for length, noise in zip(plan.epoch_lengths(), factors, strict=True) if length)
