@@ -8,18 +8,23 @@ scores = predict(model, split.test.features)
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from equidp.engine.ledger import Event, Ledger, calibrate, epsilon, epsilon_path
+from equidp.engine.algorithm import Algorithm, Outcome
+from equidp.engine.checkpoint import Checkpointer
+from equidp.engine.ledger import Epsilon, Ledger, epsilon
 from equidp.engine.noise import SeededRandom, derived_seed
-from equidp.engine.parts import Algorithm, Plan
+from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
+from equidp.engine.secure import SecureRandom
 from equidp.engine.trainer import EpochCallback, Trainer, choose_device
 from equidp.errors import EquidpError
 from equidp.models import build_model
@@ -58,16 +63,11 @@ def plan_run(
         epochs=training.epochs,
         groups=groups,
         delta=privacy.delta,
-        noise_multiplier=privacy.noise_multiplier or 0.0,
+        noise_multiplier=(privacy.noise_multiplier or 0.0) if algorithm.private else 0.0,
     )
-    if not algorithm.private:
-        return dataclasses.replace(plan, noise_multiplier=0.0)
-    if privacy.epsilon is None:
-        return plan
-    noise = calibrate(
-        lambda sigma: algorithm.events(dataclasses.replace(plan, noise_multiplier=sigma)), privacy.epsilon, plan.delta
-    )
-    return dataclasses.replace(plan, noise_multiplier=noise)
+    if algorithm.private and privacy.epsilon is not None:
+        return algorithm.calibrated(plan, privacy.epsilon)
+    return algorithm.adapt(plan)
 
 
 def units_in(records: Records, privacy: PrivacySettings) -> int:
@@ -104,6 +104,8 @@ def train_model(
     training: TrainingSettings,
     seed: int,
     on_epoch: EpochCallback | None = None,
+    workplace: Path | None = None,
+    resume: bool = False,
     progress: bool = True,
 ) -> Trained:
     """Train, and state what was spent.
@@ -111,31 +113,60 @@ def train_model(
     Args:
         grouping: the partition that group-aware algorithms use.
         on_epoch: called after every epoch with the row so far and the model; returns more columns.
+        workplace: folder of this run alone, for checkpoints and the ledger's journal; None keeps nothing.
+        resume: continue what an interrupted run left in `workplace`.
+
+    Raises:
+        EquidpError: for settings that do not fit the data, or a checkpoint of other settings.
     """
     device = choose_device(training.device)
+    random = SecureRandom(device) if privacy.secure else SeededRandom(seed, device)
+    settings = {
+        "algorithm": {"name": algorithm.name, "parts": [repr(part) for part in algorithm.parts]},
+        "plan": dataclasses.asdict(plan),
+        "model": model.model_dump(mode="json"),
+        "privacy": privacy.model_dump(mode="json"),
+        "training": training.model_dump(mode="json"),
+        "grouping": grouping,
+        "seed": seed,
+    }
+    keeper = (
+        Checkpointer(workplace, settings, resume=resume, every_epochs=training.checkpoint_every)
+        if workplace is not None and algorithm.private
+        else None
+    )
     train = split.train.to(device)
-    network = make_model(train.schema, model, algorithm, seed).to(device)
     ids, names = train.grouping(grouping)
-    ledger = Ledger()
+    network = make_model(train.schema, model, algorithm, seed).to(device)
     trainer = Trainer(
         model=network,
         loss=record_loss(training.class_weights, device),
         algorithm=algorithm,
         plan=plan,
         population=Population(train, ids, by_unit=privacy.by_unit),
-        random=SeededRandom(seed, device),
-        ledger=ledger,
+        random=random,
+        ledger=keeper.ledger(random) if keeper else Ledger(),
         learning_rate=training.rate(plan.steps),
         optimizer=training.optimizer,
         physical_batch_size=training.physical_batch_size,
         precision=training.precision,
         diagnostics=training.diagnostics,
+        public=split.public.to(device) if len(split.public) else None,
     )
-    history = pd.DataFrame(named_columns(row, names) for row in trainer.train(on_epoch, progress=progress))
+    try:
+        rows = (keeper or trainer).train(*((trainer,) if keeper else ()), on_epoch, progress=progress)
+    finally:
+        if keeper:
+            keeper.close()
+    history = pd.DataFrame(named_columns(row, names) for row in rows)
     if algorithm.private:
-        history.insert(1, "epsilon", epsilon_per_epoch(algorithm.events(plan), plan))
-    statement = privacy_statement(algorithm, plan, ledger.events, privacy=privacy, training=training, seed=seed)
+        history.insert(1, "epsilon", algorithm.epsilon_path(plan)[: len(history)])
+    statement = privacy_statement(
+        algorithm, plan, trainer.outcome(), privacy=privacy, training=training, seed=seed, public=len(split.public)
+    )
     weights = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    if keeper:
+        keeper.discard()
     return Trained(weights, history, statement)
 
 
@@ -149,41 +180,22 @@ def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str,
     return {name(column): value for column, value in row.items()}
 
 
-def epsilon_per_epoch(events: tuple[Event, ...], plan: Plan) -> list[float]:
-    """Sound ε after each epoch of a schedule fixed in advance."""
-    return [point.value for point in epsilon_path(_by_epoch(events, plan.epoch_lengths()), plan.delta)]
-
-
-def _by_epoch(events: tuple[Event, ...], lengths: list[int]) -> list[list[Event]]:
-    """Cut a run-length list of step events at the ends of the epochs."""
-    left = list(events)
-    epochs: list[list[Event]] = []
-    for length in lengths:
-        epoch: list[Event] = []
-        while length and left:
-            taken = min(length, left[0].count)
-            epoch.append(dataclasses.replace(left[0], count=taken))
-            rest = left[0].count - taken
-            left[:1] = [dataclasses.replace(left[0], count=rest)] if rest else []
-            length -= taken
-        epochs.append(epoch)
-    return epochs
-
-
 def privacy_statement(
     algorithm: Algorithm,
     plan: Plan,
-    ledger: tuple[Event, ...],
+    outcome: Outcome,
     *,
     privacy: PrivacySettings,
     training: TrainingSettings,
-    seed: int | None,
+    seed: int,
+    public: int = 0,
 ) -> dict[str, Any]:
     """privacy.json: what is guaranteed, for whom, at what ε; enough to recompute ε from.
 
     Raises:
-        EquidpError: if the ledger differs from the plan that ε was computed for.
+        EquidpError: if the ledger holds less, or other things, than the plan that ε was computed for.
     """
+    plan = algorithm.adapt(plan)
     base = {
         "algorithm": algorithm.name,
         "private": algorithm.private,
@@ -193,8 +205,8 @@ def privacy_statement(
         "steps": plan.steps,
         "epochs": plan.epochs,
         "groups": plan.groups,
-        "seed": seed,
-        "secure": privacy.secure,
+        "seed": None if privacy.secure else seed,
+        "secure": privacy.secure and algorithm.private,
         "unit": privacy.unit,
         "trials": privacy.trials,
     }
@@ -207,28 +219,23 @@ def privacy_statement(
             "ledger": [],
             "notes": ["Non-private baseline: nothing computed from it carries a guarantee."],
         }
-    planned = algorithm.events(plan)
-    if ledger != planned:
-        raise EquidpError(
-            "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "
-            "This is a bug: please report it with the settings."
-        )
-    spent, published = epsilon(ledger, plan.delta), algorithm.published_epsilon(plan)
+    spent, published = _spent(algorithm, plan, outcome), algorithm.published_epsilon(plan, outcome)
     assert published is not None
     return base | {
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld,
-        "epsilon_published": {"value": published.value, "formula": published.formula},
+        "epsilon_published": dataclasses.asdict(published),
+        "epsilon_fixed_before_training": algorithm.fixed,
         "target_epsilon": privacy.epsilon,
         "noise_multiplier": plan.noise_multiplier,
-        "adjacency": "add or remove one record"
-        if not privacy.by_unit
-        else "add or remove one unit with all its records",
+        "adjacency": f"add or remove one {privacy.unit}" + (" with all its records" if privacy.by_unit else ""),
         "sampling": f"Poisson: every {privacy.unit} enters a batch independently with probability q",
         "sampling_rate": algorithm.sampler.sampling_rate(plan),
-        "ledger": [event.to_dict() for event in ledger],
-        "releases": _releases(algorithm),
+        "ledger": [event.to_dict() for event in outcome.events],
+        "accepted_steps": outcome.accepted_steps,
+        "releases": [statement for part in algorithm.parts for statement in part.releases()],
+        "public_records": public,
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": [
             f"The number of training {privacy.unit}s ({plan.records}), the batch size, the number of steps, the "
@@ -240,9 +247,20 @@ def privacy_statement(
     }
 
 
-def _releases(algorithm: Algorithm) -> list[str]:
-    side = algorithm.side_release
-    return ["the model after every step"] + ([f"noised {type(side).__name__} of every batch"] if side else [])
+def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
+    """ε of a finished run: that of its plan, cap or budget; of its ledger, where a crash made it charge more."""
+    if algorithm.covers(plan, outcome.events):
+        return algorithm.epsilon(plan)
+    planned = Counter({(e.sampling_rate, e.noise_multiplier): e.count for e in algorithm.events(plan)})
+    charged: Counter[tuple[float, float]] = Counter()
+    for event in outcome.events:
+        charged[event.sampling_rate, event.noise_multiplier] += event.count
+    if algorithm.fixed and planned <= charged and planned.keys() == charged.keys():
+        return epsilon(outcome.events, plan.delta)  # repeated steps of a resumed run, each charged again
+    raise EquidpError(
+        "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "
+        "This is a bug: please report it with the settings."
+    )
 
 
 @torch.no_grad()
