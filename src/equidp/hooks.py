@@ -22,6 +22,7 @@ from equidp.pipelines.provenance import git_commit
 from equidp.reporting.tables import print_table, results_table
 
 ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure")
+WIDTH = 100
 SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,12 @@ def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
 def results_of(catalog: DataCatalog, algorithms: Sequence[str], kind: str) -> dict[str, Any]:
     """One kind of output (`metrics`, `privacy`) per algorithm."""
     return {name: catalog.load(f"{name}.{kind}") for name in algorithms}
+
+
+def terminal() -> Console:
+    """Where results are printed: as wide as the terminal, 100 columns where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
 
 
 class RunHook:
@@ -70,9 +77,9 @@ class RunHook:
                 results_table(results_of(catalog, finished, "metrics"), results_of(catalog, finished, "privacy")),
                 console,
             )
-        for name in pipeline.outputs():
+        for name in sorted(pipeline.outputs()):
             if name.endswith(".report"):
-                Console().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True)
+                terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
 
 
 class TrackingHook:

@@ -234,7 +234,7 @@ def privacy_statement(
         "sampling_rate": algorithm.sampler.sampling_rate(plan),
         "ledger": [event.to_dict() for event in outcome.events],
         "accepted_steps": outcome.accepted_steps,
-        "releases": [statement for part in algorithm.parts for statement in part.releases()],
+        "releases": _releases(algorithm),
         "public_records": public,
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": [
@@ -245,6 +245,13 @@ def privacy_statement(
         ],
         "notes": [],
     }
+
+
+def _releases(algorithm: Algorithm) -> list[str]:
+    """What leaves the training: the model, and the noised values that parts work with."""
+    sources = [part for part in (algorithm.side_release, algorithm.sampler) if part is not None and part.gives]
+    told = [(type(part).__doc__ or type(part).__name__).splitlines()[0] for part in sources]
+    return ["The model after every step.", *told]
 
 
 def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:

@@ -1,4 +1,4 @@
-"""Catalog datasets of our own: a folder of raw files, records that are made once, model weights. Nothing is pickled."""
+"""Catalog datasets of our own: folders, records that are made once, model weights. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.files import replacing
 from equidp.records import Records
 from equidp.sources import storage
 
 
-class RawFolderDataset(AbstractDataset[None, Path]):
-    """The folder that raw files lie in, as a user laid it out. Read-only."""
+class FolderDataset(AbstractDataset[None, Path]):
+    """A folder: raw files as a user laid them out, or a run's own place for checkpoints. Loading gives its path."""
 
     def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
         self._filepath = Path(filepath)
         self.metadata = metadata
 
     def load(self) -> Path:
-        """The folder's path; sources say which file they miss in it."""
+        """The folder's path; whoever reads it says which file is missing."""
         return self._filepath
 
     def save(self, data: None) -> None:
-        """Raw files are never written."""
-        raise DatasetError("Raw files are read-only.")
+        """A folder is not written as a whole."""
+        raise DatasetError(f"{self._filepath} is a folder: it is read, not saved.")
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._filepath)}
@@ -102,13 +103,8 @@ class WeightsDataset(AbstractDataset[Weights, Weights]):
 
     def save(self, data: Weights) -> None:
         """Write beside the target, then replace it: a reader never sees half a file."""
-        self._filepath.parent.mkdir(parents=True, exist_ok=True)
-        part = self._filepath.with_suffix(f".{os.getpid()}.part")
-        try:
+        with replacing(self._filepath) as part:
             save_file(data.tensors, part, metadata={"card": json.dumps(data.card)})
-            os.replace(part, self._filepath)
-        finally:
-            part.unlink(missing_ok=True)
 
     def load(self) -> Weights:
         """Read weights and card.

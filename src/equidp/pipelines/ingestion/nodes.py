@@ -40,7 +40,7 @@ def split_records(
 ) -> tuple[Records, Records, Records]:
     """Training, test and public part. A public part is set aside only if an algorithm of this run needs one."""
     settings = DataSettings(**data)
-    needed = any(_needs_public(name, options) for name, options in algorithms.items())
+    needed = any(algorithm_settings(name, options).build().needs_public for name, options in algorithms.items())
     public = settings.public_fraction if settings.public_fraction is not None else needed * PUBLIC_FRACTION
     parts = split(
         records,
@@ -61,7 +61,3 @@ def label_groups(train: Records, test: Records, public: Records, data: dict[str,
 def draw_group_counts(groups: pd.DataFrame, data: dict[str, Any]) -> go.Figure:
     """Sizes of the groups of the training partition, drawn before any training."""
     return group_counts(groups, DataSettings(**data).groups[0])
-
-
-def _needs_public(name: str, options: dict[str, Any]) -> bool:
-    return getattr(algorithm_settings(name, options).build(), "needs_public", False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,16 @@ import torch
 from torch import nn
 
 from equidp.algorithms import algorithm_settings
-from equidp.engine.parts import Plan
+from equidp.engine.algorithm import Outcome
+from equidp.engine.plan import Plan
 from equidp.evaluation.live import live_metrics
 from equidp.models import build_model
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.datasets import Weights
+from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.records import Records, Schema, Split
-from equidp.training import plan_run, predict, train_model, units_in
+from equidp.training import Trained, plan_run, predict, privacy_statement, train_model, units_in
 
 
 def plan_training(
@@ -58,46 +61,100 @@ def train_network(
     test: Records,
     public: Records,
     plan: dict[str, Any],
+    workplace: Path,
     data: dict[str, Any],
     model: dict[str, Any],
     privacy: dict[str, Any],
     training: dict[str, Any],
     options: dict[str, Any],
     seed: int,
+    resume: bool,
     *,
     algorithm: str,
 ) -> tuple[Weights, pd.DataFrame, dict[str, Any]]:
-    """Train; returns the weights, one history row per epoch, and the privacy statement."""
+    """Train; returns the weights, one history row per epoch, and the privacy statement.
+
+    The non-private baseline is trained once per records, settings, seed and code, and reused after that.
+    """
     settings, groups = TrainingSettings(**training), DataSettings(**data).groups
     chosen = algorithm_settings(algorithm, options).build()
 
     def on_epoch(row: dict[str, float], network: nn.Module) -> Mapping[str, float]:
         due = row["epoch"] % settings.evaluate_every == 0 or row["epoch"] == settings.epochs
-        if not due:
-            return {}
-        scores = predict(network, test.features).numpy()
-        figures = live_metrics(scores, test.labels.numpy(), group_arrays(test, groups))
+        figures = live_metrics(predict(network, test.features).numpy(), test.labels.numpy(), arrays) if due else {}
         tracking.log_epoch(algorithm, row | figures)
         return figures
 
-    trained = train_model(
-        chosen,
-        Plan(**plan),
-        Split(train, test, public),
-        grouping=groups[0],
-        model=ModelSettings(**model),
-        privacy=PrivacySettings(**privacy),
-        training=settings,
-        seed=seed,
-        on_epoch=on_epoch,
-    )
+    def fresh() -> Trained:
+        return train_model(
+            chosen,
+            Plan(**plan),
+            Split(train, test, public),
+            grouping=groups[0],
+            model=ModelSettings(**model),
+            privacy=PrivacySettings(**privacy),
+            training=settings,
+            seed=seed,
+            on_epoch=on_epoch,
+            workplace=workplace,
+            resume=resume,
+        )
+
+    arrays = group_arrays(test, groups)
     card = {
         "model": model["name"],
         "options": {**model["options"], **chosen.model_options},
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
+        "source": data["source"],
+        "source_options": data["options"],
     }
-    return Weights(trained.weights, card), trained.history, trained.privacy
+    if chosen.private:
+        trained = fresh()
+        return Weights(trained.weights, card), trained.history, trained.privacy
+    everything = {
+        "plan": plan,
+        "data": data,
+        "model": model,
+        "training": training,
+        "unit": privacy["unit"],
+        "seed": seed,
+    }
+    return _baseline(
+        fresh, workplace, digest(train, everything), card, Plan(**plan), privacy, training, seed, algorithm
+    )
+
+
+def _baseline(
+    fresh: Callable[[], Trained],
+    workplace: Path,
+    name: str,
+    card: dict[str, Any],
+    plan: Plan,
+    privacy: dict[str, Any],
+    training: dict[str, Any],
+    seed: int,
+    algorithm: str,
+) -> tuple[Weights, pd.DataFrame, dict[str, Any]]:
+    """The baseline's results, from the shelf where they are there."""
+
+    def train() -> tuple[Weights, pd.DataFrame]:
+        trained = fresh()
+        return Weights(trained.weights, card), trained.history
+
+    weights, history, shelved = trained_once(workplace, name, train)
+    if shelved:
+        for row in history.to_dict("records"):
+            tracking.log_epoch(algorithm, {str(k): v for k, v in row.items() if pd.notna(v)})
+    statement = privacy_statement(
+        algorithm_settings(algorithm).build(),
+        plan,
+        Outcome((), plan.steps),
+        privacy=PrivacySettings(**privacy),
+        training=TrainingSettings(**training),
+        seed=seed,
+    )
+    return weights, history, statement
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:

@@ -8,7 +8,7 @@ from kedro.pipeline import Node, Pipeline, pipeline
 from equidp.pipelines.training import nodes
 
 SHARED_INPUTS = {"train", "test", "public"}
-SHARED_PARAMETERS = {"params:data", "params:model", "params:privacy", "params:training", "params:seed"}
+SHARED_PARAMETERS = {"params:data", "params:model", "params:privacy", "params:training", "params:seed", "params:resume"}
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
@@ -28,12 +28,14 @@ def create_pipeline(algorithm: str) -> Pipeline:
                     "test",
                     "public",
                     "plan",
+                    "workplace",
                     "params:data",
                     "params:model",
                     "params:privacy",
                     "params:training",
                     "params:options",
                     "params:seed",
+                    "params:resume",
                 ],
                 outputs=["model", "history", "privacy"],
                 name="train_model",

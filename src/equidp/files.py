@@ -1,0 +1,30 @@
+"""Writing files so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from equidp.errors import EquidpError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; it takes the place of `path` once the block has succeeded, and goes if not.
+
+    Raises:
+        EquidpError: where the folder cannot be written or the disk is full.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        raise EquidpError(
+            f"{path} cannot be written ({error.strerror}): free some space or choose another place."
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,57 @@
+"""The baseline, trained once: weights and history kept by a digest of everything they depend on.
+
+The digest covers the records themselves, all settings that matter, the seed and the code, so a stale baseline cannot be
+found: whatever changes, changes the name it would have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import equidp
+from equidp.files import replacing
+from equidp.pipelines.datasets import Weights, WeightsDataset
+from equidp.records import Records
+
+CODE = ("records.py", "training.py", "engine", "models", "algorithms")
+"""What a trained baseline depends on, within the package."""
+
+
+def digest(train: Records, settings: Mapping[str, Any]) -> str:
+    """Names a baseline: a digest of its training records, its settings and the code."""
+    content = hashlib.sha256(code_digest().encode())
+    for column in (train.features, train.labels):
+        content.update(column.contiguous().numpy().tobytes())
+    content.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    return content.hexdigest()[:16]
+
+
+@cache
+def code_digest() -> str:
+    """Digest of the code that training runs."""
+    root = Path(equidp.__file__).parent
+    files = sorted(
+        file for part in CODE for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
+    )
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def trained_once(
+    folder: Path, name: str, train: Callable[[], tuple[Weights, pd.DataFrame]]
+) -> tuple[Weights, pd.DataFrame, bool]:
+    """The baseline of that name from `folder`, or a freshly trained one that is kept there; whether it was there."""
+    weights, history = WeightsDataset(filepath=str(folder / f"{name}.safetensors")), folder / f"{name}.parquet"
+    if weights.exists() and history.exists():
+        return weights.load(), pd.read_parquet(history), True
+    fresh = train()
+    with replacing(history) as part:
+        fresh[1].to_parquet(part)
+    weights.save(fresh[0])  # last: both files are there once this one is
+    return *fresh, False
