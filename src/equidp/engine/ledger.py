@@ -161,6 +161,8 @@ class Epsilon:
     @property
     def value(self) -> float:
         """The ε we stand by. Both bounds hold for events fixed before training, hence so does the smaller."""
+        if self.pld is None:
+            return self.rdp
         # dp_accounting answers 0 where rounding has made a Rényi divergence negative; PLD decides there
         return min(self.rdp, self.pld) if self.rdp > 0 else self.pld
 
