@@ -1,8 +1,8 @@
 """Per-group metrics of a trained model, and what privacy cost each group.
 
 scikit-learn and Fairlearn do the measuring; this module decides what is measured, for whom, and what counts as
-undefined. An undefined value is None, never NaN and never left out: a group without test records is listed with count 0.
-The one metric written here is the calibration error, which neither library offers.
+undefined. An undefined value is None, never NaN and never left out: a group without test records has count
+0. The one metric written here is the calibration error, which neither library offers.
 """
 
 from __future__ import annotations

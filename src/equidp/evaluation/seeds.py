@@ -71,8 +71,8 @@ def paired_difference(first: Mapping[int, float], second: Mapping[int, float], *
 def over_seeds(documents: Mapping[int, Mapping], *, confidence: float = 0.95) -> dict:
     """Summarise `metrics_document`s of several seeds into one of the same shape.
 
-    Every number becomes `{"mean", "low", "high", "seeds"}`, or None where no seed has it. Costs of privacy and gaps were
-    taken within each seed, so their intervals are paired. Words (the worst group's name) become the list of the
+    Every number becomes `{"mean", "low", "high", "seeds"}`, or None where no seed has it. Costs of privacy and gaps
+    were taken within each seed, so their intervals are paired. Words (the worst group's name) become the list of the
     distinct ones.
     """
     return _merge([documents[seed] for seed in sorted(documents)], confidence)

@@ -1,4 +1,4 @@
-"""Reporting: tables, figures, the privacy statement, the HTML page. Plain functions from results to something readable."""
+"""Reporting: tables, figures, the privacy statement, the HTML page. From results to something readable."""
 
 from equidp.reporting.page import html_report
 from equidp.reporting.privacy_report import privacy_report, tuning_epsilon

@@ -22,18 +22,9 @@ from plotly.subplots import make_subplots
 from equidp.evaluation.metrics import slug
 from equidp.evaluation.seeds import mean_interval
 from equidp.reporting.style import HEIGHT, bars, categories, dress, figure, label, line, looks
-from equidp.reporting.tables import BASELINE, PARTS, group_figures
+from equidp.reporting.tables import BASELINE, METRIC_TITLES, PARTS, group_figures
 
-METRIC_NAMES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro-F1",
-    "mcc": "Matthews correlation",
-    "auroc": "AUROC",
-    "loss": "loss (cross-entropy, nats)",
-    "excess_loss": "excess loss (nats)",
-    "calibration_error": "expected calibration error",
-}
+METRIC_NAMES = METRIC_TITLES | {"loss": "loss (nats)", "excess_loss": "excess loss (nats)"}
 
 ACCOUNTANTS = {"epsilon": "ε we stand by", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}
 
@@ -146,7 +137,9 @@ def group_curves(histories: Mapping[str, pd.DataFrame], grouping: str, groups: S
 def epsilon_over_epochs(history: pd.DataFrame, privacy: Mapping) -> go.Figure:
     """ε spent so far by each accountant, with the paper's own figure for the whole run as a level."""
     chart = figure(f"ε over training at δ = {privacy.get('delta')}", "epoch", "ε")
-    series = {name: (history["epoch"], history[c]) for c, name in ACCOUNTANTS.items() if c in history}
+    series: dict[str, tuple[Iterable, Sequence | pd.Series]] = {
+        name: (history["epoch"], history[c]) for c, name in ACCOUNTANTS.items() if c in history
+    }
     published = (privacy.get("epsilon_published") or {}).get("value")
     if published is not None:
         series["as published, whole run"] = (history["epoch"], [published] * len(history))
@@ -230,7 +223,8 @@ def diagnostic_distribution(
     chart = figure(f"Distribution of the {name}, last {last} epochs (not private)", name, "share")
     series = {}
     for algorithm, history in histories.items():
-        counts = {float(c.removeprefix(prefix)): history[c].tail(last).sum() for c in history if c.startswith(prefix)}
+        columns = [str(c) for c in history.columns if str(c).startswith(prefix)]
+        counts = {float(c.removeprefix(prefix)): history[c].tail(last).sum() for c in columns}
         total = sum(counts.values())
         if total > 0:
             edges = sorted(counts)

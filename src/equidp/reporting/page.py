@@ -15,6 +15,7 @@ import numbers
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import jinja2
 import pandas as pd
@@ -23,7 +24,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from equidp.reporting import figures, tables
-from equidp.reporting.privacy_report import privacy_sections, research_mode
+from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode
 from equidp.reporting.style import HEIGHT
 from equidp.reporting.tables import BASELINE, groupings_of
 
@@ -44,10 +45,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: caption (empty if none), column headings, rows of cells."""
+    """A table: caption (empty if none), column headings with whether numbers stand below, rows of cells."""
 
     caption: str
-    header: tuple[str, ...]
+    header: tuple[tuple[str, bool], ...]
     rows: tuple[tuple[Cell, ...], ...]
 
 
@@ -178,7 +179,7 @@ def _training_figures(
     yield figures.learning_curve(histories, over="epsilon"), "After each epoch, against the ε spent until then."
     yield figures.schedules(histories), "Noise multiplier, and the clip norm where there is one for all records."
     for name, history in histories.items():
-        if any(column.startswith("clip_norm/") for column in history):
+        if any(str(column).startswith("clip_norm/") for column in history.columns):
             yield figures.clip_norms(history, name), "One per group, derived from releases with noise."
         facts = _facts(name, privacy)
         if facts["private"]:
@@ -213,7 +214,7 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
         return []
     name = private[0]
     document, facts = documents[name], _facts(name, privacy)
-    cards = [("privacy", f"ε = {_number(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}")]
+    cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}")]
     cost = document.get("cost_of_privacy", {})
     change = f"{_signed(cost['overall']['accuracy'])} against the baseline" if cost else "no baseline given"
     cards.append(("accuracy", _number(document["overall"]["accuracy"]), change))
@@ -235,18 +236,27 @@ _HEADINGS = {
 }
 
 
+_WITH_SIGN = ("cost", "Δ", "excess")
+
+
 def _grid(frame: pd.DataFrame, *, caption: str = "") -> Grid:
-    """A frame as headings and cells; columns whose heading starts with Δ carry signs."""
-    formats: list[Callable] = [_signed if c == "cost" or str(c).startswith("Δ") else _number for c in frame.columns]
+    """A frame as headings and cells; differences to the baseline carry signs."""
+    formats = [_format(str(column)) for column in frame.columns]
     rows = (
         tuple(_cell(value, shown) for value, shown in zip(row, formats, strict=True))
         for row in frame.itertuples(index=False, name=None)
     )
-    names = (_HEADINGS.get(c, str(c).replace("_", " ") if c in tables.METRICS else str(c)) for c in frame.columns)
-    return Grid(caption, tuple(names), tuple(rows))
+    header = ((_HEADINGS.get(c, str(c)), pd.api.types.is_numeric_dtype(frame[c])) for c in frame.columns)
+    return Grid(caption, tuple(header), tuple(rows))
 
 
-def _cell(value: object, shown: Callable) -> Cell:
+def _format(column: str) -> Callable:
+    if column.startswith("epsilon"):
+        return epsilon_text
+    return _signed if column.startswith(_WITH_SIGN) else _number
+
+
+def _cell(value: Any, shown: Callable) -> Cell:
     if value is None or pd.isna(value):
         return Cell("–", None)
     return Cell(shown(value), float(value)) if isinstance(value, numbers.Real) else Cell(str(value), str(value))

@@ -9,19 +9,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import dp_accounting as dp
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
-from dp_accounting.rdp import RdpAccountant
-
-from equidp.engine.ledger import Event
-from equidp.engine.ledger import epsilon as ledger_epsilon
-from equidp.errors import EquidpError, unknown_name
-
-Trials = Literal["fixed", "poisson", "geometric", "logarithmic"]
-_SHAPES: Mapping[str, float] = {"poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
-"""η of the truncated negative binomial law of the number of trials; the Poisson law is its limit."""
+from equidp.reporting.tuning import Trials, tuning_epsilon
 
 FALSE_ALARMS = 0.01
 """The rate of false accusations at which the attacker of the statement operates."""
@@ -39,12 +28,13 @@ class Section:
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-def privacy_report(privacy: Mapping, *, trials: int = 1, distribution: Trials = "fixed") -> str:
+def privacy_report(privacy: Mapping, *, trials: int | None = None, distribution: Trials = "fixed") -> str:
     """One page of Markdown that states the guarantee of a run, its limits, and how to check it.
 
     Args:
         privacy: the content of `privacy.json`.
-        trials: how many trainings were run to arrive at this one (settings tried, this one included).
+        trials: how many trainings were run to arrive at this one (settings tried, this one included); by default what
+            the run itself says.
         distribution: how that number was chosen; see `tuning_epsilon`.
     """
     parts = [f"# Privacy statement: {_inline(privacy['algorithm'])}"]
@@ -55,7 +45,9 @@ def privacy_report(privacy: Mapping, *, trials: int = 1, distribution: Trials = 
     return "\n\n".join(parts) + "\n"
 
 
-def privacy_sections(privacy: Mapping, *, trials: int = 1, distribution: Trials = "fixed") -> tuple[Section, ...]:
+def privacy_sections(
+    privacy: Mapping, *, trials: int | None = None, distribution: Trials = "fixed"
+) -> tuple[Section, ...]:
     """The statement as sections of plain text; arguments as for `privacy_report`."""
     if not privacy.get("private", True):
         return (_no_guarantee(),)
@@ -67,7 +59,7 @@ def privacy_sections(privacy: Mapping, *, trials: int = 1, distribution: Trials 
         _ledger(privacy["ledger"]),
         _released(privacy),
         _outside(privacy),
-        _tuning(privacy, trials, distribution),
+        _tuning(privacy, privacy.get("trials") or 1 if trials is None else trials, distribution),
         _assumptions(privacy),
     ]
     return tuple(section for section in sections if section is not None)
@@ -79,8 +71,8 @@ def research_mode(privacy: Mapping) -> str | None:
         return None
     if privacy.get("seed") is not None and not privacy.get("secure"):
         return (
-            f"Research mode: sampling and noise were drawn from the fixed seed {privacy['seed']}. Whoever knows the seed "
-            "can recompute and subtract the noise, so the stated ε does not hold for a release of this model."
+            f"Research mode: sampling and noise were drawn from the fixed seed {privacy['seed']}. Whoever knows the "
+            "seed can recompute and subtract the noise, so the stated ε does not hold for a release of this model."
         )
     if not privacy.get("secure"):
         return (
@@ -90,56 +82,19 @@ def research_mode(privacy: Mapping) -> str | None:
     return None
 
 
-def tuning_epsilon(ledger: Sequence[Mapping], delta: float, trials: float, *, distribution: Trials = "fixed") -> float:
-    """ε of the best of several trainings, each with the given ledger, at the same δ.
-
-    Args:
-        ledger: events of one training, as in `privacy.json`; they must have been fixed before training.
-        delta: δ of the result.
-        trials: number of trainings, this one included. For a random number, its mean.
-        distribution: how the number of trials was chosen. `fixed`: decided beforehand, or simply counted afterwards;
-            the trials are composed, which also covers publishing all of them. `poisson`, `geometric`, `logarithmic`:
-            drawn from that law before the first trial, and nothing but the best trial's output is ever shown.
-
-    The random laws use Papernot & Steinke, "Hyperparameter Tuning with Rényi Differential Privacy" (ICLR 2022):
-    Theorem 6 for the Poisson law, and Theorem 2 for the truncated negative binomial of shape η, whose case η = 1 is
-    the geometric law and η = 0 the logarithmic one. With Q of Rényi curve R(α) and an expected number E[K] of trials,
-    Theorem 2 bounds the selected output's curve by
-
-        R(α) + ln E[K]/(α−1) + (1 + η)·min_β [(1 − 1/β)·R(β) + ln(1/γ)/β].
-
-    Both need the score that selects the best to be part of what each trial releases: measured under its guarantee, or
-    on records that it does not protect. A fixed number of trials has no better bound than composition in general
-    (their Section 3.4), so `fixed` composes.
-
-    Raises:
-        EquidpError: for fewer than one trial, a fixed number that is not whole, or an unknown law.
-    """
-    if not trials >= 1 or not math.isfinite(trials):
-        raise EquidpError(f"The number of trials must be at least 1, not {trials}: count the reported run too.")
-    events = [Event.from_dict(dict(entry)) for entry in ledger]
-    if distribution == "fixed":
-        if trials != int(trials):
-            raise EquidpError(f"A fixed number of trials must be whole, not {trials}; give the law it was drawn from.")
-        return ledger_epsilon(events * int(trials), delta).value
-    if distribution not in _SHAPES:
-        raise unknown_name("law of the number of trials", distribution, ["fixed", *_SHAPES])
-    one = dp.ComposedDpEvent([event.as_dp_event() for event in events])
-    selected = RepeatAndSelectDpEvent(one, float(trials), _SHAPES[distribution])
-    return float(RdpAccountant().compose(selected).get_epsilon(delta))
-
-
 def _guarantee(privacy: Mapping) -> Section:
-    epsilon, delta = privacy["epsilon"], privacy["delta"]
-    caught = min(1.0, math.exp(min(epsilon, 700)) * FALSE_ALARMS + delta)
+    epsilon, delta, unit = privacy["epsilon"], privacy["delta"], _unit(privacy)
+    factor = math.exp(min(epsilon, 700))
+    # every test obeys both bounds: TPR ≤ e^ε·FPR + δ, and the same with members and others exchanged
+    caught = min(factor * FALSE_ALARMS + delta, 1 - (1 - delta - FALSE_ALARMS) / factor)
+    worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
-        f"Training was (ε, δ)-differentially private with ε = {_number(epsilon)} and δ = {delta:g}. Whatever can be "
-        f"computed from what was released comes out with nearly the same probability whether or not any one "
-        f"{_unit(privacy)} was used: the odds change by a factor of at most e^ε = {_number(math.exp(min(epsilon, 700)))}, "
-        f"up to a probability of δ.",
-        f"In practice: an attacker who knows everything else, and tests whether a {_unit(privacy)} was in the training "
-        f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {caught:.1%} of those that were. "
-        + ("At this ε that bound says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"),
+        f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. Whatever is "
+        f"computed from what was released comes out with nearly the same probability whether or not any one {unit} was "
+        f"used: probabilities differ by a factor of at most e^ε = {_number(factor)}, apart from δ.",
+        f"In practice: an attacker who knows everything else, and tests whether a certain {unit} was in the training "
+        f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {caught:.1%} of those that "
+        f"were. {worth}",
     ]
     warning = research_mode(privacy)
     return Section("What is guaranteed", (*lines, *([warning] if warning else [])))
@@ -161,8 +116,8 @@ def _protected(privacy: Mapping) -> Section:
             f"Each single {unit} of the training data"
             + (f" ({size:,} of them)" if size else "")
             + f". Neighbouring data sets differ by: {privacy['adjacency']}. Batches: {privacy['sampling']}.",
-            f"A person with k {unit}s in the data has a weaker guarantee: by about k times the ε. The test records are not "
-            "protected at all: accuracies are exact counts over them.",
+            f"A person with k {unit}s in the data has a weaker guarantee: k times the ε, and a δ that grows faster. "
+            "The test records are not protected at all: accuracies are exact counts over them.",
         ),
     )
 
@@ -171,18 +126,15 @@ def _delta(privacy: Mapping) -> Section:
     delta, size = privacy["delta"], privacy.get("records")
     if not size:
         return Section("Is δ small enough?", (f"δ = {delta:g}; the number of records was not stated.",))
-    verdict = (
-        "δ is NOT below 1/N: a procedure that publishes one training record outright could satisfy it. Choose a smaller δ."
-        if delta >= 1 / size
-        else "δ is below 1/N."
-        if delta > 0.1 / size
-        else "δ is well below 1/N."
-    )
+    if delta >= 1 / size:
+        verdict = "δ is NOT below 1/N: publishing one record outright could satisfy it. Choose a smaller δ."
+    else:
+        verdict = "δ is well below 1/N." if delta <= 0.1 / size else "δ is below 1/N, but not by much."
     return Section(
         "Is δ small enough?",
         (
-            f"δ = {delta:g}, 1/N = {1 / size:.2g} for N = {size:,}, so δ·N = {delta * size:.2g}. δ is the probability "
-            f"with which the bound may fail. {verdict}",
+            f"δ = {delta:g}, 1/N = {1 / size:.2g} for N = {size:,}, so δ·N = {delta * size:.2g}. δ is, roughly, the "
+            f"probability with which the bound by ε may fail. {verdict}",
         ),
     )
 
@@ -190,20 +142,20 @@ def _delta(privacy: Mapping) -> Section:
 def _figures(privacy: Mapping) -> Section:
     published = privacy.get("epsilon_published") or {}
     rows = [
-        ("ε we stand by", _number(privacy["epsilon"]), _stand_by(privacy)),
-        ("ε by RDP", _number(privacy.get("epsilon_rdp")), "Rényi accountant over the ledger; a sound upper bound"),
-        ("ε by PLD", _number(privacy.get("epsilon_pld")), "privacy-loss distributions; sound, usually the tightest"),
-        ("ε as published", _number(published.get("value")), str(published.get("formula") or "the paper gives none")),
+        ("ε we stand by", epsilon_text(privacy["epsilon"]), _stand_by(privacy)),
+        ("ε by RDP", epsilon_text(privacy.get("epsilon_rdp")), "Rényi accountant over the ledger; a sound upper bound"),
+        ("ε by PLD", epsilon_text(privacy.get("epsilon_pld")), "privacy-loss distributions; sound, usually tighter"),
+        ("ε as published", epsilon_text(published.get("value")), str(published.get("formula") or "no formula given")),
     ]
     if privacy.get("target_epsilon") is not None:
-        rows.append(("ε asked for", _number(privacy["target_epsilon"]), "the noise was calibrated to it"))
+        rows.append(("ε asked for", epsilon_text(privacy["target_epsilon"]), "the noise was calibrated to it"))
     return Section(
         "The figures for ε, and why they differ",
         (
             "RDP and PLD are two sound upper bounds on one and the same mechanism; PLD keeps more detail and is "
-            "typically 8 to 12 % lower than RDP. The figure as published follows the paper's own formula, so that results "
-            "can be put beside its tables; it may use a looser conversion, or leave out releases or steps that cost "
-            "privacy, and it is not a guarantee.",
+            "typically 8 to 12 % lower than RDP. The figure as published follows the paper's own formula, so that "
+            "results can be put beside its tables; it may use a looser conversion, or leave out releases or steps that "
+            "cost privacy, and it is not a guarantee.",
             _published_verdict(privacy["epsilon"], published.get("value")),
         ),
         ("figure", "value", "how"),
@@ -228,43 +180,38 @@ def _published_verdict(epsilon: float, published: float | None) -> str:
         return "There is no published formula for this combination."
     if published < 0.999 * epsilon:
         return (
-            f"Here the published formula understates: {_number(published)} against {_number(epsilon)}. Do not quote it as "
-            "the guarantee."
+            f"Here the published formula understates: {epsilon_text(published)} against {epsilon_text(epsilon)}. Do "
+            "not quote it as the guarantee."
         )
-    return f"Here the published formula gives {_number(published)}, no less than ours; the difference is its looser conversion."
+    return f"Here the published formula gives {epsilon_text(published)}: no less than ours, by a looser computation."
+
+
+_EVENTS = {"poisson_gaussian": "Gaussian noise on a Poisson sample", "gaussian": "Gaussian noise on all records"}
 
 
 def _ledger(ledger: Sequence[Mapping]) -> Section:
-    kinds = {"poisson_gaussian": "Gaussian noise on a Poisson sample", "gaussian": "Gaussian noise on all records"}
-    rows = [
-        (
-            kinds.get(e["event"], e["event"]),
-            f"{e['count']:,}",
-            f"{e['sampling_rate']:.6g}",
-            f"{e['noise_multiplier']:.6g}",
-        )
-        for e in ledger
-    ]
-    if len(rows) > ROWS_OF_LEDGER:
-        rows = [
-            (
-                kinds.get(kind, kind),
-                f"{sum(e['count'] for e in of):,}",
-                _range(e["sampling_rate"] for e in of),
-                _range(e["noise_multiplier"] for e in of),
-            )
-            for kind in dict.fromkeys(e["event"] for e in ledger)
-            for of in [[e for e in ledger if e["event"] == kind]]
-        ]
+    kinds = list(dict.fromkeys(entry["event"] for entry in ledger))
+    grouped = [[e for e in ledger if e["event"] == kind] for kind in kinds]
+    rows = grouped if len(ledger) > ROWS_OF_LEDGER else [[entry] for entry in ledger]
     return Section(
         "The ledger: every noisy look at the training data",
         (
-            f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation over the "
-            "most that one record can change; releases computed from the same sample are one event. privacy.json lists "
-            "them one by one, and suffices to recompute ε with the dp_accounting library.",
+            f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation "
+            "over the most that one record can change; releases computed from the same sample are one event. privacy.json "
+            "lists them one by one, and suffices to recompute ε with the dp_accounting library.",
         ),
         ("event", "times", "sampling rate", "noise multiplier"),
-        tuple(rows),
+        tuple(map(_ledger_row, rows)),
+    )
+
+
+def _ledger_row(entries: Sequence[Mapping]) -> tuple[str, ...]:
+    kind = entries[0]["event"]
+    return (
+        _EVENTS.get(kind, kind),
+        f"{sum(e['count'] for e in entries):,}",
+        _range(e["sampling_rate"] for e in entries),
+        _range(e["noise_multiplier"] for e in entries),
     )
 
 
@@ -314,45 +261,44 @@ def _seed(privacy: Mapping) -> str:
     return f"Fixed to {privacy['seed']}: whoever knows it can remove the noise."
 
 
+_LAWS: Mapping[Trials, str] = {
+    "fixed": "a number fixed or merely counted; covers publishing every trial",
+    "poisson": "drawn from a Poisson law first, only the best shown (Papernot & Steinke 2022, Theorem 6)",
+    "geometric": "drawn from a geometric law first, only the best shown (Theorem 2, η = 1)",
+    "logarithmic": "drawn from a logarithmic law first, only the best shown (Theorem 2, η = 0)",
+}
+
+
 def _tuning(privacy: Mapping, trials: int, distribution: Trials) -> Section | None:
     if trials == 1:
         return None
+    title, delta = "What tuning costs", privacy["delta"]
     if not _fixed_ledger(privacy):
-        return Section(
-            "What tuning costs",
-            (
-                f"The events of this run depended on its outputs, so {trials} trials are charged by basic composition: "
-                f"ε = {_number(trials * privacy['epsilon'])} at δ = {trials * privacy['delta']:g}.",
-            ),
+        total = epsilon_text(trials * privacy["epsilon"])
+        text = (
+            f"The events of this run depended on its outputs, so {trials} trials are charged by basic composition: "
+            f"ε = {total} at δ = {trials * delta:g}."
         )
-    names: Sequence[Trials] = ("fixed", "poisson", "geometric", "logarithmic")
-    how = {
-        "fixed": "a number fixed or merely counted; covers publishing every trial",
-        "poisson": "drawn from a Poisson law first, only the best shown (Papernot & Steinke 2022, Theorem 6)",
-        "geometric": "drawn from a geometric law first, only the best shown (Theorem 2, η = 1)",
-        "logarithmic": "drawn from a logarithmic law first, only the best shown (Theorem 2, η = 0)",
-    }
-    values = {name: tuning_epsilon(privacy["ledger"], privacy["delta"], trials, distribution=name) for name in names}
-    return Section(
-        "What tuning costs",
-        (
-            f"{trials} trainings were run to choose this one, stated as: {how[distribution]}. "
-            f"Choice and model together satisfy ε = {_number(values[distribution])} at δ = {privacy['delta']:g}, provided "
-            "that every trial had at most this run's ledger, and that the score which chose was itself private or "
-            "measured on records outside the guarantee.",
-        ),
-        ("number of trials", "ε"),
-        tuple((how[name], _number(values[name])) for name in names),
+        return Section(title, (text,))
+    values = {law: epsilon_text(tuning_epsilon(privacy["ledger"], delta, trials, distribution=law)) for law in _LAWS}
+    text = (
+        f"{trials} trainings were run to choose this one: {_LAWS[distribution]}. Choice and model together satisfy "
+        f"ε = {values[distribution]} at δ = {delta:g}, provided that every trial had at most this run's ledger, and "
+        "that the score which chose was itself private or measured on records outside the guarantee."
     )
+    return Section(title, (text,), ("number of trials", "ε"), tuple((_LAWS[law], values[law]) for law in _LAWS))
 
 
 def _assumptions(privacy: Mapping) -> Section | None:
     assumptions = tuple(str(a) for a in privacy.get("assumptions", ()))
-    return (
-        Section("Taken as public or assumed", (), ("assumption",), tuple((a,) for a in assumptions))
-        if assumptions
-        else None
-    )
+    return Section("Taken as public or assumed", assumptions) if assumptions else None
+
+
+def epsilon_text(value: float | None) -> str:
+    """ε with four decimals, rounded up: a guarantee must not be rounded in its favour."""
+    if value is None:
+        return "–"
+    return f"{math.ceil(value * 1e4 - 1e-9) / 1e4:.4f}" if value < 1e6 else f"{value:.2e}"
 
 
 def _unit(privacy: Mapping) -> str:

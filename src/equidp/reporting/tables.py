@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 from rich import box
@@ -14,6 +14,16 @@ from rich.text import Text
 from equidp.evaluation.metrics import METRICS
 
 BASELINE = "sgd"
+METRIC_TITLES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro-F1",
+    "mcc": "MCC",
+    "auroc": "AUROC",
+    "loss": "loss",
+    "excess_loss": "excess loss",
+    "calibration_error": "calibration error",
+}
 PARTS = ("train", "public", "test")
 """Parts of a split, as columns of a group table."""
 
@@ -173,8 +183,9 @@ def _cell(column: str, value: object) -> str:
 def metrics_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
     """Every overall metric, one row per algorithm, the baseline first. Undefined values are NaN."""
     every = with_baseline(documents)
-    rows = {name: {m: document["overall"].get(m) for m in METRICS} for name, document in every.items()}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=list(METRICS)).astype(float).rename_axis("algorithm")
+    rows = [[document["overall"].get(metric) for metric in METRICS] for document in every.values()]
+    titles = [METRIC_TITLES[metric] for metric in METRICS]
+    return pd.DataFrame(rows, index=pd.Index(every, name="algorithm"), columns=titles, dtype=float)
 
 
 def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.DataFrame) -> pd.DataFrame:
@@ -195,22 +206,33 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     for part in ("train", "public"):
         if part in sizes and sizes[part].any():
             frame[part] = sizes[part].reindex(groups)
-    frame["tested"] = [
-        max(d["groups"].get(grouping, {}).get(g, {}).get("count", 0) for d in every.values()) for g in groups
-    ]
-    private = [name for name in every if "cost_of_privacy" in every[name]]
-    more = METRICS[1:] if len(every) <= 2 else ("balanced_accuracy", "auroc", "loss")
-    wanted = [("accuracy", every, "groups"), ("accuracy", private, "cost"), ("excess_loss", private, "cost")]
-    wanted += [(metric, every if len(every) > 2 else private or every, "groups") for metric in more]
-    for metric, names, where in wanted:
-        for name in names:
-            source = every[name]["cost_of_privacy"]["groups"] if where == "cost" else every[name]["groups"]
-            title = f"{'Δ ' if where == 'cost' else ''}{metric.replace('_', ' ')} {name}"
-            frame[title] = [source.get(grouping, {}).get(g, {}).get(metric) for g in groups]
-            frame[title] = frame[title].astype(float)
+    tested = [[d["groups"].get(grouping, {}).get(g, {}).get("count", 0) for d in every.values()] for g in groups]
+    frame["tested"] = [max(counts) for counts in tested]
+    for title, values in _group_columns(every, grouping):
+        frame[title] = pd.Series({g: values.get(g) for g in groups}, dtype=float)
     if "note" in sizes and sizes["note"].astype(bool).any():
         frame["note"] = sizes["note"].reindex(groups)
     return frame.dropna(axis="columns", how="all")
+
+
+def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[tuple[str, dict[str, float | None]]]:
+    """Titles and values by group: accuracies, costs of privacy, then what is left, less of it in a comparison."""
+    private = {name: d for name, d in documents.items() if "cost_of_privacy" in d}
+    for name, document in documents.items():
+        yield f"accuracy {name}", _of_groups(document, grouping, "accuracy")
+    for metric, title in (("accuracy", "Δ accuracy"), ("excess_loss", "excess loss")):
+        for name, document in private.items():
+            yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
+    several = len(documents) > 2
+    for metric in ("balanced_accuracy", "auroc", "loss") if several else METRICS[1:]:
+        if metric == "balanced_accuracy" and grouping == "class":
+            continue  # within one class it is the accuracy
+        for name, document in (documents if several else private or documents).items():
+            yield f"{METRIC_TITLES[metric]} {name}", _of_groups(document, grouping, metric)
+
+
+def _of_groups(document: Mapping, grouping: str, metric: str) -> dict[str, float | None]:
+    return {group: values.get(metric) for group, values in document["groups"].get(grouping, {}).items()}
 
 
 def disparity_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
@@ -247,24 +269,14 @@ def group_figures(documents: Mapping[str, Mapping], metrics: Sequence[str] = ("a
         Columns `algorithm`, `grouping`, `group`, `count`, every metric, and `cost/<metric>` (`cost/excess_loss` for the
         loss) where the document has a baseline.
     """
+    names = {metric: "excess_loss" if metric == "loss" else metric for metric in metrics}
+    columns = ["algorithm", "grouping", "group", "count", *metrics, *(f"cost/{name}" for name in names.values())]
     rows = []
     for algorithm, document in with_baseline(documents).items():
         costs = document.get("cost_of_privacy", {}).get("groups", {})
         for grouping, groups in document["groups"].items():
-            for group, figures in groups.items():
+            for group, values in groups.items():
                 cost = costs.get(grouping, {}).get(group, {})
-                names = {m: "excess_loss" if m == "loss" else m for m in metrics}
-                rows.append(
-                    {
-                        "algorithm": algorithm,
-                        "grouping": grouping,
-                        "group": group,
-                        "count": figures["count"],
-                        **{m: figures.get(m) for m in metrics},
-                        **{f"cost/{name}": cost.get(name) for name in names.values()},
-                    }
-                )
-    columns = ["algorithm", "grouping", "group", "count", *metrics]
-    columns += [f"cost/{'excess_loss' if m == 'loss' else m}" for m in metrics]
-    frame = pd.DataFrame(rows, columns=columns)
-    return frame.astype({c: float for c in columns[4:]})
+                own, lost = (values.get(m) for m in metrics), (cost.get(n) for n in names.values())
+                rows.append([algorithm, grouping, group, values["count"], *own, *lost])
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[4:], float))
