@@ -90,7 +90,12 @@ def test_a_missing_file_says_where_from_and_where_to(folder: Path) -> None:
     (folder / "adult.data").unlink()
     with pytest.raises(EquidpError) as error:
         source("adult", {"download": False}).locate(folder.parent)
-    for part in ("adult/adult.data is missing", "archive.ics.uci.edu", "sha256 5b00264637dbfec3", "download is off"):
+    for part in (
+        "adult/adult.data, plain or as .gz, is missing",
+        "archive.ics.uci.edu",
+        "sha256 5b00264637dbfec3",
+        "download is off",
+    ):
         assert part in error.value.message
 
 

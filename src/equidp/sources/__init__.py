@@ -8,8 +8,16 @@ from typing import Any
 from equidp.errors import unknown_name
 from equidp.sources.adult import Adult
 from equidp.sources.base import Source, SourceOptions
+from equidp.sources.celeba import Celeba
+from equidp.sources.cifar10 import Cifar10
+from equidp.sources.csv_table import Csv
 from equidp.sources.digits import Digits
+from equidp.sources.dutch import Dutch
 from equidp.sources.files import RawFiles
+from equidp.sources.ham10000 import Ham10000
+from equidp.sources.image_folder import ImageFolder
+from equidp.sources.imagenette import Imagenette
+from equidp.sources.imdb import Imdb
 from equidp.sources.mnist import FashionMnist, Mnist, MnistUnbalanced
 
 __all__ = ["SOURCES", "RawFiles", "Source", "SourceOptions", "source"]
@@ -17,9 +25,17 @@ __all__ = ["SOURCES", "RawFiles", "Source", "SourceOptions", "source"]
 SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
     "adult": Adult,
+    "dutch": Dutch,
     "mnist": Mnist,
     "mnist_unbalanced": MnistUnbalanced,
     "fashion_mnist": FashionMnist,
+    "cifar10": Cifar10,
+    "ham10000": Ham10000,
+    "imdb": Imdb,
+    "celeba": Celeba,
+    "imagenette": Imagenette,
+    "csv": Csv,
+    "image_folder": ImageFolder,
 }
 
 

@@ -57,15 +57,29 @@ class Source(ABC):
         Raises:
             EquidpError: a file is missing, corrupt or not the provider's; the message says where to get it.
         """
-        raw_dir = Path(raw_dir)
-        paths = self._complete_layout(raw_dir)
-        if paths is None:
+        raw_dir, outcome = Path(raw_dir), ""
+        found = self.search(raw_dir)
+        if found is None:
             outcome = self._try_download(raw_dir)
-            paths = self._complete_layout(raw_dir)
-            if paths is None:
-                raise missing(raw_dir, self._first_missing(raw_dir), download=outcome)
-        digests = [verified(path, file, verify=self.options.verify) for file, path in paths.items()]
-        return RawFiles({file.path: path for file, path in paths.items()}, fingerprint(digests))
+            found = self.search(raw_dir)
+        if found is None:
+            raise missing(raw_dir, self.wanted(raw_dir), download=outcome)
+        return found
+
+    def search(self, raw_dir: Path) -> RawFiles | None:
+        """The first layout whose files are all there, verified; None where there is none."""
+        for layout in self.layouts:
+            found = {file: path for file in layout if (path := find(raw_dir, file))}
+            if len(found) == len(layout):
+                digests = [verified(path, file, verify=self.options.verify) for file, path in found.items()]
+                return RawFiles({file.path: path for file, path in found.items()}, fingerprint(digests))
+        return None
+
+    def wanted(self, raw_dir: Path) -> Published:
+        """The file to ask for: the first missing one of a layout that was begun, else of the provider's own."""
+        begun = [layout for layout in self.layouts if any(find(raw_dir, file) for file in layout)]
+        layout = (begun or self.layouts)[0]
+        return next(file for file in layout if find(raw_dir, file) is None)
 
     @abstractmethod
     def read(self, files: RawFiles) -> Records:
@@ -91,18 +105,6 @@ class Source(ABC):
         if word not in levels:
             raise unknown_name(f"value of data.split_by for dataset {self.name!r}", word, levels)
         return levels[word]
-
-    def _complete_layout(self, raw_dir: Path) -> dict[Published, Path] | None:
-        for layout in self.layouts:
-            found = {file: path for file in layout if (path := find(raw_dir, file))}
-            if len(found) == len(layout):
-                return found
-        return None
-
-    def _first_missing(self, raw_dir: Path) -> Published:
-        begun = [layout for layout in self.layouts if any(find(raw_dir, file) for file in layout)]
-        layout = (begun or self.layouts)[0]
-        return next(file for file in layout if find(raw_dir, file) is None)
 
     def _try_download(self, raw_dir: Path) -> str:
         if not self.options.download:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 
 from equidp.records import Records, Schema
 from equidp.sources.base import Source
@@ -36,6 +35,8 @@ class Digits(Source):
 
     def read(self, files: RawFiles) -> Records:
         """1,797 images, uint8 `[1797, 1, 8, 8]`."""
+        from sklearn.datasets import load_digits  # slow to import, and only needed here
+
         images, labels = load_digits(return_X_y=True)
         pixels = torch.from_numpy(images).mul(255 / BRIGHTEST).round().to(torch.uint8).reshape(-1, *SCHEMA.shape)
         ids = torch.from_numpy(labels).long()

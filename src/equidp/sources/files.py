@@ -27,11 +27,15 @@ class Published:
         path: place below the raw folder, without the `.gz` of a packed copy.
         page: where a person downloads it.
         sha256: of the unpacked content; empty where none is known.
+        md5: the same, for providers that publish only this.
+        contains: what a folder must hold, as a phrase; empty for a file.
     """
 
     path: str
     page: str
     sha256: str = ""
+    md5: str = ""
+    contains: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,27 +71,28 @@ def content(path: Path) -> bytes:
     return b"".join(_blocks(path))
 
 
-def digest(path: Path) -> str:
-    """sha256 of the unpacked content, as hexadecimal digits."""
-    sha = hashlib.sha256()
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """Checksum of the unpacked content, as hexadecimal digits."""
+    checksum = hashlib.new(algorithm, usedforsecurity=False)
     for block in _blocks(path):
-        sha.update(block)
-    return sha.hexdigest()
+        checksum.update(block)
+    return checksum.hexdigest()
 
 
 def verified(path: Path, published: Published, *, verify: bool) -> str:
-    """The file's digest, compared with the published one unless `verify` is off.
+    """The file's sha256, after comparison with the published checksums unless `verify` is off.
 
     Raises:
-        EquidpError: the digests differ.
+        EquidpError: the checksums differ.
     """
-    found = digest(path)
-    if verify and published.sha256 and found != published.sha256:
-        raise EquidpError(
-            f"{path} is not the provider's file: the sha256 of its content is {found}, expected {published.sha256}; "
-            f"download it again from {published.page}, or accept it as it is with data.options.verify=false."
-        )
-    return found
+    for algorithm, expected in (("sha256", published.sha256), ("md5", published.md5)):
+        found = digest(path, algorithm) if verify and expected else expected
+        if found != expected:
+            raise EquidpError(
+                f"{path} is not the provider's file: the {algorithm} of its content is {found}, expected {expected}; "
+                f"download it again from {published.page}, or accept it as it is with data.options.verify=false."
+            )
+    return published.sha256 if verify and published.sha256 else digest(path)
 
 
 def missing(raw_dir: Path, published: Published, *, download: str) -> EquidpError:
@@ -99,10 +104,24 @@ def missing(raw_dir: Path, published: Published, *, download: str) -> EquidpErro
         download: what became of the attempt to download it, as a phrase.
     """
     check = f" with sha256 {published.sha256} (unpacked)" if published.sha256 else ""
+    check = check or (f" with md5 {published.md5}" if published.md5 else "")
+    form = f", a folder with {published.contains}," if published.contains else ", plain or as .gz,"
     return EquidpError(
-        f"{raw_dir / published.path} is missing, plain or as .gz: download it from {published.page} and put it "
-        f"there{check}, or point raw_dir (EQUIDP_RAW_DIR) at the folder that holds it ({download})."
+        f"{raw_dir / published.path}{form} is missing: download it from {published.page} and put it there{check}, "
+        f"or point raw_dir (EQUIDP_RAW_DIR) at the folder that holds it ({download})."
     )
+
+
+def inside(raw_dir: Path, path: str) -> Path:
+    """A path of the user's own, relative to the raw folder.
+
+    Raises:
+        EquidpError: it leads out of that folder.
+    """
+    whole = (raw_dir / path).resolve()
+    if not path or not whole.is_relative_to(raw_dir.resolve()):
+        raise EquidpError(f"data.options: the path {path!r} must lead to a file below raw_dir ({raw_dir}).")
+    return whole
 
 
 def fingerprint(parts: Iterable[str]) -> str:

@@ -1,0 +1,136 @@
+"""Csv: a table of the user's own, with a schema declared in conf (`data.options`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+
+from equidp.errors import EquidpError
+from equidp.records import PRODUCT, Records, Schema
+from equidp.sources.base import Source, SourceOptions
+from equidp.sources.columns import Column, codes, encode, feature_names, read_rows, require
+from equidp.sources.files import Published, RawFiles, digest, find, fingerprint, inside
+from equidp.sources.groupings import MISSING, Grouping, group_ids, group_names, unit_ids
+
+PARTS = ("train", "test")
+
+
+class CsvOptions(SourceOptions):
+    """Options of `csv`.
+
+    Attributes:
+        path: the file, relative to the raw folder; plain or gzipped, with a header row, in UTF-8.
+        label: column of the label.
+        classes: its values, in label order.
+        features: columns that are features, each with categories or bounds.
+        groups: groupings to report by, each over a column that need not be a feature.
+        unit: column whose value is shared by the records of one person; empty where each row is a unit.
+        part: column that says `train` or `test`; empty to split at random.
+        missing: `drop` leaves out rows with a missing feature or label; `error` refuses them.
+    """
+
+    path: str
+    label: str
+    classes: tuple[str, ...] = Field(min_length=2)
+    features: dict[str, Column] = Field(min_length=1)
+    groups: dict[str, Grouping] = Field(default_factory=dict)
+    unit: str = ""
+    part: str = ""
+    missing: Literal["error", "drop"] = "error"
+
+    @field_validator("classes")
+    @classmethod
+    def _distinct(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(classes)) < len(classes):
+            raise ValueError("two classes have the same name")
+        return classes
+
+    @model_validator(mode="after")
+    def _names_are_free(self) -> CsvOptions:
+        check_group_names(self.groups)
+        if self.label in self.features:
+            raise ValueError(f"the label {self.label!r} is also a feature")
+        return self
+
+
+class Csv(Source):
+    """A table described by its options; groupings are the class and the declared ones."""
+
+    name = "csv"
+    Options = CsvOptions
+    unit_names = ("record", "unit")
+
+    def search(self, raw_dir: Path) -> RawFiles | None:
+        """The file the options name, plain or gzipped."""
+        inside(raw_dir, self.options.path)
+        path = find(raw_dir, self.wanted(raw_dir))
+        return None if path is None else RawFiles({"table": path}, fingerprint([digest(path)]))
+
+    def wanted(self, raw_dir: Path) -> Published:
+        """The file the options name."""
+        return Published(self.options.path.removesuffix(".gz"), "wherever your table is kept")
+
+    @property
+    def schema(self) -> Schema:
+        """What the options declare; nothing of it comes from the table."""
+        names = feature_names(self.options.features)
+        return Schema(
+            name=self.name,
+            kind="tabular",
+            shape=(len(names),),
+            classes=self.options.classes,
+            groupings={"class": self.options.classes, **group_names(self.options.groups)},
+            feature_names=names,
+        )
+
+    def read(self, files: RawFiles) -> Records:
+        """The rows of the table, float32 `[N, d]`."""
+        where = str(files.paths["table"])
+        frame = self._without_missing(read_rows(files.paths["table"], None), where)
+        require(frame, [name for name in (self.options.unit, self.options.part) if name], where)
+        labels = codes(frame[self.options.label], self.options.classes, where)
+        part = codes(frame[self.options.part], PARTS, where).to(torch.uint8) if self.options.part else None
+        return Records(
+            features=encode(frame, self.options.features, where),
+            labels=labels,
+            groups={"class": labels, **group_ids(frame, self.options.groups, where)},
+            schema=self.schema,
+            part=part,
+            unit=unit_ids(frame[self.options.unit]) if self.options.unit else None,
+        )
+
+    def encode(self, frame: pd.DataFrame) -> Tensor:
+        """Features float32 `[N, d]` of rows with the declared column names."""
+        return encode(frame, self.options.features, "the given table")
+
+    def _without_missing(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
+        needed = [self.options.label, *self.options.features]
+        require(frame, needed, where)
+        if self.options.missing == "error":
+            return frame
+        # A declared category may be called `none`: what is declared is never missing.
+        declared = {
+            value.lower() for column in self.options.features.values() for value in getattr(column, "categories", ())
+        } | {name.lower() for name in self.options.classes}
+        absent = frame[needed].apply(lambda column: column.str.lower().isin(MISSING - declared))
+        complete = frame[~absent.any(axis=1)]
+        if complete.empty:
+            raise EquidpError(f"{where}: every row misses a feature or the label; declare fewer columns.")
+        return complete
+
+
+def check_group_names(groups: Mapping[str, Grouping]) -> None:
+    """Refuse names that mean something else: `class`, and names with the sign that joins groupings.
+
+    Raises:
+        ValueError: for such a name, to be reported by the settings class.
+    """
+    for name in groups:
+        if name == "class" or PRODUCT in name or not name.strip():
+            raise ValueError(f"a grouping cannot be called {name!r}")

@@ -1,0 +1,92 @@
+"""Groupings: groups of records declared over the columns of a table, by category or by numeric band."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+import torch
+from pydantic import BaseModel, ConfigDict, model_validator
+from torch import Tensor
+
+from equidp.sources.columns import band_ids, bands, codes, numbers, require
+
+UNKNOWN = "unknown"
+MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", UNKNOWN})
+"""How tables write that a value is not there, compared in lower case."""
+
+
+class Grouping(BaseModel):
+    """One declared grouping.
+
+    Attributes:
+        column: the column it reads; the grouping's own name where empty.
+        categories: group names, as the column holds them.
+        edges: for numbers instead: where one band ends and the next begins.
+        minimum, maximum: bounds of the numbers.
+        unknown: missing values form a group of their own, `unknown`, instead of being an error.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    column: str = ""
+    categories: tuple[str, ...] = ()
+    edges: tuple[float, ...] = ()
+    minimum: float = 0.0
+    maximum: float = 1e9
+    unknown: bool = False
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Grouping:
+        if bool(self.categories) == bool(self.edges):
+            raise ValueError("give either categories or edges")
+        if list(self.edges) != sorted(set(self.edges)):
+            raise ValueError("edges must rise")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("two groups have the same name")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Group names, in id order; `unknown` comes last."""
+        named = self.categories or bands(self.edges)
+        return (*named, UNKNOWN) if self.unknown and UNKNOWN not in named else named
+
+    def ids(self, column: pd.Series, where: str) -> Tensor:
+        """Group of each value, int64 `[N]`.
+
+        Raises:
+            EquidpError: a value outside the declaration.
+        """
+        if not self.unknown:
+            return self._known_ids(column, where)
+        absent = torch.tensor([str(value).strip().lower() in MISSING for value in column], dtype=torch.bool)
+        ids = torch.full((len(column),), self.names.index(UNKNOWN), dtype=torch.int64)
+        ids[~absent] = self._known_ids(column[~absent.numpy()], where)
+        return ids
+
+    def _known_ids(self, column: pd.Series, where: str) -> Tensor:
+        if self.categories:
+            return codes(column, self.categories, where)
+        return band_ids(numbers(column, self.minimum, self.maximum, where), self.edges)
+
+
+def group_ids(frame: pd.DataFrame, groupings: Mapping[str, Grouping], where: str) -> dict[str, Tensor]:
+    """Group ids of every declared grouping.
+
+    Raises:
+        EquidpError: a column is missing or a value lies outside its declaration.
+    """
+    columns = {name: grouping.column or name for name, grouping in groupings.items()}
+    require(frame, columns.values(), where)
+    return {name: grouping.ids(frame[columns[name]], where) for name, grouping in groupings.items()}
+
+
+def group_names(groupings: Mapping[str, Grouping]) -> dict[str, tuple[str, ...]]:
+    """Group names of every declared grouping."""
+    return {name: grouping.names for name, grouping in groupings.items()}
+
+
+def unit_ids(column: pd.Series) -> Tensor:
+    """One id per distinct value, int64 `[N]`, in order of first appearance."""
+    return torch.tensor(pd.factorize(column)[0], dtype=torch.int64)

@@ -1,0 +1,116 @@
+"""Csv: a table of the user's own becomes Records by declaration alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from tests.sources.tiny import CSV_OPTIONS, write_tiny
+
+from equidp.errors import EquidpError
+from equidp.sources import source
+from equidp.sources.splitting import split
+
+HEADER = "person,outcome,ward,weight,sex,age"
+
+
+def read(raw_dir: Path, *rows: str, **options):
+    table = raw_dir / "mine" / "people.csv"
+    table.parent.mkdir(exist_ok=True)
+    table.write_text("\n".join([HEADER, *rows, ""]))
+    csv = source("csv", {**CSV_OPTIONS, **options})
+    return csv.read(csv.locate(raw_dir))
+
+
+def test_a_declared_table_becomes_records(tmp_path: Path) -> None:
+    records = read(tmp_path, "p1,ill,A,50,f,30", "p1,well,B,100,,60", "p2,well,B,200,M,0".replace("M", "m"))
+    assert records.features.tolist() == [[1, 0, 0.25], [0, 1, 0.5], [0, 1, 1]]
+    assert records.schema.feature_names == ("ward=A", "ward=B", "weight")
+    assert records.labels.tolist() == [0, 1, 1]
+    assert records.schema.groupings["sex"] == ("f", "m", "unknown")
+    assert records.groups["sex"].tolist() == [0, 2, 1]
+    assert records.schema.groupings["age_band"] == ("under 40", "40-59", "60 and over")
+    assert records.groups["age_band"].tolist() == [0, 2, 0]
+    assert records.unit.tolist() == [0, 0, 1]
+
+
+def test_a_declared_part_is_the_split(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("x,y,where\n0,a,train\n1,b,train\n1,a,test\n")
+    options = {
+        "path": "t.csv",
+        "label": "y",
+        "classes": ["a", "b"],
+        "features": {"x": {"kind": "numeric", "maximum": 1}},
+    }
+    csv = source("csv", {**options, "part": "where"})
+    parts = split(csv.read(csv.locate(tmp_path)), seed=0)
+    assert (len(parts.train), len(parts.test)) == (2, 1)
+
+
+def test_persons_stay_on_one_side(tmp_path: Path) -> None:
+    csv = source("csv", write_tiny("csv", tmp_path))
+    parts = split(csv.read(csv.locate(tmp_path)), seed=0, split_by="unit")
+    assert not set(parts.train.unit.tolist()) & set(parts.test.unit.tolist())
+
+
+def test_missing_values_are_refused_or_dropped(tmp_path: Path) -> None:
+    rows = ("p1,ill,A,50,f,30", "p2,well,?,60,f,30", "p3,well,B,NA,f,30")
+    with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'ward': '\?'"):
+        read(tmp_path, *rows)
+    assert len(read(tmp_path, *rows, missing="drop")) == 1
+    with pytest.raises(EquidpError, match=r"people\.csv: every row misses a feature or the label"):
+        read(tmp_path, *rows[1:], missing="drop")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("p,ill,C,50,f,30", r"row 2, column 'ward': 'C'\. Valid: A, B"),
+        ("p,ill,A,fat,f,30", r"row 2, column 'weight': 'fat' is not a number; give a number from 0 to 200"),
+        ("p,ill,A,201,f,30", r"row 2, column 'weight': '201' is out of bounds"),
+        ("p,sick,A,50,f,30", r"row 2, column 'outcome': 'sick'\."),
+        ("p,ill,A,50,x,30", r"row 2, column 'sex': 'x'\."),
+        ("p,ill,A,50,f,", r"row 2, column 'age': '' is not a number"),
+        ("p,ill,A,50,f", r"row 2: 5 fields where 6 are expected"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(EquidpError, match=message):
+        read(tmp_path, row)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "../people.csv"}, r"the path '\.\./people\.csv' must lead to a file below raw_dir"),
+        ({"label": "outcom"}, r"Unknown column of .*people\.csv 'outcom'\. Did you mean 'outcome'"),
+        ({"unit": "persn"}, r"Unknown column of .*people\.csv 'persn'\. Did you mean 'person'"),
+        ({"classes": ["ill"]}, r"data option of dataset 'csv' 'classes' is not valid: .*at least 2"),
+        ({"classes": ["a", "a"]}, r"'classes' is not valid: .*two classes have the same name"),
+        ({"features": {"w": {"kind": "number"}}}, r"'features\.w' is not valid: .*'categorical', 'numeric'"),
+        ({"features": {"w": {"kind": "numeric", "minimum": 3, "maximum": 2}}}, "minimum must be less than maximum"),
+        ({"features": {"outcome": {"kind": "numeric", "maximum": 2}}}, "the label 'outcome' is also a feature"),
+        ({"groups": {"class": {"edges": [1]}}}, "a grouping cannot be called 'class'"),
+        ({"groups": {"a*b": {"edges": [1]}}}, r"a grouping cannot be called 'a\*b'"),
+        ({"groups": {"sex": {}}}, "give either categories or edges"),
+        ({"groups": {"sex": {"edges": [2, 1]}}}, "edges must rise"),
+        ({"lable": "x"}, r"Unknown data option of dataset 'csv' 'lable'\. Did you mean 'label'"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(EquidpError, match=message):
+        read(tmp_path, "p,ill,A,50,f,30", **options)
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EquidpError, match=r"mine/people\.csv, plain or as \.gz, is missing"):
+        source("csv", CSV_OPTIONS).locate(tmp_path)
+
+
+def test_encode_takes_rows_with_the_declared_names(tmp_path: Path) -> None:
+    records = read(tmp_path, "p1,ill,A,50,f,30")
+    frame = pd.DataFrame({"weight": [50], "ward": ["A"]})
+    assert torch.equal(source("csv", CSV_OPTIONS).encode(frame), records.features)

@@ -1,0 +1,107 @@
+"""Image folder: images of the user's own, with groups from a table that must fit them exactly."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tests.sources.tiny import write_image, write_tiny
+
+from equidp.errors import EquidpError
+from equidp.sources import source
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict:
+    return write_tiny("image_folder", tmp_path)
+
+
+def read(raw_dir: Path, options: dict):
+    images = source("image_folder", options)
+    return images.read(images.locate(raw_dir))
+
+
+def test_images_labels_groups_and_units_belong_together(tmp_path: Path, options: dict) -> None:
+    records = read(tmp_path, options)
+    assert records.features.shape == (80, 3, 16, 16)
+    bright = records.features.float().mean(dim=(1, 2, 3)) > 60
+    assert torch.equal(bright.long(), records.labels)
+    assert torch.bincount(records.groups["sex"]).tolist() == [40, 40]
+    assert torch.bincount(records.unit).tolist() == [2] * 40
+    # Paths are sorted as text, so rows and images only fit if they were matched by name.
+    assert records.groups["sex"][:4].tolist() == [0, 1, 0, 1]
+    assert records.unit[1] == records.unit[0] != records.unit[2]
+
+
+def test_grey_images_and_cropping(tmp_path: Path, options: dict) -> None:
+    records = read(tmp_path, {**options, "channels": 1, "fit": "crop", "mean": [0.5], "sd": [0.25]})
+    assert records.features.shape == (80, 1, 16, 16)
+    assert records.schema.mean == (0.5,)
+
+
+def test_train_and_test_folders_are_the_split(tmp_path: Path, options: dict) -> None:
+    for part in ("train", "test"):
+        shutil.copytree(tmp_path / "mine" / "pets", tmp_path / "both" / part)
+    plain = {key: options[key] for key in ("classes", "size")}
+    assert int(read(tmp_path, {**plain, "path": "both"}).part.sum()) == 80
+
+
+def append(path: Path, line: str) -> None:
+    path.write_text(path.read_text() + line + "\n")
+
+
+def test_a_class_that_is_not_declared_is_named(tmp_path: Path, options: dict) -> None:
+    write_image(tmp_path / "mine" / "pets" / "dgo" / "x.png", 3)
+    with pytest.raises(EquidpError, match=r"Unknown class folder in .*pets: 'dgo'\. Did you mean 'dog'"):
+        read(tmp_path, options)
+
+
+def test_a_class_without_images_is_named(tmp_path: Path, options: dict) -> None:
+    with pytest.raises(EquidpError, match=r"pets/cow holds no JPEG or PNG image"):
+        read(tmp_path, {**options, "classes": ["cat", "dog", "cow"]})
+
+
+def test_metadata_without_an_image_and_the_reverse_are_named(tmp_path: Path, options: dict) -> None:
+    table, pets = tmp_path / "mine" / "pets.csv", tmp_path / "mine" / "pets"
+    write_image(pets / "dog" / "stray.png", 3)
+    with pytest.raises(EquidpError, match=r"Image 'stray' in .*pets has no row in .*pets\.csv"):
+        read(tmp_path, options)
+    (pets / "dog" / "stray.png").unlink()
+    append(table, "ghost.png,f,1")
+    with pytest.raises(EquidpError, match=r"pets\.csv, row 82: image 'ghost' is not in .*pets"):
+        read(tmp_path, options)
+
+
+def test_ambiguous_names_are_refused(tmp_path: Path, options: dict) -> None:
+    table, pets = tmp_path / "mine" / "pets.csv", tmp_path / "mine" / "pets"
+    shutil.copy(pets / "cat" / "cat0.png", pets / "dog" / "cat0.png")
+    with pytest.raises(EquidpError, match=r"pets holds two images called 'cat0'; rename one"):
+        read(tmp_path, options)
+    append(table, "cat0.png,f,1")
+    with pytest.raises(EquidpError, match=r"row 82, column 'image': 'cat0' stands in an earlier row too"):
+        read(tmp_path, options)
+
+
+def test_a_corrupt_image_is_named(tmp_path: Path, options: dict) -> None:
+    (tmp_path / "mine" / "pets" / "cat" / "cat7.png").write_bytes(b"not an image")
+    with pytest.raises(EquidpError, match=r"cat7\.png is corrupt or no image"):
+        read(tmp_path, options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata": ""}, "groups and unit need metadata"),
+        ({"mean": [0.1]}, "mean and sd need 3 values"),
+        ({"classes": ["cat", "cat"]}, "two classes have the same name"),
+        ({"path": "../.."}, "must lead to a file below raw_dir"),
+        ({"path": "mine/zoo"}, "mine/zoo, a folder with one subfolder per class, is missing"),
+        ({"metadata": "mine/zoo.csv"}, r"mine/zoo\.csv, plain or as \.gz, is missing"),
+        ({"image": "img"}, r"Unknown column of .*pets\.csv 'img'\. Did you mean 'image'"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(tmp_path: Path, options: dict, change: dict, message: str) -> None:
+    with pytest.raises(EquidpError, match=message):
+        read(tmp_path, {**options, **change})
