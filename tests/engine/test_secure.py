@@ -6,12 +6,15 @@ import copy
 import math
 import os
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from equidp.engine import secure
 from equidp.engine.noise import RandomSource, SeededRandom
 from equidp.engine.secure import GRID_BITS, SecureRandom, grid_step
 from equidp.errors import EquidpError
@@ -196,3 +199,25 @@ def test_a_forked_child_draws_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as seen from a child; forking under threads is no fun in a test
     random.normal(1)
     assert random._stream is not stream
+
+
+def test_nothing_but_a_random_source_adds_noise() -> None:
+    # secure mode protects what goes through `perturb`; noise that some module draws and adds itself would not be safe
+    engine = Path(secure.__file__).parent
+    offenders = [
+        f"{path.name}:{number}"
+        for path in [*engine.glob("*.py"), *(engine.parent / "algorithms").glob("*.py")]
+        if path.name not in ("noise.py", "secure.py")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if re.search(r"\.normal\(|randn|normal_\(", line)
+    ]
+    assert offenders == []
+
+
+def test_uniforms_are_uniform(source: RandomSource) -> None:
+    sample = source.uniform(200_000)
+    assert sample.dtype == torch.float64
+    assert float(sample.max()) < 1.0
+    assert stats.kstest(sample.numpy(), "uniform").pvalue > SURE
+    assert float(Scripted(2**64 - 1).uniform(1)) == 1 - 2**-53
+    assert float(Scripted(2047).uniform(1)) == 0.0

@@ -21,7 +21,7 @@ that depends on public values only,
 
     K = round(x/g),   Z = round(s·ξ/g),   released: g·(K + Z).
 
-All of it is exact in float64 (|K + Z| < 2⁵³), and as K is an integer K + round(s·ξ/g) = round(K + s·ξ/g): it is
+All of it is exact in float64 (|K + Z| < 2⁵³), and as K is an integer K + round(s·ξ/g) = round(K + s·ξ/g): we see
 the Gaussian mechanism on g·K followed by a fixed rounding, so by post-processing its guarantee is the ordinary one for
 the sensitivity of g·K. Rounding moves each of d entries of either of two neighbouring sums by g/2 at most, so that
 sensitivity is at most Δ' = Δ + g·√d, and the noise is made for it: s = σ·Δ'. With g ≤ Δ·2⁻¹⁶/√d this costs
@@ -44,6 +44,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
+from equidp.engine.noise import Stream
 from equidp.errors import EquidpError
 
 WORD = 8
@@ -86,6 +87,10 @@ class SecureRandom:
         threshold = np.ldexp(np.where(certain, 0.0, chance.clip(0.0, 1.0)), 64).astype(np.uint64)
         coins = (self._words(size) < threshold) | certain
         return torch.from_numpy(coins).to(self.device)
+
+    def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
+        """`[size]` float64 in [0, 1), multiples of 2⁻⁵³; every stream is fresh, whatever its name."""
+        return torch.from_numpy((self._words(size) >> np.uint64(11)) * 2.0**-53).to(self.device)
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal. To protect a value use `perturb`, which adds it safely."""

@@ -273,7 +273,7 @@ class Trainer:
         delta = sensitivity(rule, public)
         self.shown = {"sensitivity": delta, "noise_multiplier": torch.tensor(noise_multiplier)}
         self.shown |= {k: v for k, v in public.items() if k != "scale" or v.dim()}
-        return total.add_(self.random.normal(len(total)).mul_(delta * noise_multiplier))
+        return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
 
     def _side_release(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
@@ -281,7 +281,8 @@ class Trainer:
         assert release is not None
         finite = torch.where(norms.isfinite(), norms, 0.0)
         exact = self.reduce(release.statistic(finite, groups, public, self.plan))
-        noised = exact + self.random.normal(len(exact)) * release.noise(self.plan)
+        noise_multiplier = release.noise(self.plan) / release.sensitivity()
+        noised = self.random.perturb(exact, sensitivity=release.sensitivity(), noise_multiplier=noise_multiplier)
         self.public |= release.later(noised, self.public, self.plan)
         return release.now(noised, public, self.plan)
 
