@@ -1,0 +1,89 @@
+"""Adaptive clipping to a quantile (Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping").
+
+    b̃ = (#{n_i ≤ C_t} + N(0, σ_b²))/B,   C_{t+1} = max(C_min, C_t·exp(−η_C·(b̃ − target)))
+
+Flat clipping at C_t, Δ = C_t. Count and gradient come from one sample and are one event, (σ⁻² + σ_b⁻²)^(−1/2). With
+`centred` the released statistic is Σ(1[n_i ≤ C_t] − ½), of sensitivity ½, so that σ_b counts double; b̃ is then that over
+B plus ½, which under Poisson sampling has the variance of |S|/2 less bias to pay for. Where we depart from the text: B is
+the expected batch size; `min_clip_norm` is a floor of ours (0 is the paper's rule), and C_t is kept in a finite range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equidp.algorithms.settings import AlgorithmSettings
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.parts import HUGE, TINY, FlatClip, NoiseLevel, Positive, Public, SideRelease, noise_level
+from equidp.engine.plan import Plan
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class QuantileCount(SideRelease):
+    """The noised number of gradients within C, which leads C to a quantile of the norms."""
+
+    steers: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+    defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
+
+    target_quantile: Share = 0.5
+    clip_learning_rate: Positive = 0.2
+    """η_C."""
+    count_noise_multiplier: NoiseLevel | None = None
+    """σ_b; B/20 unless given."""
+    min_clip_norm: NotNegative = 0.0
+    """C_min."""
+    centred: bool = False
+    """Count each record as ±½ instead of 0 or 1."""
+
+    def noise(self, plan: Plan) -> float:
+        """σ_b."""
+        level = plan.batch_size / 20 if self.count_noise_multiplier is None else self.count_noise_multiplier
+        return noise_level(level, plan)
+
+    def sensitivity(self) -> float:
+        """1, or ½ where the count is centred."""
+        return 0.5 if self.centred else 1.0
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        """#{n_i ≤ C}, `[1]`, each less ½ where centred."""
+        within = (norms <= public["clip_norm"]).float()
+        return (within - 0.5 if self.centred else within).sum().view(1)
+
+    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """C_{t+1}."""
+        share = noised[0] / plan.batch_size + (0.5 if self.centred else 0.0)
+        led = public["clip_norm"] * torch.exp(-self.clip_learning_rate * (share - self.target_quantile))
+        return {"clip_norm": led.clamp(max(self.min_clip_norm, TINY), HUGE)}
+
+
+class DPSGDQuantile(AlgorithmSettings):
+    """Settings of quantile clipping."""
+
+    clip_norm: Positive = 1.0
+    """C_0, the first bound."""
+    target_quantile: Share = 0.5
+    """The share of gradients that should be within the bound."""
+    clip_learning_rate: Positive = 0.2
+    """η_C."""
+    count_noise_multiplier: NoiseLevel | None = None
+    """σ_b, noise on the count; B/20 unless given; a ratio such as "10x" is to the noise multiplier."""
+    min_clip_norm: NotNegative = 0.0
+    """C_min, a floor under the bound."""
+    centred: bool = False
+    """Count each record as ±½: half the sensitivity, so σ_b counts double."""
+
+    def build(self) -> Algorithm:
+        """Flat clipping at an adapted bound."""
+        return Algorithm(
+            name="dpsgd_quantile",
+            weights=FlatClip(),
+            initial={"clip_norm": self.clip_norm},
+            side_release=QuantileCount(**self.model_dump(exclude={"clip_norm"})),
+        )

@@ -1,0 +1,68 @@
+"""DP-PSASC and DP-PSAC: a weight that neither clips nor inflates ("Non-monotonous Adaptive Scaling Gradient Weight", Eq. 6).
+
+    w = C/(s·n + r/(n + r)),   Δ = C/s
+
+w(0) = C, the maximum C/(1 − (1 − √(s·r))²) lies at a small norm (where r ≤ 1/s), and large gradients get C/(s·n). As
+w·n < C/s strictly, Δ = C/s. s = 1 is DP-PSAC (Xia et al. 2023), its Eq. 4. The paper samples without replacement but
+accounts as if it sampled by Poisson coins; here sampling *is* Poisson (Algorithm 1 otherwise).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from equidp.algorithms.auto_s import Stability
+from equidp.algorithms.settings import AlgorithmSettings
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.parts import Positive, Public, WeightRule
+
+
+class AdaptiveScaling(WeightRule):
+    """w = C/(s·n + r/(n + r))."""
+
+    stability: Stability = 1e-4
+    """r."""
+    scale: Positive = 1.0
+    """s."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        """C/(s·n + r/(n + r))."""
+        return public["clip_norm"] / (self.scale * norms + self.stability / (norms + self.stability))
+
+    def bound(self, public: Public) -> Tensor:
+        """C/s, approached as n grows."""
+        return public["clip_norm"] / self.scale
+
+
+class PSAC(AlgorithmSettings):
+    """Settings of DP-PSAC."""
+
+    clip_norm: Positive = 0.1
+    """C, absorbed by the learning rate."""
+    stability: Stability = 1e-4
+    """r."""
+
+    def build(self) -> Algorithm:
+        """Adaptive scaling with s = 1."""
+        return Algorithm(
+            name="psac", weights=AdaptiveScaling(stability=self.stability), initial={"clip_norm": self.clip_norm}
+        )
+
+
+class PSASC(AlgorithmSettings):
+    """Settings of DP-PSASC."""
+
+    clip_norm: Positive = 0.1
+    """C, absorbed by the learning rate."""
+    stability: Stability = 1e-4
+    """r."""
+    scale: Positive = 0.8
+    """s; below 1, small gradients count more, and the sensitivity is C/s."""
+
+    def rule(self) -> AdaptiveScaling:
+        """The weight these settings stand for."""
+        return AdaptiveScaling(stability=self.stability, scale=self.scale)
+
+    def build(self) -> Algorithm:
+        """Adaptive scaling, constant noise."""
+        return Algorithm(name="psasc", weights=self.rule(), initial={"clip_norm": self.clip_norm})
