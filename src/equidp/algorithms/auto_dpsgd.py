@@ -3,9 +3,9 @@
     C_i = clamp(ω·n_i, C_lo, C_hi),   w_i = min(1, C_i/n_i),   Δ = C_hi
     L: σ_e = σ_0·(1 − ρ·e/E)         S: σ_e = σ_0·R^{phase(e)}, phases of equal length
 
-Where we depart from published code: it takes ω·n where that lies between the bounds and C_lo otherwise (the clamp is our
-reading, with the same Δ), and it sets the noise from the *last sample's* threshold although another record may add up to
-C_hi: that is not differentially private. Here Δ = C_hi, always.
+Where we depart from published code: it takes ω·n where that lies between the bounds and C_lo otherwise (the clamp is
+our reading, with the same Δ), and it sets the noise from the *last sample's* threshold although another record may add
+up to C_hi: that is not differentially private. Here Δ = C_hi, always.
 """
 
 from __future__ import annotations

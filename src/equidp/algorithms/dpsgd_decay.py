@@ -1,4 +1,4 @@
-"""DP-SGD-Decay: noise that falls exponentially with the epochs (Yu et al. 2019, "Differentially Private Model Publishing").
+"""DP-SGD-Decay: noise that falls exponentially (Yu et al. 2019, "Differentially Private Model Publishing…").
 
     σ_e = σ_0·e^{−k·e},   epoch e of step t is ⌊t·E/T⌋
 

@@ -1,8 +1,8 @@
 """DPSGD-Global and DPSGD-Global-Adapt: scale instead of clip, so that gradients keep their proportions.
 
 Global (Bu et al. 2021, "On the Convergence and Calibration of Deep Learning with DP"): w = C/Z if n ≤ Z, else 0: a
-gradient longer than the strict bound Z is dropped. Adapt (Esipova et al. 2023, "Disparate Impact in Differential Privacy
-from Gradient Misalignment"): w = C/max(Z_t, n), with Z_t led by the noised share of gradients above τ·Z_t:
+gradient longer than the strict bound Z is dropped. Adapt (Esipova et al. 2023, "Disparate Impact in Differential
+Privacy from Gradient Misalignment"): w = C/max(Z_t, n), with Z_t led by the noised share of gradients above τ·Z_t:
 
     b̃ = (#{n_i > τ·Z_t} + N(0, σ_b²))/B,   Z_{t+1} = Z_t·exp(−η_Z + b̃)
 

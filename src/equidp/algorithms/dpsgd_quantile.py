@@ -3,9 +3,9 @@
     b̃ = (#{n_i ≤ C_t} + N(0, σ_b²))/B,   C_{t+1} = max(C_min, C_t·exp(−η_C·(b̃ − target)))
 
 Flat clipping at C_t, Δ = C_t. Count and gradient come from one sample and are one event, (σ⁻² + σ_b⁻²)^(−1/2). With
-`centred` the released statistic is Σ(1[n_i ≤ C_t] − ½), of sensitivity ½, so that σ_b counts double; b̃ is then that over
-B plus ½, which under Poisson sampling has the variance of |S|/2 less bias to pay for. Where we depart from the text: B is
-the expected batch size; `min_clip_norm` is a floor of ours (0 is the paper's rule), and C_t is kept in a finite range.
+`centred` the released statistic is Σ(1[n_i ≤ C_t] − ½), of sensitivity ½, so that σ_b counts double; b̃ is then that
+over B, plus ½. Where we depart from the text: B is the expected batch size; `min_clip_norm` is a floor of ours (0 is
+the paper's rule), and C_t is kept in a range of finite numbers.
 """
 
 from __future__ import annotations
