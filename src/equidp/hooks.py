@@ -120,6 +120,7 @@ class TrackingHook:
             for kind in ARTIFACTS:
                 if f"{name}.{kind}" in pipeline.datasets():
                     tracking.log_artifact(name, _filepath(catalog, f"{name}.{kind}"))
+            tracking.log_model(name, _filepath(catalog, f"{name}.model"))
         tracking.close_runs("FINISHED")
 
     @hook_impl

@@ -7,15 +7,19 @@ have one child run each, written through `MlflowClient` alone: the fluent API kn
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mlflow.pyfunc
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
+
+import equidp
 
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
@@ -87,6 +91,22 @@ def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
         _current.client.log_artifacts(run_id, str(path), folder)
     else:
         _current.client.log_artifact(run_id, str(path), folder)
+
+
+def log_model(algorithm: str, weights: Path) -> None:
+    """Upload the model as pyfunc: a code file and safetensors, loadable as `runs:/<run id>/model`."""
+    if algorithm not in _current.runs:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "model"
+        mlflow.pyfunc.save_model(
+            str(target),
+            python_model=str(Path(__file__).with_name("served_model.py")),
+            artifacts={"weights": weights.as_uri()},
+            # stated, as guessing them would import the model in a process of its own
+            pip_requirements=[f"equidp=={equidp.__version__}"],
+        )
+        log_artifact(algorithm, target, "model")
 
 
 def tracked() -> tuple[str, ...]:

@@ -1,0 +1,49 @@
+"""Fixtures for all tests: real files where they are at hand, and a project of its own for every Kedro run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def raw_dir() -> Path:
+    """The folder with real raw files; tests that need it skip where it is not there."""
+    named = os.environ.get("EQUIDP_RAW_DIR")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("no real files: set EQUIDP_RAW_DIR to a folder laid out like data/01_raw")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project without runs, its MLflow store made once: creating the database takes longer than most tests."""
+    from mlflow import MlflowClient
+
+    folder = tmp_path_factory.mktemp("template")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    shutil.copytree(ROOT / "conf", folder / "conf", ignore=shutil.ignore_patterns("local"))
+    (folder / "conf" / "local").mkdir()
+    (folder / "src").symlink_to(ROOT / "src")
+    (folder / "data" / "01_raw").mkdir(parents=True)
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    client.search_experiments()
+    client._tracking_client.store.engine.dispose()
+    return folder
+
+
+@pytest.fixture
+def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh project of this test alone, and the working directory in it."""
+    folder = tmp_path / "project"
+    shutil.copytree(template, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("EQUIDP_RAW_DIR", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return folder

@@ -1,0 +1,49 @@
+"""Running the project in this process, as `kedro run` would, and reading what it left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from omegaconf import OmegaConf
+
+QUICK = {"training.epochs": 2, "training.batch_size": 128, "training.device": "cpu"}
+
+
+def kedro_run(project: Path, *pipelines: str, **params: Any) -> None:
+    """`kedro run --pipelines=… --params=…`; dots in names are written as they are, through a dict."""
+    bootstrap_project(project)
+    with KedroSession.create(project_path=project, runtime_params=nested(params)) as session:
+        session.run(pipeline_names=list(pipelines))
+
+
+def nested(params: dict[str, Any]) -> dict[str, Any]:
+    """Dotted names as nested dicts, as Kedro's command line makes them."""
+    tree = OmegaConf.create({})
+    for name, value in params.items():
+        OmegaConf.update(tree, name, value, force_add=True)
+    return OmegaConf.to_container(tree)  # type: ignore[return-value]
+
+
+def mlflow_runs(project: Path) -> list[Run]:
+    """All runs of the project's store, oldest first."""
+    mlflow.set_tracking_uri(f"sqlite:///{project / 'mlflow.db'}")
+    client = MlflowClient()
+    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return sorted(found, key=lambda run: run.info.start_time)
+
+
+def report_folder(project: Path, algorithm: str, dataset: str = "digits", seed: int = 0) -> Path:
+    """Where a run's results lie."""
+    return project / "data" / "08_reporting" / dataset / algorithm / f"seed={seed}"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file's content."""
+    return json.loads(path.read_text())

@@ -1,0 +1,123 @@
+"""What a user runs, on tiny settings: the files, the MLflow runs and the ε that every pipeline leaves."""
+
+from __future__ import annotations
+
+import dp_accounting as dp
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+from dp_accounting import pld, rdp
+from kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
+from sklearn.datasets import load_digits
+
+from equidp.algorithms import ALGORITHMS
+from equidp.pipeline_registry import DEMONSTRATION
+
+PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
+SHARED = {"dataset", "seed", "training.epochs", "training.batch_size", "privacy.delta", "model.name", "data.groups"}
+
+
+def shared_columns(run: mlflow.entities.Run) -> set[str]:
+    return {name for name in run.data.params if ".options" not in name and name.split(".")[0] not in ALGORITHMS}
+
+
+@pytest.mark.parametrize("algorithm", PRIVATE)
+def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
+    kedro_run(project, algorithm, **QUICK)
+
+    folder = report_folder(project, algorithm)
+    metrics, privacy = read_json(folder / "metrics.json"), read_json(folder / "privacy.json")
+    history = pd.read_parquet(folder / "history.parquet")
+    assert {"overall", "groups", "baseline", "cost_of_privacy"} <= set(metrics)
+    cost = metrics["cost_of_privacy"]["groups"]["class"]["8"]["accuracy"]
+    by_hand = metrics["groups"]["class"]["8"]["accuracy"] - metrics["baseline"]["groups"]["class"]["8"]["accuracy"]
+    assert cost == pytest.approx(by_hand)
+    assert len(history) == 2
+    assert history["epsilon"].iloc[-1] == pytest.approx(privacy["epsilon"], rel=1e-6)
+    assert (folder / "report.html").stat().st_size > 100_000
+
+    runs = mlflow_runs(project)
+    assert len(runs) == 1
+    (run,) = runs
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["algorithm"] == algorithm
+    assert run.data.tags["private"] == "true"
+    assert run.data.metrics["epsilon"] == pytest.approx(privacy["epsilon"])
+    assert {"test/accuracy", "test/accuracy/class:8", "cost_of_privacy/accuracy/class:8", "baseline/accuracy"} <= set(
+        run.data.metrics
+    )
+    assert set(run.data.params) >= SHARED
+    assert any(name.startswith(f"{algorithm}.") for name in run.data.params)
+
+
+def test_baseline_pipeline_has_no_epsilon(project):
+    kedro_run(project, "sgd", **QUICK)
+
+    (run,) = mlflow_runs(project)
+    assert run.data.tags["private"] == "false"
+    assert "epsilon" not in run.data.metrics
+    assert read_json(report_folder(project, "sgd") / "privacy.json")["epsilon"] is None
+
+
+def test_ingestion_opens_no_run_and_tells_the_groups(project):
+    kedro_run(project, "ingestion")
+
+    assert mlflow_runs(project) == []
+    groups = pd.read_csv(report_folder(project, "ingestion") / "groups.csv", dtype={"group": str})
+    rare = groups[groups["group"] == "8"].iloc[0]
+    assert rare["train"] == 40
+
+
+@pytest.mark.parametrize("pipelines", [(), ("sgd", "dpsgd")], ids=["default", "any set"])
+def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines):
+    kedro_run(project, *pipelines, **QUICK)
+
+    runs = mlflow_runs(project)
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = {run.data.tags["algorithm"]: run for run in runs if run not in parents}
+    assert len(parents) == 1
+    assert set(children) == set(pipelines or DEMONSTRATION)
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parents[0].info.run_id}
+    assert all(run.info.status == "FINISHED" for run in runs)
+    columns = [shared_columns(run) - {"resolved.noise_multiplier"} for run in children.values()]
+    assert all(c == columns[0] for c in columns)
+
+
+def test_target_epsilon_is_met_and_recomputable_from_the_file_alone(project):
+    kedro_run(project, "dpsgd_f", **QUICK, **{"privacy.epsilon": 3.0})
+
+    privacy = read_json(report_folder(project, "dpsgd_f") / "privacy.json")
+    found = []
+    for accountant in (rdp.RdpAccountant(), pld.PLDAccountant()):
+        for entry in privacy["ledger"]:
+            event = dp.GaussianDpEvent(entry["noise_multiplier"])
+            if entry["event"] == "poisson_gaussian":
+                event = dp.PoissonSampledDpEvent(entry["sampling_rate"], event)
+            accountant.compose(event, entry["count"])
+        found.append(accountant.get_epsilon(privacy["delta"]))
+    assert min(found) == pytest.approx(privacy["epsilon"], rel=1e-6)
+    assert 2.97 <= min(found) <= 3.0
+    assert privacy["delta"] < 1 / privacy["records"]
+
+
+def test_same_seed_gives_the_same_metrics_and_another_seed_others(project):
+    kedro_run(project, "dpsgd", **QUICK)
+    first = (report_folder(project, "dpsgd") / "metrics.json").read_text()
+    kedro_run(project, "dpsgd", **QUICK)
+    assert (report_folder(project, "dpsgd") / "metrics.json").read_text() == first
+    kedro_run(project, "dpsgd", **QUICK, seed=1)
+    assert (report_folder(project, "dpsgd", seed=1) / "metrics.json").read_text() != first
+
+
+def test_logged_model_predicts_raw_records_without_a_pickle(project):
+    kedro_run(project, "dpsgd", **QUICK)
+
+    (run,) = mlflow_runs(project)
+    model = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model")
+    pixels = load_digits().images[:5].astype(np.uint8)
+    scores = model.predict(pixels[:, None])
+    assert scores.shape == (5, 10)
+    assert np.allclose(scores.sum(axis=1), 1, atol=1e-5)
+    artifacts = project / "mlartifacts"
+    assert not [path for path in artifacts.rglob("*") if path.suffix in {".pkl", ".pt", ".pickle"}]

@@ -1,0 +1,112 @@
+"""How settings reach a run: presets, conf/local, the command line in any order; and how bad ones are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from kedro_project import kedro_run, mlflow_runs, nested
+
+from equidp.errors import EquidpError
+
+
+def resolved(project, **params):
+    bootstrap_project(project)
+    with KedroSession.create(project_path=project, runtime_params=nested(params)) as session:
+        return session.load_context().params
+
+
+def test_preset_of_the_dataset_applies_whatever_the_order(project):
+    first = resolved(project, **{"dataset": "adult", "privacy.delta": 1e-7})
+    second = resolved(project, **{"privacy.delta": 1e-7, "dataset": "adult"})
+    assert first == second
+    assert first["training"]["learning_rate"] == "1/sqrt(steps)"
+    assert first["privacy"] == {**first["privacy"], "noise_multiplier": 1.0, "epsilon": None, "delta": 1e-7}
+
+
+@pytest.mark.parametrize("given", [{"privacy.epsilon": 3.0}, {"privacy.noise_multiplier": 1.5}])
+@pytest.mark.parametrize("dataset", ["adult", "mnist"])
+def test_epsilon_and_noise_replace_each_other(project, given, dataset):
+    privacy = resolved(project, dataset=dataset, **given)["privacy"]
+    ((name, value),) = given.items()
+    assert privacy[name.removeprefix("privacy.")] == value
+    assert (privacy["epsilon"] is None) != (privacy["noise_multiplier"] is None)
+
+
+def test_a_file_in_conf_local_overrides_the_preset_and_keeps_its_other_keys(project):
+    (project / "conf/local/parameters.yml").write_text("privacy: {delta: 1.0e-5}\ntraining: {epochs: 7}\n")
+    params = resolved(project, **{"dataset": "adult", "privacy.epsilon": 2.0})
+    assert params["privacy"]["delta"] == 1e-5
+    assert params["privacy"]["epsilon"] == 2.0
+    assert params["training"]["epochs"] == 7
+    assert params["training"]["batch_size"] == 256
+
+
+def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
+    (project / "conf/local/parameters.yml").write_text(
+        "presets:\n  rare_three:\n"
+        "    data: {source: digits, keep: {'3': 20}}\n"
+        "    privacy: {epsilon: 2.0, delta: 1.0e-4}\n"
+    )
+    params = resolved(project, dataset="rare_three")
+    assert params["data"]["source"] == "digits"
+    assert params["data"]["keep"] == {"3": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"dataset": "adlut"}, r"Unknown dataset 'adlut'. Did you mean 'adult'\?"),
+        ({"privacy.epsilonn": 3}, r"Unknown setting 'privacy.epsilonn'. Did you mean 'privacy.epsilon'\?"),
+        ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
+        ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
+        ({"dpsgd.options.clip_norm": -1}, r"dpsgd.options.clip_norm=-1 is not valid"),
+        ({"model.name": "logistc"}, r"Unknown model 'logistc'. Did you mean 'logistic'\?"),
+        ({"training.optimizer": "adm"}, r"Unknown training.optimizer 'adm'. Did you mean 'adam'\?"),
+        ({"training.epochs": 0}, r"training.epochs=0: .*greater than or equal to 1"),
+        ({"privacy.epsilon": 3, "privacy.noise_multiplier": 1}, r"give exactly one of .*\(both are set"),
+        ({"privacy.noise_multiplier": None}, r"give exactly one of .*\(neither is set"),
+        ({"dataset": "../adult"}, r"Unknown dataset"),
+        ({"run_label": "../../x"}, r"run_label='../../x': use letters"),
+        ({"seed": "one"}, r"seed='one': give a whole number"),
+    ],
+)
+def test_a_bad_setting_is_one_sentence_before_anything_runs(project, params, message):
+    with pytest.raises(EquidpError, match=message) as caught:
+        kedro_run(project, "dpsgd", **params)
+    assert "\n" not in caught.value.message
+    assert mlflow_runs(project) == []
+    assert not (project / "data" / "08_reporting").exists()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "params", "message"),
+    [
+        ("dpsgd_g", {}, r"Unknown pipeline 'dpsgd_g'. Did you mean 'dpsgd_f'\?"),
+        ("dpsgd", {"data.groups": "sex"}, r"Unknown grouping of dataset 'digits' 'sex'"),
+        ("dpsgd", {"training.batch_size": 5000}, r"training.batch_size=5000 exceeds the 13\d\d training records"),
+        ("dpsgd", {"dataset": "adult"}, r"adult\.data"),
+        (
+            "dpsgd_f",
+            {"privacy.epsilon": 0.5, "dpsgd_f.options.count_noise_multiplier": 1.0},
+            r"privacy.epsilon=0.5 cannot be reached: the side releases .* cost ε = ",
+        ),
+    ],
+)
+def test_what_only_the_data_can_tell_is_one_sentence_too(project, pipeline, params, message):
+    with pytest.raises(EquidpError, match=message):
+        kedro_run(project, pipeline, **params)
+    assert [run.info.status for run in mlflow_runs(project)] in ([], ["FAILED"])
+    assert not list((project / "data").rglob("metrics.json"))
+
+
+@pytest.mark.parametrize("option", ["--pipeline", "--pipelines"])
+def test_the_command_line_ends_with_one_line_and_a_status(project, option):
+    command = [sys.executable, "-m", "kedro", "run", f"{option}=dpsgd", "--params=dataset=adlut"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "Error: Unknown dataset 'adlut'. Did you mean 'adult'?" in done.stderr
+    assert "Traceback" not in done.stderr
