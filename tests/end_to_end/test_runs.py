@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from dp_accounting import pld, rdp
-from kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 from sklearn.datasets import load_digits
+from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.algorithms import ALGORITHMS
 from equidp.pipeline_registry import DEMONSTRATION

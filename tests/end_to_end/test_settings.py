@@ -8,7 +8,7 @@ import sys
 import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
-from kedro_project import kedro_run, mlflow_runs, nested
+from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, nested
 
 from equidp.errors import EquidpError
 
