@@ -85,7 +85,8 @@ def _history(rng: np.random.Generator, private: bool, groups: tuple[str, ...]) -
         for k, group in enumerate(groups):
             frame[f"clip_norm/{group}"] = 1 + 0.1 * k + 0.5 * np.exp(-epochs / 10)
             frame[f"nonprivate/gradient_norm/{group}"] = 2 + 0.3 * k + np.exp(-epochs / 10)
-        frame = frame.assign(**{"nonprivate/cosine": 0.1 + 0.01 * epochs, "nonprivate/mean_weight": 0.3 + 0.01 * epochs})
+        frame["nonprivate/cosine"] = 0.1 + 0.01 * epochs
+        frame["nonprivate/mean_weight"] = 0.3 + 0.01 * epochs
     return frame
 
 
@@ -100,9 +101,7 @@ def build(sexes: tuple[str, ...] = ("Female", "Male", "Not stated")) -> Sample:
     counts += [("sex", s, 700, 180 if s != sexes[2] else 0) for s in sexes]
     return Sample(
         title="digits, seed 0",
-        documents={
-            name: metrics_document(f, None if name == "sgd" else figures["sgd"]) for name, f in figures.items()
-        },
+        documents={name: metrics_document(f, None if name == "sgd" else figures["sgd"]) for name, f in figures.items()},
         privacy={
             "sgd": {"algorithm": "sgd", "private": False, "epsilon": None, "ledger": []},
             "dpsgd": privacy_facts("dpsgd"),

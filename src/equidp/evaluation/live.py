@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss
 
-from equidp.evaluation.metrics import Groups, unique_slugs
+from equidp.evaluation.metrics import Groups, slug, unique_slugs
 
 
 def live_metrics(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
@@ -25,8 +25,8 @@ def live_metrics(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, 
     if np.isfinite(scores).all():
         row["test/loss"] = float(log_loss(labels, scores, labels=np.arange(scores.shape[1])))
     for grouping, (ids, names) in groups.items():
-        slugs = unique_slugs(names)
+        prefix, slugs = f"test/accuracy/{slug(grouping)}", unique_slugs(names)
         counts = np.bincount(ids, minlength=len(names))
         hits = np.bincount(ids, weights=right, minlength=len(names))
-        row |= {f"test/accuracy/{grouping}:{slugs[names[k]]}": hits[k] / counts[k] for k in counts.nonzero()[0]}
+        row |= {f"{prefix}:{slugs[names[k]]}": hits[k] / counts[k] for k in counts.nonzero()[0]}
     return row

@@ -197,8 +197,8 @@ def _ledger(ledger: Sequence[Mapping]) -> Section:
         "The ledger: every noisy look at the training data",
         (
             f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation "
-            "over the most that one record can change; releases computed from the same sample are one event. privacy.json "
-            "lists them one by one, and suffices to recompute ε with the dp_accounting library.",
+            "over the most that one record can change; releases computed from the same sample are one event. "
+            "privacy.json lists them one by one, and suffices to recompute ε with the dp_accounting library.",
         ),
         ("event", "times", "sampling rate", "noise multiplier"),
         tuple(map(_ledger_row, rows)),

@@ -1,0 +1,127 @@
+"""Both reports in a real browser, from disk: they render, sort, fit, and ask the network for nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from equidp.reporting.page import html_report
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDTHS = (1280, 400)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this system (apt-get install chromium)")
+
+
+@dataclass
+class Visit:
+    """An opened page and what went wrong on it."""
+
+    page: sync_api.Page
+    url: str
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def reports(sample, hostile, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    pages = {"run": sample.only("dpsgd_f"), "comparison": sample, "hostile": hostile}
+    for name, content in pages.items():
+        (folder / f"{name}.html").write_text(html_report(**content.arguments()), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in pages}
+
+
+def visit(browser: sync_api.Browser, path: Path, width: int) -> Visit:
+    seen = Visit(browser.new_page(viewport={"width": width, "height": 900}), path.as_uri())
+    seen.page.on("console", lambda m: seen.complaints.append(m.text) if m.type in ("error", "warning") else None)
+    seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    seen.page.on("dialog", lambda dialog: (seen.complaints.append(dialog.message), dialog.dismiss()))
+    seen.page.on("request", lambda request: seen.requests.append(request.url))
+    seen.page.goto(seen.url)
+    seen.page.wait_for_function("document.querySelectorAll('.chart:not(:has(.main-svg))').length === 0")
+    return seen
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["run", "comparison", "hostile"])
+def test_report_renders_without_complaint_or_request(browser, reports, name, width):
+    seen = visit(browser, reports[name], width)
+    assert seen.complaints == []
+    assert [url for url in seen.requests if not url.startswith(("data:", "blob:"))] == [seen.url]
+    charts = seen.page.locator(".chart")
+    assert charts.count() >= 10
+    drawn = "e => [...e.querySelectorAll('.overplot path')].some(p => p.getBoundingClientRect().width > 1)"
+    for index in range(charts.count()):
+        chart = charts.nth(index)
+        assert chart.evaluate(drawn), chart.get_attribute("aria-label")
+        box = chart.bounding_box()
+        assert box["width"] > 250
+        assert box["x"] + box["width"] <= width
+    # the page itself never scrolls sideways; wide tables scroll inside their own box
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    seen.page.close()
+
+
+def column(page: sync_api.Page, index: int) -> list[str]:
+    return page.locator("#groups table").first.locator(f"tbody tr td:nth-child({index + 1})").all_inner_texts()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_table_sorts_by_number_and_by_name_undefined_last(browser, reports, width):
+    seen = visit(browser, reports["comparison"], width)
+    table = seen.page.locator("#groups table").first
+    headings = table.locator("th").all_inner_texts()
+    index = next(i for i, text in enumerate(headings) if text == "Δ accuracy dpsgd")
+    before = column(seen.page, index)
+    button = table.locator("th button").nth(index)
+    button.click()
+    assert column(seen.page, index) == sorted(before, key=float)
+    assert table.locator("th").nth(index).get_attribute("aria-sort") == "ascending"
+    button.click()
+    assert column(seen.page, index) == sorted(before, key=float, reverse=True)
+    assert len(set(before)) > 3
+    table.locator("th button").first.click()
+    assert column(seen.page, 0) == [str(k) for k in range(10)]
+    by_sex = seen.page.locator("#groups table").nth(1)
+    for _ in range(2):  # the group without a test record stays last in both directions
+        by_sex.locator("th button").nth(3).click()
+        assert by_sex.locator("tbody tr td:first-child").all_inner_texts()[-1] == "Not stated"
+    assert seen.complaints == []
+    seen.page.close()
+
+
+def test_statements_open_and_print(browser, reports):
+    seen = visit(browser, reports["comparison"], 1280)
+    assert not seen.page.get_by_text("Who is protected").first.is_visible()
+    seen.page.locator("summary", has_text="dpsgd_f").click()
+    assert seen.page.get_by_text("Who is protected").last.is_visible()
+    seen.page.emulate_media(media="print")
+    assert not seen.page.locator("nav").is_visible()
+    assert len(seen.page.pdf()) > 50_000
+    assert seen.complaints == []
+    seen.page.close()

@@ -1,0 +1,191 @@
+"""Figures show the numbers they were given, in one style that survives print and odd names."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from equidp.reporting import figures
+from equidp.reporting.style import bars, label, looks
+
+from .conftest import HOSTILE
+
+
+def runs() -> pd.DataFrame:
+    """Two algorithms and the baseline, three seeds, two settings."""
+    rows = [
+        {"algorithm": a, "seed": s, "epsilon": e, "epochs": 10 * e, "group": g, "cost": c + 0.01 * s, "accuracy": 0.8}
+        for a, c in (("dpsgd", -0.3), ("dpsgd_f", -0.1))
+        for s in range(3)
+        for e in (1, 3)
+        for g in ("2", "8")
+    ]
+    return pd.DataFrame([*rows, {"algorithm": "sgd", "seed": 0, "epsilon": None, "accuracy": 0.9}])
+
+
+def trace(chart: go.Figure, name: str):
+    return next(t for t in chart.data if t.name == name)
+
+
+def test_bars_are_the_groups_figures_with_the_baseline_first(sample):
+    chart = figures.metric_per_group(sample.documents, "sex", "auroc")
+    assert [t.name for t in chart.data] == ["sgd", "dpsgd", "dpsgd_f"]
+    expected = [sample.documents["dpsgd"]["groups"]["sex"][g]["auroc"] for g in ("Female", "Male")]
+    assert list(trace(chart, "dpsgd").y) == [*expected, None]
+
+
+def test_cost_leaves_the_baseline_out(sample):
+    chart = figures.cost_per_group(sample.documents, "sex", "excess_loss")
+    assert [t.name for t in chart.data] == ["dpsgd", "dpsgd_f"]
+    cost = sample.documents["dpsgd_f"]["cost_of_privacy"]["groups"]["sex"]
+    assert list(trace(chart, "dpsgd_f").y)[:2] == [cost["Female"]["excess_loss"], cost["Male"]["excess_loss"]]
+
+
+def test_group_counts_ignore_columns_that_are_no_counts(sample):
+    table = sample.group_table.assign(public=0, evaluable=True, note="")
+    chart = figures.group_counts(table, "class")
+    assert [t.name for t in chart.data] == ["train", "test"]
+    assert list(trace(chart, "train").y)[8] == 40
+
+
+def test_clip_norms_per_group_or_one_for_all(sample):
+    per_group = figures.clip_norms(sample.histories["dpsgd_f"], "dpsgd_f")
+    assert [t.name for t in per_group.data] == list("0123456789")
+    one = figures.clip_norms(pd.DataFrame({"epoch": [1, 2], "clip_norm": [1.0, 0.5]}), "sad_dpsgd")
+    assert [t.name for t in one.data] == ["all records"]
+    assert not figures.clip_norms(sample.histories["sgd"], "sgd").data
+
+
+def test_schedules_stack_noise_and_clip_norm_over_one_axis():
+    epochs = [1, 2, 3]
+    chart = figures.schedules(
+        {
+            "sad_dpsgd": pd.DataFrame({"epoch": epochs, "noise_multiplier": [1, 2, 3], "clip_norm": [3, 2, 1]}),
+            "auto_s": pd.DataFrame({"epoch": epochs, "noise_multiplier": [2, 2, 2]}),
+        }
+    )
+    assert [(t.name, t.yaxis, t.showlegend) for t in chart.data] == [
+        ("sad_dpsgd", "y", True),
+        ("auto_s", "y", True),
+        ("sad_dpsgd", "y2", False),
+    ]
+    assert chart.data[0].line.color == chart.data[2].line.color
+
+
+def test_learning_curves_over_epochs_and_over_epsilon(sample):
+    over_epochs = figures.learning_curve(sample.histories)
+    assert [t.name for t in over_epochs.data] == ["sgd", "dpsgd", "dpsgd_f"]
+    over_epsilon = figures.learning_curve(sample.histories, "loss", over="epsilon")
+    assert [t.name for t in over_epsilon.data] == ["dpsgd", "dpsgd_f"]
+    assert list(over_epsilon.data[0].x) == list(sample.histories["dpsgd"]["epsilon"])
+    assert over_epsilon.data[0].line.color == over_epochs.data[1].line.color
+
+
+def test_group_curves_find_product_groupings_under_their_slugs():
+    history = pd.DataFrame({"epoch": [1], "test/accuracy/sex x race:F x a": [0.5], "test/accuracy/class:8": [0.1]})
+    chart = figures.group_curves({"dpsgd": history}, "sex*race", ["F*a", "M*a"])
+    assert [(t.name, t.y) for t in chart.data] == [("dpsgd, F*a", (0.5,))]
+
+
+def test_epsilon_by_accountant_with_the_published_figure_as_a_level(sample):
+    chart = figures.epsilon_over_epochs(sample.histories["dpsgd"], sample.privacy["dpsgd"])
+    assert [t.name for t in chart.data] == ["ε we stand by", "RDP", "PLD", "as published, whole run"]
+    assert set(chart.data[3].y) == {3.9}
+
+
+def test_privacy_utility_averages_seeds_and_draws_the_baseline_as_a_level():
+    chart = figures.privacy_utility(runs())
+    assert [t.name for t in chart.data] == ["dpsgd", "dpsgd_f", "sgd"]
+    assert list(trace(chart, "dpsgd").x) == [1, 3]
+    assert chart.layout.shapes[0].y0 == pytest.approx(0.9)
+
+
+def test_costs_against_a_setting_carry_intervals_over_seeds():
+    chart = figures.cost_against(runs().dropna(subset=["group"]), "epochs")
+    assert [t.name for t in chart.data] == ["dpsgd, 2", "dpsgd, 8", "dpsgd_f, 2", "dpsgd_f, 8"]
+    first = chart.data[0]
+    assert list(first.x) == [10, 30]
+    assert first.y[0] == pytest.approx(-0.29)
+    # seeds add 0, .01, .02: s = .01, half width t(2)·.01/√3
+    assert first.error_y.array[0] == pytest.approx(4.302653 * 0.01 / 3**0.5, rel=1e-5)
+
+
+def test_metric_against_names_the_setting_in_words():
+    frame = runs().rename(columns={"epochs": "training.batch_size"})
+    chart = figures.metric_against(frame, "training.batch_size")
+    assert chart.layout.xaxis.title.text == "batch size"
+    assert list(chart.data[0].y) == pytest.approx([0.8, 0.8])
+
+
+def test_diagnostics_take_the_last_epochs_and_say_they_are_not_private(sample):
+    chart = figures.diagnostic_curve(sample.histories, "cosine", last=10)
+    assert [t.name for t in chart.data] == ["dpsgd", "dpsgd_f"]
+    assert list(chart.data[0].x) == list(range(11, 21))
+    assert "not private" in chart.layout.title.text
+    assert len(figures.group_gradient_norms(sample.histories["dpsgd"], "dpsgd").data) == 10
+
+
+def test_distribution_adds_up_bins_of_the_last_epochs():
+    prefix = "nonprivate/gradient_norm_histogram/"
+    history = pd.DataFrame(
+        {"epoch": [1, 2, 3], f"{prefix}0": [9, 1, 2], f"{prefix}0.5": [9, 3, 2], f"{prefix}10": [9, 0, 0]}
+    )
+    chart = figures.diagnostic_distribution({"psasc": history, "sgd": history[["epoch"]]}, last=2)
+    assert list(chart.data[0].x) == [0, 0.5, 10]
+    assert list(chart.data[0].y) == [3 / 8, 5 / 8, 0]
+    assert len(chart.data) == 1
+
+
+def test_schedule_report_draws_what_the_report_has():
+    report = pd.DataFrame(
+        {"noise_decay": [0.9, 0.6], "mean": [1.2, 1.5], "variance": [0.1, 0.2], "first_noise_multiplier": [1, 0.7]}
+    )
+    chart = figures.schedule_report(report, "noise_decay")
+    assert len(chart.data) == 3
+    assert list(chart.data[0].x) == [0.6, 0.9]
+    assert list(chart.data[0].y) == [1.5, 1.2]
+
+
+def test_trajectories_follow_the_steps():
+    paths = pd.DataFrame(
+        {"algorithm": ["a"] * 3, "step": [2, 0, 1], "first": [0.0, 2.0, 1.0], "second": [0.0, 4.0, 2.0]}
+    )
+    chart = figures.trajectories(paths, (0.0, 0.0))
+    assert list(chart.data[0].x) == [2.0, 1.0, 0.0]
+    assert chart.data[1].name == "optimum"
+
+
+def test_looks_differ_in_more_than_colour():
+    table = looks([f"a{i}" for i in range(40)] + ["sgd"])
+    assert len({(look.colour, look.dash, look.symbol) for look in table.values()}) == 41
+    first = list(table.values())[1:7]
+    for part in ("colour", "dash", "symbol", "pattern"):
+        assert len({getattr(look, part) for look in first}) == 6
+
+
+def test_names_from_data_are_inert_and_short(hostile):
+    assert label("<b>x</b> & y") == "&lt;b&gt;x&lt;/b&gt; &amp; y"
+    assert len(label("x" * 200)) == 48
+    assert bars(HOSTILE, looks([])["sgd"], [HOSTILE], [1]).x[0].startswith("&lt;script&gt;")
+    for chart in (
+        figures.metric_per_group(hostile.documents, "sex"),
+        figures.cost_per_group(hostile.documents, "sex"),
+        figures.group_counts(hostile.group_table, "sex"),
+        figures.clip_norms(pd.DataFrame({"epoch": [1], f"clip_norm/{HOSTILE}": [1.0]}), HOSTILE),
+        figures.learning_curve({HOSTILE: hostile.histories["dpsgd"]}),
+    ):
+        assert "<script" not in chart.to_json()
+        assert "<a" not in chart.to_json()
+
+
+def test_every_figure_is_strict_json(sample):
+    history = sample.histories["dpsgd"].assign(**{"test/accuracy": np.nan})
+    history.loc[3, "test/accuracy"] = 0.5
+    chart = figures.learning_curve({"dpsgd": history})
+    assert json.loads(json.dumps(json.loads(chart.to_json()), allow_nan=False))["data"][0]["y"].count(None) == 0
+    for drawn in (figures.metric_per_group(sample.documents, "class"), figures.schedules(sample.histories)):
+        assert json.dumps(json.loads(drawn.to_json()), allow_nan=False)

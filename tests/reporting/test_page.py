@@ -1,0 +1,143 @@
+"""The page is one file that loads nothing, runs only its own scripts, and shows names as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+
+from equidp.reporting.page import html_report
+
+from .conftest import HOSTILE
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes, text and the content of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict]] = []
+        self.scripts: list[tuple[dict, str]] = []
+        self.text = ""
+        self._inside: tuple[str, dict] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside = (tag, dict(attrs))
+            if tag == "script":
+                self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._inside and tag == self._inside[0]:
+            self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside is None:
+            self.text += data
+        elif self._inside[0] == "script":
+            attrs, before = self.scripts[-1]
+            self.scripts[-1] = (attrs, before + data)
+
+    def charts(self) -> list[dict]:
+        return [json.loads(text) for attrs, text in self.scripts if "data-chart" in attrs]
+
+
+@pytest.fixture(scope="module")
+def comparison(sample) -> str:
+    return html_report(**sample.arguments())
+
+
+@pytest.fixture(scope="module")
+def page(comparison) -> Reader:
+    return Reader(comparison)
+
+
+def test_plotly_is_inlined_once_and_nothing_is_loaded(page):
+    code = [text for attrs, text in page.scripts if "data-chart" not in attrs]
+    assert sum("plotly.js v" in text for text in code) == 1
+    assert len(code) == 2
+    for tag, attrs in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "base"), tag
+        assert "src" not in attrs
+        assert str(attrs.get("href", "#")).startswith("#")
+
+
+def test_only_the_pages_own_scripts_are_allowed_to_run(page):
+    policy = next(a["content"] for t, a in page.tags if t == "meta" and "content-security-policy" in str(a).lower())
+    assert "default-src 'none'" in policy
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    code = [text for attrs, text in page.scripts if "data-chart" not in attrs]
+    assert {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in code} == allowed
+    assert "unsafe" not in policy.split("script-src")[1].split(";")[0]
+    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+
+
+def test_the_page_has_every_section_and_figure(page, sample):
+    sections = {attrs.get("id") for tag, attrs in page.tags if tag == "section"}
+    assert sections == {"overview", "groups", "figures", "privacy", "settings", "provenance"}
+    titles = [a["aria-label"] for t, a in page.tags if a.get("class") == "chart"]
+    for wanted in (
+        "Accuracy by class",
+        "Cost of privacy by sex",
+        "Records by class",
+        "Test accuracy over training",
+        "Test accuracy over ε",
+        "Schedules of σ",
+        "Clip norm over training: dpsgd_f",
+        "ε over training at δ = 1e-05: dpsgd",
+        "Mean scaling weight (not private)",
+    ):
+        assert wanted in titles
+    assert len(page.charts()) == len(titles)
+    assert f"{sample.documents['dpsgd']['overall']['accuracy']:.4f}" in page.text
+    assert "0123abc" in page.text
+    assert "data.keep.8" in page.text
+
+
+def test_one_run_shows_its_baseline_and_its_headline(sample):
+    page = Reader(html_report(**sample.only("dpsgd_f").arguments()))
+    cards = page.text[page.text.rindex("Overview") : page.text.index("Choose a heading")]
+    assert "ε = 2.9866" in cards
+    assert "against the baseline" in cards
+    bars = next(chart for chart in page.charts() if chart["data"][0]["type"] == "bar")
+    assert [trace["name"] for trace in bars["data"]] == ["sgd", "dpsgd_f"]
+
+
+def test_research_mode_is_announced_once_and_secure_mode_is_not(sample, page):
+    notes = [attrs for tag, attrs in page.tags if attrs.get("class") == "warning"]
+    assert len(notes) == 1  # two algorithms, one seed
+    assert "Research mode: sampling and noise were drawn from the fixed seed 0" in page.text
+    secure = {name: {**facts, "secure": True, "seed": None} for name, facts in sample.privacy.items()}
+    assert "Research mode" not in Reader(html_report(**(sample.arguments() | {"privacy": secure}))).text
+
+
+def test_hostile_names_stay_text_everywhere(hostile, page):
+    arguments = hostile.arguments()
+    arguments |= {"title": HOSTILE, "settings": {HOSTILE: {"k": HOSTILE}}, "provenance": {"commit": HOSTILE}}
+    text = html_report(**arguments)
+    read = Reader(text)
+    assert [tag for tag, _ in read.tags].count("script") == [tag for tag, _ in page.tags].count("script")
+    assert "alert(1)</script>" not in text
+    assert read.text.count(HOSTILE) >= 5  # shown as it is, and {{ 7 * 7 }} not evaluated
+    for chart in read.charts():
+        assert "<script" not in json.dumps(chart)
+
+
+def test_a_page_without_histories_groups_or_privacy_still_opens(sample):
+    bare = {"sgd": {"overall": sample.documents["sgd"]["overall"], "groups": {}}}
+    page = Reader(html_report("bare", bare, {}, {}, {}, {}, pd.DataFrame(columns=["grouping", "group"])))
+    assert "without differential privacy" in page.text
+    assert page.charts() == []
+
+
+def test_undefined_values_are_dashes_and_sort_last(page):
+    cells = [attrs for tag, attrs in page.tags if tag == "td"]
+    assert any("data-key" not in attrs and attrs.get("class") == "number" for attrs in cells)
+    assert not re.findall(r"\bnan\b|\bNone\b(?! were)", page.text)

@@ -1,0 +1,145 @@
+"""The privacy statement says what holds, for whom, and what does not; and privacy.json suffices to check it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from equidp.engine.ledger import Event, epsilon
+from equidp.reporting.privacy_report import epsilon_text, privacy_report, privacy_sections, research_mode
+
+from .conftest import privacy_facts
+
+
+def honest(**changes: object) -> dict:
+    """Facts whose ε are those of the ledger."""
+    events = [Event(0.05, 1.5, 200), Event(1.0, 40.0, 1)]
+    value = epsilon(events, 1e-5)
+    return privacy_facts(
+        "dpsgd_f",
+        ledger=[e.to_dict() for e in events],
+        epsilon=value.value,
+        epsilon_rdp=value.rdp,
+        epsilon_pld=value.pld,
+        **changes,
+    )
+
+
+def test_privacy_json_suffices_to_recompute_epsilon_in_ten_lines():
+    text = json.dumps(honest())
+
+    import dp_accounting as dp
+
+    facts = json.loads(text)
+    accountant = dp.pld.PLDAccountant()
+    for entry in facts["ledger"]:
+        event = dp.GaussianDpEvent(entry["noise_multiplier"])
+        if entry["event"] == "poisson_gaussian":
+            event = dp.PoissonSampledDpEvent(entry["sampling_rate"], event)
+        accountant.compose(event, entry["count"])
+    assert accountant.get_epsilon(facts["delta"]) == pytest.approx(facts["epsilon"], rel=1e-3)
+
+
+def test_the_statement_has_every_part_a_data_protection_officer_needs():
+    text = privacy_report(honest())
+    for part in (
+        "What is guaranteed",
+        "Who is protected",
+        "Is δ small enough?",
+        "The figures for ε",
+        "The ledger",
+        "What was released",
+        "What the guarantee does not cover",
+        "Taken as public or assumed",
+        "add or remove one record",
+        "1,437",
+        "the non-private baseline",
+        "reused test set",
+        "publishing k runs",
+    ):
+        assert part.lower() in text.lower(), part
+    assert epsilon_text(honest()["epsilon"]) in text
+    assert len(text.split()) < 900  # one page
+
+
+def test_the_attackers_chance_is_the_bound_of_both_directions():
+    def caught(value: float) -> str:
+        return privacy_sections(honest() | {"epsilon": value})[0].paragraphs[1]
+
+    assert f"{math.e * 0.01 + 1e-5:.1%}" in caught(1.0)
+    # at ε = 6 the other direction is the tighter: 1 − (1 − δ − .01)/e^6
+    assert f"{1 - (0.99 - 1e-5) / math.exp(6):.1%}" in caught(6.0)
+    assert "says little" in caught(6.0)
+
+
+@pytest.mark.parametrize(("delta", "words"), [(1e-3, "NOT below 1/N"), (5e-4, "not by much"), (1e-6, "well below 1/N")])
+def test_delta_is_judged_against_the_number_of_records(delta, words):
+    assert words in privacy_report(honest() | {"delta": delta})
+
+
+def test_a_published_figure_below_ours_is_called_an_understatement():
+    low = privacy_report(honest(epsilon_published={"value": 0.5, "formula": "counts left out"}))
+    assert "understates" in low
+    assert "counts left out" in low
+    assert "understates" not in privacy_report(honest(epsilon_published={"value": 99.0, "formula": "classic"}))
+    assert "no published formula" in privacy_report(honest(epsilon_published=None))
+
+
+def test_an_epsilon_that_is_a_cap_is_not_explained_by_the_ledger():
+    capped = honest() | {"epsilon": 8.0}
+    assert "a cap fixed before training" in privacy_report(capped)
+    assert "basic composition: ε = 24.0000 at δ = 3e-05" in privacy_report(capped, trials=3)
+
+
+def test_many_kinds_of_steps_are_summed_up_by_kind():
+    events = [Event(0.01, 1 + k / 100, 10).to_dict() for k in range(60)] + [Event(1.0, 50.0).to_dict()]
+    ledger = next(s for s in privacy_sections(honest() | {"ledger": events}) if s.title.startswith("The ledger"))
+    assert ledger.rows == (
+        ("Gaussian noise on a Poisson sample", "600", "0.01", "1 to 1.59"),
+        ("Gaussian noise on all records", "1", "1", "50"),
+    )
+
+
+def test_diagnostics_notes_and_seed_are_named():
+    text = privacy_report(
+        honest(diagnostics_published=["nonprivate/*"], notes=["1,024 public records are unprotected."])
+    )
+    assert "nonprivate/\\*" in text
+    assert "1,024 public records" in text
+    assert "Fixed to 0" in text
+
+
+def test_research_mode_is_loud_and_secure_mode_silent():
+    assert "fixed seed 0" in research_mode(honest())
+    assert "privacy.secure=true" in research_mode(honest(seed=None))
+    assert research_mode(honest(seed=None, secure=True)) is None
+    assert research_mode({"algorithm": "sgd", "private": False}) is None
+    assert "cryptographic generator" in privacy_report(honest(seed=None, secure=True))
+
+
+def test_the_baseline_gets_no_guarantee():
+    text = privacy_report({"algorithm": "sgd", "private": False, "epsilon": None, "ledger": []})
+    assert "without differential privacy" in text
+    assert "is guaranteed" not in text
+
+
+def test_the_trials_a_run_states_are_charged():
+    assert "What tuning costs" not in privacy_report(honest())
+    stated = privacy_report(honest(trials=4))
+    assert "4 trainings were run" in stated
+    assert stated == privacy_report(honest(), trials=4)
+    assert "What tuning costs" not in privacy_report(honest(trials=4), trials=1)
+
+
+def test_epsilon_is_never_rounded_in_its_favour():
+    assert epsilon_text(2.98661) == "2.9867"
+    assert epsilon_text(3.0) == "3.0000"
+    assert epsilon_text(0.1 + 0.2) == "0.3000"
+    assert epsilon_text(None) == "–"
+
+
+def test_names_cannot_add_markup_to_the_markdown():
+    text = privacy_report(honest(notes=["<img src=x> [a](http://b) | c"]))
+    assert "\\<img src=x\\> \\[a\\](http://b) \\| c" in text

@@ -1,0 +1,121 @@
+"""Tables: what stands where, and how much of it the terminal shows."""
+
+from __future__ import annotations
+
+import io
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from equidp.reporting.tables import (
+    disparity_table,
+    group_figures,
+    groups_table,
+    metrics_table,
+    print_table,
+    results_table,
+    with_baseline,
+)
+
+
+def printed(frame: pd.DataFrame, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    print_table(frame, console)
+    return console.file.getvalue().splitlines()
+
+
+def test_one_row_per_algorithm_with_its_epsilon_groups_and_gap(sample):
+    frame = results_table(sample.documents, sample.privacy, grouping="sex")
+    assert list(frame.index) == ["sgd", "dpsgd", "dpsgd_f"]
+    document = sample.documents["dpsgd"]
+    row = frame.loc["dpsgd"]
+    assert row["epsilon"] == sample.privacy["dpsgd"]["epsilon"]
+    assert row["accuracy"] == document["overall"]["accuracy"]
+    assert row["sex:Male"] == document["groups"]["sex"]["Male"]["accuracy"]
+    assert row["cost"] == document["cost_of_privacy"]["overall"]["accuracy"]
+    assert row["gap"] == document["cost_of_privacy"]["gap"]["sex"]["accuracy"]
+    assert row["worst_group"] == document["worst"]["sex"]["group"]
+    assert pd.isna(frame.loc["sgd", "epsilon"])
+    assert pd.isna(frame.loc["sgd", "cost"])
+
+
+def test_a_single_run_brings_its_baseline_along(sample):
+    alone = sample.only("dpsgd_f")
+    assert list(with_baseline(alone.documents)) == ["sgd", "dpsgd_f"]
+    frame = results_table(alone.documents, alone.privacy)
+    assert frame.loc["sgd", "accuracy"] == sample.documents["sgd"]["overall"]["accuracy"]
+
+
+def test_of_many_groups_those_that_lost_most_are_shown(sample):
+    frame = results_table(sample.documents, sample.privacy, max_groups=3)
+    shown = [c.split(":")[1] for c in frame.columns if c.startswith("class:")]
+    costs = {
+        group: min(
+            sample.documents[a]["cost_of_privacy"]["groups"]["class"][group]["accuracy"] for a in ("dpsgd", "dpsgd_f")
+        )
+        for group in sample.documents["sgd"]["groups"]["class"]
+    }
+    assert sorted(shown) == sorted(sorted(costs, key=costs.get)[:3])
+    assert shown == sorted(shown)  # in the groups' own order
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 50])
+def test_the_printed_table_fits_and_cuts_no_number(sample, width):
+    lines = printed(results_table(sample.documents, sample.privacy), width)
+    assert max(map(len, lines)) <= min(width, 100)
+    text = "\n".join(lines)
+    assert "…" not in text
+    assert f"{sample.documents['dpsgd_f']['overall']['accuracy']:.3f}" in text
+    assert "2.987" in text
+
+
+def test_names_are_printed_as_they_are_not_as_markup(hostile):
+    hostile.documents["dpsgd"]["groups"]["sex"]["[red]x"] = hostile.documents["dpsgd"]["groups"]["sex"]["Female"]
+    frame = results_table(hostile.documents, hostile.privacy, grouping="sex")
+    text = "\n".join(printed(frame, 100))
+    del hostile.documents["dpsgd"]["groups"]["sex"]["[red]x"]
+    assert "[red]x" in text
+    assert "<script>alert(1" in text
+
+
+def test_groups_table_lists_the_group_without_a_test_record(sample):
+    notes = sample.group_table.assign(
+        note=["" if g != "Not stated" else "no test record" for g in sample.group_table["group"]]
+    )
+    frame = groups_table(sample.documents, "sex", notes)
+    assert frame.loc["Not stated", "tested"] == 0
+    assert frame.loc["Not stated", "note"] == "no test record"
+    assert frame.loc["Not stated", "train"] == 700
+    assert pd.isna(frame.loc["Not stated", "accuracy dpsgd"])
+    expected = sample.documents["dpsgd"]["cost_of_privacy"]["groups"]["sex"]["Male"]
+    assert frame.loc["Male", "Δ accuracy dpsgd"] == expected["accuracy"]
+    assert frame.loc["Male", "excess loss dpsgd"] == expected["excess_loss"]
+    assert "AUROC sgd" in frame
+    assert "AUROC sgd" not in groups_table(sample.documents, "class", pd.DataFrame())
+
+
+def test_overall_metrics_and_disparities(sample):
+    metrics = metrics_table(sample.documents)
+    assert metrics.loc["dpsgd", "MCC"] == sample.documents["dpsgd"]["overall"]["mcc"]
+    table = disparity_table(sample.documents).set_index(["grouping", "algorithm"])
+    measured = sample.documents["dpsgd_f"]["disparity"]["sex"]
+    assert table.loc[("sex", "dpsgd_f"), "equalized odds difference"] == measured["equalized_odds_difference"]
+    assert pd.isna(table.loc[("class", "dpsgd_f"), "demographic parity ratio"])
+
+
+def test_group_figures_are_the_documents_in_long_form(sample):
+    frame = group_figures(sample.documents, ["accuracy", "loss"])
+    assert len(frame) == 3 * 13
+    row = frame[(frame["algorithm"] == "dpsgd") & (frame["group"] == "8")].iloc[0]
+    assert (
+        row["cost/excess_loss"] == sample.documents["dpsgd"]["cost_of_privacy"]["groups"]["class"]["8"]["excess_loss"]
+    )
+
+
+def test_documents_without_groups_still_make_a_table(sample):
+    bare = {"sgd": {"overall": sample.documents["sgd"]["overall"], "groups": {}}}
+    frame = results_table(bare, {})
+    assert printed(frame, 100)
+    assert frame.loc["sgd", "accuracy"] == sample.documents["sgd"]["overall"]["accuracy"]
+    assert disparity_table(bare).empty
