@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.engine.layers import Call, Site, fallback, sites
-from equidp.engine.terms import Term, Units, materialised_norms
+from equidp.engine.terms import Term, Units, Workspace, materialised_norms
 from equidp.errors import EquidpError
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -60,6 +60,7 @@ class GradientEngine:
         self._terms: dict[nn.Parameter, list[Term]] | None = None
         self._clean = True
         self._records = 0
+        self._workspace = Workspace(self.device)
         for parameter in self.parameters:
             parameter.requires_grad_(False)
 
@@ -122,11 +123,12 @@ class GradientEngine:
             weights = weights[self._units.owners] * self._units.share()
         if len(weights) != self._records:
             raise EquidpError(f"weighted_sum got {len(weights)} weights for {self._records} records.")
-        total = torch.zeros(self.dimension, device=self.device)
-        for parameter, view in zip(self.parameters, self._views(total), strict=True):
-            for term in self._terms.get(parameter, ()):
-                view += term.weighted_sum(weights, self._clean).view_as(view)
-        return total
+        return torch.cat([self._parameter_sum(p, weights) for p in self.parameters])
+
+    def _parameter_sum(self, parameter: nn.Parameter, weights: Tensor) -> Tensor:
+        assert self._terms is not None
+        parts = [term.weighted_sum(weights, self._clean).float() for term in self._terms.get(parameter, ())]
+        return sum(parts[1:], parts[0]) if parts else torch.zeros(parameter.numel(), device=self.device)
 
     def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
         """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""
@@ -230,7 +232,7 @@ class GradientEngine:
     def _book(self, calls: dict[Site, list[Call]]) -> dict[nn.Parameter, list[Term]]:
         terms: dict[nn.Parameter, list[Term]] = defaultdict(list)
         for site, site_calls in calls.items():
-            for name, term in site.terms(site_calls).items():
+            for name, term in site.terms(site_calls, self._workspace).items():
                 terms[site.parameters[name]].append(term)
         return terms
 

@@ -12,13 +12,14 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from equidp.engine.terms import Convolutions, GroupedProducts, Kernel, Lookups, Products, Term, Vectors
+from equidp.engine.terms import Convolutions, GroupedProducts, Kernel, Lookups, Products, Term, Vectors, Workspace
 from equidp.errors import EquidpError
 
 
@@ -46,31 +47,44 @@ def _along_positions(parts: Sequence[Tensor], dim: int = 1) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
-Rule = Callable[[nn.Module, Sequence[Call], frozenset[str]], dict[str, Term]]
-"""`(layer, its calls, names of its trainable parameters)` to one term per name."""
+@dataclass(frozen=True, eq=False)
+class Page:
+    """What a rule reads: a layer's calls in one batch, the names of its trainable parameters, and room to work in."""
+
+    layer: Any
+    calls: Sequence[Call]
+    names: frozenset[str]
+    workspace: Workspace
 
 
-def linear(layer: nn.Linear, calls: Sequence[Call], names: frozenset[str]) -> dict[str, Term]:
+Rule = Callable[[Page], dict[str, Term]]
+"""One term per trainable parameter, by its name in the layer."""
+
+
+def linear(page: Page) -> dict[str, Term]:
     """`y = x Wᵀ + c` on `x [b, …, i]`: every place between the first and last dimension is a position."""
-    b = len(calls[0].backprop)
-    backprops = _along_positions([_exact(call.backprop).reshape(b, -1, layer.out_features) for call in calls])
+    backprops = _along_positions([_places(call.backprop) for call in page.calls])
     terms: dict[str, Term] = {}
-    if "weight" in names:
-        inputs = [_exact(call.inputs[0]).reshape(b, -1, layer.in_features) for call in calls]
-        terms["weight"] = Products(_along_positions(inputs), backprops)
-    if "bias" in names:
+    if "weight" in page.names:
+        terms["weight"] = Products(_along_positions([_places(call.inputs[0]) for call in page.calls]), backprops)
+    if "bias" in page.names:
         terms["bias"] = Vectors(backprops.sum(1))
     return terms
 
 
-def convolution(layer: nn.Conv1d | nn.Conv2d, calls: Sequence[Call], names: frozenset[str]) -> dict[str, Term]:
+def _places(values: Tensor) -> Tensor:
+    """`[b, …, n]` to float32 `[b, P, n]`."""
+    return _exact(values).reshape(len(values), -1, values.shape[-1])
+
+
+def convolution(page: Page) -> dict[str, Term]:
     """A convolution is a linear map of windows: its positions are the pixels of the output."""
-    backprops = [_pixels_last(call.backprop).flatten(1, 2) for call in calls]
+    backprops = [_pixels_last(call.backprop).flatten(1, 2) for call in page.calls]
     terms: dict[str, Term] = {}
-    if "weight" in names:
-        images = [_pixels_last(padded(layer, call.inputs[0])) for call in calls]
-        terms["weight"] = _weight_term(layer, images, backprops)
-    if "bias" in names:
+    if "weight" in page.names:
+        images = [_pixels_last(padded(page.layer, call.inputs[0])) for call in page.calls]
+        terms["weight"] = _convolved(page, images, backprops)
+    if "bias" in page.names:
         terms["bias"] = Vectors(_sum([b.sum(1) for b in backprops]))
     return terms
 
@@ -81,11 +95,12 @@ def _pixels_last(values: Tensor) -> Tensor:
     return _exact(values).permute(0, 2, 3, 1).contiguous()
 
 
-def _weight_term(layer: nn.Conv1d | nn.Conv2d, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Term:
-    plane = [tuple((1,) * (2 - len(x)) + tuple(x)) for x in (layer.kernel_size, layer.stride, layer.dilation)]
-    kernel = Kernel(*plane, channels=(layer.in_channels, layer.out_channels))
-    if layer.groups == 1:
-        return Convolutions(kernel, images, backprops)
+def _convolved(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Term:
+    layer = page.layer
+    size, stride, dilation = ((1, *x)[-2:] for x in (layer.kernel_size, layer.stride, layer.dilation))
+    kernel = Kernel(size, stride, dilation, (layer.in_channels, layer.out_channels))
+    if layer.groups == 1 and len({x.shape for x in images}) == 1:
+        return Convolutions(kernel, images, backprops, page.workspace, layer)
     # [b, oh, ow, kh, kw, c] to [b, g, P, c/g·kernel], the layout of the layer's weight
     windows = [kernel.windows(x).permute(0, 5, 1, 2, 3, 4).unflatten(1, (layer.groups, -1)) for x in images]
     inputs = [w.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3) for w in windows]
@@ -106,70 +121,63 @@ def padded(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:
     return F.pad(values, widths, mode=mode) if any(widths) else values
 
 
-def group_norm(layer: nn.GroupNorm, calls: Sequence[Call], names: frozenset[str]) -> dict[str, Term]:
+def group_norm(page: Page) -> dict[str, Term]:
     """Scale and shift per channel of group-normalised activations."""
-    return _channels(calls, names, lambda x: F.group_norm(x, layer.num_groups, eps=layer.eps))
+    return _scaled(page, lambda x: F.group_norm(x, page.layer.num_groups, eps=page.layer.eps), _over_pixels)
 
 
-def frozen_batch_norm(
-    layer: nn.modules.batchnorm._BatchNorm, calls: Sequence[Call], names: frozenset[str]
-) -> dict[str, Term]:
+def frozen_batch_norm(page: Page) -> dict[str, Term]:
     """BatchNorm in evaluation mode: a fixed map per channel, then scale and shift."""
-
-    def normalise(x: Tensor) -> Tensor:
-        return F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
-
-    return _channels(calls, names, normalise)
+    layer = page.layer
+    return _scaled(page, lambda x: F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps), _over_pixels)
 
 
-def _channels(calls: Sequence[Call], names: frozenset[str], normalise: Callable[[Tensor], Tensor]) -> dict[str, Term]:
-    terms: dict[str, Term] = {}
-    backprops = [_exact(call.backprop) for call in calls]
-    if "weight" in names:
-        scaled = [normalise(_exact(call.inputs[0])) * d for call, d in zip(calls, backprops, strict=True)]
-        terms["weight"] = Vectors(_sum([s.reshape(*s.shape[:2], -1).sum(2) for s in scaled]))
-    if "bias" in names:
-        terms["bias"] = Vectors(_sum([d.reshape(*d.shape[:2], -1).sum(2) for d in backprops]))
-    return terms
-
-
-def layer_norm(layer: nn.LayerNorm, calls: Sequence[Call], names: frozenset[str]) -> dict[str, Term]:
+def layer_norm(page: Page) -> dict[str, Term]:
     """Scale and shift per normalised element."""
-    numel = math.prod(layer.normalized_shape)
-    backprops = [_exact(call.backprop) for call in calls]
+    shape = page.layer.normalized_shape
+    return _scaled(
+        page,
+        lambda x: F.layer_norm(x, shape, eps=page.layer.eps),
+        lambda x: x.reshape(len(x), -1, math.prod(shape)).sum(1),
+    )
+
+
+def _scaled(page: Page, normalise: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> dict[str, Term]:
+    """Terms of `y = normalise(x)·weight + bias`, elementwise; `total` sums what shares a weight."""
+    backprops = [_exact(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
-    if "weight" in names:
-        scaled = [
-            F.layer_norm(_exact(call.inputs[0]), layer.normalized_shape, eps=layer.eps) * d
-            for call, d in zip(calls, backprops, strict=True)
-        ]
-        terms["weight"] = Vectors(_sum([s.reshape(len(s), -1, numel).sum(1) for s in scaled]))
-    if "bias" in names:
-        terms["bias"] = Vectors(_sum([d.reshape(len(d), -1, numel).sum(1) for d in backprops]))
+    if "weight" in page.names:
+        products = [normalise(_exact(c.inputs[0])).mul_(d) for c, d in zip(page.calls, backprops, strict=True)]
+        terms["weight"] = Vectors(_sum([total(p) for p in products]))
+    if "bias" in page.names:
+        terms["bias"] = Vectors(_sum([total(d) for d in backprops]))
     return terms
+
+
+def _over_pixels(values: Tensor) -> Tensor:
+    return values.flatten(2).sum(2) if values.dim() > 2 else values
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
 
 
-def embedding(layer: nn.Embedding, calls: Sequence[Call], names: frozenset[str]) -> dict[str, Term]:
+def embedding(page: Page) -> dict[str, Term]:
     """A table read at the record's tokens; the padding token's row has no gradient."""
-    b = len(calls[0].backprop)
-    ids = _along_positions([call.inputs[0].reshape(b, -1) for call in calls])
-    backprops = _along_positions([_exact(call.backprop).reshape(b, -1, layer.embedding_dim) for call in calls])
-    if layer.padding_idx is not None:
-        backprops = backprops.masked_fill((ids == layer.padding_idx).unsqueeze(2), 0)
-    return {"weight": Lookups(ids, backprops, layer.num_embeddings)}
+    ids = _along_positions([call.inputs[0].reshape(len(call.backprop), -1) for call in page.calls])
+    backprops = _along_positions([_places(call.backprop) for call in page.calls])
+    if page.layer.padding_idx is not None:
+        backprops = backprops.masked_fill((ids == page.layer.padding_idx).unsqueeze(2), 0)
+    return {"weight": Lookups(ids, backprops, page.layer.num_embeddings)}
 
 
-def fallback(layer: nn.Module, calls: Sequence[Call], names: frozenset[str]) -> dict[str, Term]:
+def fallback(page: Page) -> dict[str, Term]:
     """Any other layer: a vector-Jacobian product per record through `torch.func`, materialised."""
     summed: dict[str, Tensor] = {}
-    for call in calls:
-        for name, gradient in _vjp_per_record(layer, call).items():
+    for call in page.calls:
+        for name, gradient in _vjp_per_record(page.layer, call).items():
             summed[name] = summed[name] + gradient if name in summed else gradient
-    return {name: Vectors(_exact(gradient).flatten(1)) for name, gradient in summed.items() if name in names}
+    return {name: Vectors(_exact(gradient).flatten(1)) for name, gradient in summed.items()}
 
 
 def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
@@ -211,9 +219,9 @@ class Site:
     rule: Rule
     parameters: Mapping[str, nn.Parameter]
 
-    def terms(self, calls: Sequence[Call]) -> dict[str, Term]:
+    def terms(self, calls: Sequence[Call], workspace: Workspace) -> dict[str, Term]:
         """One term per trainable parameter."""
-        return self.rule(self.layer, calls, frozenset(self.parameters))
+        return self.rule(Page(self.layer, calls, frozenset(self.parameters), workspace))
 
 
 def sites(model: nn.Module) -> list[Site]:

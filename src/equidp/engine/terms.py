@@ -18,12 +18,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
 SLACK = 1e-6  # and is raised by this share: a norm may be overstated, never understated (Δ depends on it)
-CHUNK_FLOATS = 1 << 20  # floats of scratch at a time (4 MiB): about what stays in a core's cache
-KEEP_FLOATS = 1 << 25  # floats of per-record gradients a term may hold from norms to weighted sum (128 MiB)
+CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
+KEEP_COST = 40  # a float written to main memory and read twice costs about so many multiplications in a matrix product
 COPY_COST = 35  # a float copied or summed costs about as much as so many multiplications in a matrix product
 
 
@@ -65,6 +66,33 @@ class Units:
     def spread(self, values: Tensor) -> Tensor:
         """`[b, …]` values, each scaled by its record's share."""
         return scaled(values, self.share())
+
+
+class Workspace:
+    """Buffers that live from step to step: fresh memory of this size would cost a page fault every 4 KiB.
+
+    Args:
+        device: decides how much scratch is worth having at a time: a core's cache, or a large share of a GPU's memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scratch_floats = 1 << 20 if device.type == "cpu" else 1 << 27
+        self.keep_floats = 1 << 25 if device.type == "cpu" else 1 << 30
+        self._buffers: dict[object, Tensor] = {}
+
+    def take(self, owner: object, *shape: int, like: Tensor) -> Tensor:
+        """A tensor of unknown content that only the next `take` of the same owner overwrites."""
+        numel = math.prod(shape)
+        buffer = self._buffers.get(owner)
+        if buffer is None or buffer.numel() < numel or buffer.dtype != like.dtype or buffer.device != like.device:
+            # Poisson batches vary in size: a little more spares the next reallocation
+            buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
+        return buffer[:numel].view(shape)
+
+    def chunks(self, records: int, floats: int) -> Iterator[tuple[int, int]]:
+        """Ranges of records so that `floats` of scratch per record stay within bounds."""
+        size = max(2, self.scratch_floats // max(floats, 1))
+        return ((start, min(start + size, records)) for start in range(0, records, size))
 
 
 class Term(ABC):
@@ -204,16 +232,39 @@ class Kernel:
 
     def outputs(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the output."""
-        reach = [d * (k - 1) + 1 for k, d in zip(self.size, self.dilation, strict=True)]
-        return (height - reach[0]) // self.stride[0] + 1, (width - reach[1]) // self.stride[1] + 1
+        return (height - self.reach(0)) // self.stride[0] + 1, (width - self.reach(1)) // self.stride[1] + 1
+
+    def by_rows(self, width: int) -> bool:
+        """Whether windows are copied faster along the output's rows than along the kernel's: few channels, wide images.
+
+        With a stride the columns are dealt out first, so that every row stays one run of memory.
+        """
+        stride, size = self.stride[1], self.size[1]
+        possible = stride == 1 or (self.dilation[1] == 1 and size % stride == 0)
+        return possible and self.outputs(self.reach(0), width)[1] > size * self.channels[0]
+
+    def reach(self, axis: int) -> int:
+        """Pixels from one end of the kernel to the other."""
+        return self.dilation[axis] * (self.size[axis] - 1) + 1
 
     def windows(self, images: Tensor) -> Tensor:
         """`[b, H, W, c]` to a view `[b, oh, ow, kh, kw, c]`: what each output pixel sees."""
         b, height, width, channels = images.shape
-        images_stride, row, column, channel = images.stride()
+        image, row, column, channel = images.stride()
         shape = (b, *self.outputs(height, width), *self.size, channels)
         steps = (row * self.stride[0], column * self.stride[1], row * self.dilation[0], column * self.dilation[1])
-        return images.as_strided(shape, (images_stride, *steps, channel), images.storage_offset())
+        return images.as_strided(shape, (image, *steps, channel), images.storage_offset())
+
+    def rows(self, images: Tensor) -> Tensor:
+        """`[b, H, W, c]` to a view `[b, c, kh, kw/s, s, oh, ow]` of a copy: the same windows, output pixels last."""
+        b, height, width, channels = images.shape
+        (oh, ow), stride = self.outputs(height, width), self.stride[1]
+        images = F.pad(images, (0, 0, 0, -width % stride))
+        planes = images.unflatten(2, (-1, stride)).permute(0, 4, 3, 1, 2).contiguous()  # [b, c, s, H, W/s]
+        image, channel, plane, row, column = planes.stride()
+        shape = (b, channels, self.size[0], self.size[1] // stride, stride, oh, ow)
+        steps = (row * self.dilation[0], self.dilation[1], plane, row * self.stride[0], column)
+        return planes.as_strided(shape, (image, channel, *steps))
 
     def offsets(self, height: int, width: int) -> Iterator[tuple[slice, slice]]:
         """For every place of the kernel: which rows and columns of the image it meets over all output pixels."""
@@ -236,61 +287,72 @@ class Convolutions(Term):
     the pixels' own products, shifted and added. Without kept gradients the weighted sum is torch's own weight gradient.
 
     Args:
-        images: per call, padded inputs `[b, H, W, c]`.
+        kernel: the geometry.
+        images: per call, padded inputs `[b, H, W, c]`, all of one shape.
         backprops: per call, `[b, P, o]`.
+        workspace: where gradients are kept and windows written.
     """
 
-    def __init__(self, kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> None:
+    def __init__(
+        self, kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor], workspace: Workspace, owner: object
+    ) -> None:
         self.kernel, self.images, self.backprops = kernel, images, backprops
+        self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
+        self._records, self._positions = backprops[0].shape[:2]
         self._i = math.prod(kernel.size) * kernel.channels[0]
-
-    @property
-    def _records(self) -> int:
-        return len(self.images[0])
+        self._numel = self._i * kernel.channels[1]
+        self._by_rows = kernel.by_rows(images[0].shape[2])
 
     def squared_norms(self) -> Tensor:
         if self._gram_is_cheaper():
-            return torch.cat([self._gram(start, stop) for start, stop in self._chunks(self._pixels() ** 2)])
+            pixels = len(self.images) * math.prod(self.images[0].shape[1:3])
+            return torch.cat([self._gram(*chunk) for chunk in self._workspace.chunks(self._records, pixels**2)])
         return self._materialised()
 
+    def _keeps(self) -> bool:
+        """Whether to keep the gradients: where forming them once more costs more than a trip to main memory and back."""
+        fits = self._records * self._numel <= self._workspace.keep_floats
+        return fits and len(self.images) * self._positions > KEEP_COST
+
     def _gram_is_cheaper(self) -> bool:
-        """Compare costs per record, in multiplications; what both ways do is left out."""
+        """Compare costs per record, in multiplications."""
         c, o = self.kernel.channels
-        positions = sum(b.shape[1] for b in self.backprops)
-        products = positions * self._i * o
-        pixels = self._pixels()
-        gram = pixels**2 * c + positions**2 * (o + COPY_COST * (math.prod(self.kernel.size) + 2) // 3) + products
-        kept = self._records * self._i * o <= KEEP_FLOATS
-        gradient = products * (1 if kept else 2) + COPY_COST * positions * self._i + COPY_COST // 3 * self._i * o
+        positions = len(self.images) * self._positions
+        pixels = len(self.images) * math.prod(self.images[0].shape[1:3])
+        products = positions * self._numel
+        shifted = COPY_COST * (math.prod(self.kernel.size) + 2) // 3
+        gram = pixels**2 * c + positions**2 * (o + shifted) + products
+        gradient = products + COPY_COST * positions * self._i + (KEEP_COST * self._numel if self._keeps() else products)
         return gram < gradient
 
-    def _pixels(self) -> int:
-        return sum(x.shape[1] * x.shape[2] for x in self.images)
-
-    def _chunks(self, floats: int) -> Iterator[tuple[int, int]]:
-        size = max(2, CHUNK_FLOATS // max(floats, 1))
-        return ((start, min(start + size, self._records)) for start in range(0, self._records, size))
-
     def _materialised(self) -> Tensor:
-        o = self.kernel.channels[1]
-        keep = self._records * o * self._i <= KEEP_FLOATS
-        kept = self.images[0].new_empty(self._records, o, self._i) if keep else None
+        like = self.images[0]
+        kept = self._workspace.take(self._owner, self._records, self._numel, like=like) if self._keeps() else None
         norms = []
-        for start, stop in self._chunks(max(b.shape[1] for b in self.backprops) * self._i):
-            found = self._products(start, stop, None if kept is None else kept[start:stop])
-            norms.append(norms_of(found.flatten(1)))
+        for start, stop in self._workspace.chunks(self._records, self._positions * self._i + self._numel):
+            brief = self._workspace.take("gradients", stop - start, self._numel, like=like) if kept is None else kept
+            found = self._products(start, stop, brief if kept is None else kept[start:stop])
+            norms.append(norms_of(found))
         self._kept = kept
         return torch.cat(norms)
 
     def _products(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """`[m, o, kh·kw·c]` gradients of some records, summed over the calls."""
-        found = out
+        """`[m, numel]` gradients of some records, summed over the calls, in the order that was cheap to form."""
+        o = self.kernel.channels[1]
+        shape = (self._i, o) if self._by_rows else (o, self._i)
+        found = self.images[0].new_empty(stop - start, *shape) if out is None else out.view(-1, *shape)
         for call, (images, backprops) in enumerate(zip(self.images, self.backprops, strict=True)):
-            windows = self.kernel.windows(images[start:stop]).reshape(stop - start, -1, self._i)
-            left = backprops[start:stop].transpose(1, 2)
-            found = torch.baddbmm(found, left, windows, out=out) if call else torch.bmm(left, windows, out=out)
-        return found
+            windows, places = self._unfolded(images[start:stop]), backprops[start:stop]
+            left, right = (windows, places) if self._by_rows else (places.transpose(1, 2), windows)
+            torch.baddbmm(found, left, right, out=found) if call else torch.bmm(left, right, out=found)
+        return found.flatten(1)
+
+    def _unfolded(self, images: Tensor) -> Tensor:
+        """Windows written out: `[m, P, i]`, or `[m, i, P]` by rows."""
+        view = self.kernel.rows(images) if self._by_rows else self.kernel.windows(images)
+        written = self._workspace.take("windows", *view.shape, like=images).copy_(view)
+        return written.view(len(images), *((self._i, -1) if self._by_rows else (-1, self._i)))
 
     def _gram(self, start: int, stop: int) -> Tensor:
         pixels = torch.cat([x[start:stop].flatten(1, 2) for x in self.images], 1)
@@ -311,7 +373,7 @@ class Convolutions(Term):
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
             kept = self._kept if clean else silenced(self._kept, weights)
-            return self._as_weight((weights.to(kept.dtype) @ kept.flatten(1)).unsqueeze(0)).flatten()
+            return self._as_weight((weights.to(kept.dtype) @ kept).unsqueeze(0)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
         return sum(parts[1:], parts[0]).flatten()
 
@@ -325,15 +387,17 @@ class Convolutions(Term):
         return torch.ops.aten.convolution_backward(*nchw, *geometry, (False, True, False))[1]
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
-        """`[m, o·kh·kw·c]` to `[m, o, c, kh, kw]`."""
+        """`[m, numel]` as they were formed to `[m, o, c, kh, kw]`."""
         c, o = self.kernel.channels
+        if self._by_rows:
+            return gradients.view(-1, c, *self.kernel.size, o).permute(0, 4, 1, 2, 3)
         return gradients.view(-1, o, *self.kernel.size, c).permute(0, 1, 4, 2, 3)
 
     def gradients(self, start: int, stop: int) -> Tensor:
         return self._as_weight(self._products(start, stop)).flatten(1)
 
     def grouped(self, units: Units) -> Term:
-        if self._records * self._i * self.kernel.channels[1] <= KEEP_FLOATS:
+        if self._records * self._numel <= self._workspace.keep_floats:
             return Vectors(self.gradients(0, self._records)).grouped(units)
         windows = [self.kernel.windows(x).flatten(3).flatten(1, 2) for x in self.images]
         return Products(torch.cat(windows, 1), torch.cat(list(self.backprops), 1)).grouped(units)
