@@ -21,7 +21,7 @@ from plotly.subplots import make_subplots
 
 from equidp.evaluation.metrics import slug
 from equidp.evaluation.seeds import mean_interval
-from equidp.reporting.style import HEIGHT, bars, categories, dress, figure, label, line, looks
+from equidp.reporting.style import HEIGHT, bars, blank, categories, figure, label, line, looks
 from equidp.reporting.tables import BASELINE, METRIC_TITLES, PARTS, group_figures
 
 METRIC_NAMES = METRIC_TITLES | {"loss": "loss (nats)", "excess_loss": "excess loss (nats)"}
@@ -94,8 +94,8 @@ def schedules(histories: Mapping[str, pd.DataFrame]) -> go.Figure:
     present = [q for q in quantities if any(q in h and h[q].notna().any() for h in histories.values())]
     if not present:
         return figure("Schedules", "epoch", "")
-    chart = make_subplots(rows=len(present), cols=1, shared_xaxes=True, vertical_spacing=0.08)
-    dress(chart, f"Schedules of {' and '.join(quantities[q] for q in present)}", HEIGHT + 160 * (len(present) - 1))
+    empty = blank(f"Schedules of {' and '.join(quantities[q] for q in present)}", HEIGHT + 160 * (len(present) - 1))
+    chart = make_subplots(rows=len(present), cols=1, shared_xaxes=True, vertical_spacing=0.08, figure=empty)
     for row, quantity in enumerate(present, start=1):
         drawn = {a: (h["epoch"], h[quantity]) for a, h in histories.items() if quantity in h}
         _lines(chart, drawn, row=row, known=histories, legend=row == 1)
@@ -243,8 +243,8 @@ def schedule_report(report: pd.DataFrame, parameter: str) -> go.Figure:
     shown = [c for c in SCHEDULE_FIGURES if c in report]
     words = _words(parameter)
     rows = (len(shown) + 1) // 2
-    chart = make_subplots(rows=rows, cols=2, horizontal_spacing=0.16, vertical_spacing=0.18)
-    dress(chart, f"Noise schedule against {words}", 240 * rows + 60)
+    empty = blank(f"Noise schedule against {words}", 240 * rows + 60)
+    chart = make_subplots(rows=rows, cols=2, horizontal_spacing=0.16, vertical_spacing=0.18, figure=empty)
     ordered = report.sort_values(parameter)
     for index, column in enumerate(shown):
         row, col = index // 2 + 1, index % 2 + 1

@@ -25,7 +25,6 @@ from plotly.offline import get_plotlyjs
 
 from equidp.reporting import figures, tables
 from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode
-from equidp.reporting.style import HEIGHT
 from equidp.reporting.tables import BASELINE, groupings_of
 
 MAX_FIGURE_GROUPS = 40
@@ -126,22 +125,22 @@ def _policy(*scripts: str) -> str:
 def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
     """Figures as the page holds them: the title becomes a heading, which wraps on a narrow screen."""
     for number, (chart, caption) in enumerate(drawn, start=1):
-        title = html.unescape(chart.layout.title.text)
-        chart = go.Figure(chart).update_layout(title_text="", margin_t=40)
-        bars = sum(len(trace.x) for trace in chart.data if trace.type == "bar")
+        facts = json.loads(chart.to_json())
+        title = html.unescape(facts["layout"]["title"].pop("text"))
+        facts["layout"]["margin"] = {"t": 40}
         yield Chart(
             id=f"figure-{number}",
             title=title,
             caption=caption,
-            height=chart.layout.height or HEIGHT,
-            wide=bars > WIDE_FROM,
-            json=_json_for_script(chart),
+            height=facts["layout"]["height"],
+            wide=sum(len(trace["x"]) for trace in facts["data"] if trace["type"] == "bar") > WIDE_FROM,
+            json=_json_for_script(facts),
         )
 
 
-def _json_for_script(chart: go.Figure) -> Markup:
-    """A figure's JSON that no HTML parser can mistake for the end of its `<script>` element."""
-    text = json.dumps(json.loads(chart.to_json()), ensure_ascii=True, allow_nan=False)
+def _json_for_script(facts: Mapping) -> Markup:
+    """JSON that no HTML parser can mistake for the end of its `<script>` element."""
+    text = json.dumps(facts, ensure_ascii=True, allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 

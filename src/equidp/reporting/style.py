@@ -54,6 +54,22 @@ def label(text: object, longest: int = LONGEST_NAME) -> str:
     return html.escape(words if len(words) <= longest else words[: longest - 1] + "…", quote=False)
 
 
+_AXIS = {"automargin": True, "ticks": "outside", "showline": True, "linecolor": INK, "zeroline": False}
+_TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": 12, "color": INK},
+        "title": {"x": 0.01, "y": 0.97, "yanchor": "top", "font": {"size": 15}},
+        "margin": {"l": 60, "r": 16, "t": 84, "b": 56},
+        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "bargap": 0.2,
+        "xaxis": {**_AXIS, "showgrid": False},
+        "yaxis": {**_AXIS, "showgrid": True, "gridcolor": "#e4e7eb", "zeroline": True, "zerolinecolor": "#9aa1a9"},
+    }
+)
+
+
 def figure(title: str, x: str, y: str) -> go.Figure:
     """An empty figure in the project's style: title, then legend, then the plot.
 
@@ -61,28 +77,14 @@ def figure(title: str, x: str, y: str) -> go.Figure:
         title: what is shown, as a phrase.
         x, y: axis titles with units.
     """
-    chart = go.Figure()
-    dress(chart, title)
-    chart.update_xaxes(title_text=x)
-    chart.update_yaxes(title_text=y)
+    chart = blank(title)
+    chart.update_layout(xaxis_title_text=x, yaxis_title_text=y)
     return chart
 
 
-def dress(chart: go.Figure, title: str, height: int = HEIGHT) -> None:
-    """Give a figure the project's fonts, grid, title and legend."""
-    chart.update_layout(
-        template="simple_white",
-        title={"text": title, "x": 0.01, "y": 0.97, "yanchor": "top", "font": {"size": 15}},
-        font={"family": FONT, "size": 12, "color": INK},
-        margin={"l": 60, "r": 16, "t": 84, "b": 56},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        bargap=0.2,
-        height=height,
-    )
-    chart.update_xaxes(automargin=True, showgrid=False)
-    chart.update_yaxes(automargin=True, showgrid=True, gridcolor="#e4e7eb", zeroline=True, zerolinecolor="#9aa1a9")
+def blank(title: str, height: int = HEIGHT) -> go.Figure:
+    """A figure without axes yet. Plotly's own default template is never loaded: it is large, and slow to copy."""
+    return go.Figure(layout={"template": _TEMPLATE, "title": {"text": title}, "height": height})
 
 
 def categories(chart: go.Figure, names: Iterable[str]) -> None:
