@@ -1,0 +1,296 @@
+"""Canaries: records put in or left out by fair coins, to see how well a run's releases give the coins away.
+
+*Gradient canaries* are the strongest records there can be: each has a direction of its own, orthogonal to every other
+gradient, and the norm that the algorithm weights most. They need no change of the engine: the model gets one more
+parameter per canary, which nothing but that canary's loss depends on, linearly. So its gradient is that coordinate, and
+sampling, weights, side releases, noise and ledger are those of any record. What leaves the mechanism passes through
+`RandomSource.perturb`, where the canaries' coordinates are read.
+
+*Input canaries* are what a person could be: training records with a wrong label. Their score is the loss of the
+finished model, so that everything an attacker lacks (gradients, intermediate models) counts as protection.
+
+Guesses are fixed in advance: the r/2 largest scores are guessed "in", the r/2 smallest "out", no other is guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from equidp.audit.one_run import CONFIDENCE, epsilon_lower_bound
+from equidp.audit.recipe import Recipe, losses
+from equidp.engine.gradients import LossFn
+from equidp.engine.noise import RandomSource, SeededRandom, Stream, derived_seed
+from equidp.engine.parts import WeightRule, tensors
+from equidp.engine.trainer import Trainer
+from equidp.records import Records, Schema
+
+NORMS = torch.logspace(-4, 6, 1001)
+"""Gradient norms a canary may choose from."""
+
+ID_BYTES = 3
+"""Bytes that a canary's number takes among the features of an image."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the guesses about one set of canaries came to.
+
+    Attributes:
+        canaries, guesses, correct: m, r and v.
+        delta: δ of the bound.
+        epsilon_lower_bound: ε is not below it, with probability `confidence`.
+        confidence: of the bound.
+    """
+
+    canaries: int
+    guesses: int
+    correct: int
+    delta: float
+    epsilon_lower_bound: float
+    confidence: float
+
+
+def verdict(scores: Tensor, included: Tensor, *, guesses: int, delta: float, confidence: float = CONFIDENCE) -> Verdict:
+    """Guess by rank, count, and bound ε.
+
+    Args:
+        scores: `[m]`, larger for canaries that seem to be in.
+        included: `[m]` bool, the coins.
+        guesses: r, even; fixed before the scores were seen.
+        delta: δ.
+        confidence: of the bound.
+    """
+    half = guesses // 2
+    order = scores.argsort(stable=True)
+    correct = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
+    bound = epsilon_lower_bound(len(scores), 2 * half, correct, delta, confidence=confidence)
+    return Verdict(len(scores), 2 * half, correct, delta, bound, confidence)
+
+
+def coins(canaries: int, seed: int, stream: str) -> Tensor:
+    """`[m]` bool: which canaries are in. Independent of everything the training draws."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, f"audit/{stream}"))
+    return torch.rand(canaries, generator=generator) < 0.5
+
+
+# --------------------------------------------------------------------------------------------------------- gradients
+
+
+def gradient_scores(
+    recipe: Recipe, records: Records, included: Tensor, random: RandomSource, *, progress: bool = False
+) -> Tensor:
+    """`[m]` scores of gradient canaries after one training run.
+
+    Args:
+        recipe: how to train.
+        records: the real training records.
+        included: `[m]` bool, which canaries are in.
+        random: the streams of the run; wrapped, to listen to what is released.
+    """
+    model = CanaryModel(recipe.build_model(records.schema), records.schema, records.features.dtype, len(included))
+    listener = Listener(random, model, recipe.algorithm.sampler.sampling_rate(recipe.algorithm.adapt(recipe.plan)))
+
+    def aim(trainer: Trainer) -> None:
+        if trainer.algorithm.weights is not None:
+            model.strength = strongest_norm(trainer.algorithm.weights, _for_every_group(trainer))
+
+    public = recipe.public if recipe.public is None else with_canaries(recipe.public, torch.zeros(0, dtype=torch.bool))
+    recipe.train(
+        with_canaries(records, included),
+        listener,
+        model=model,
+        loss=canary_loss(recipe.loss),
+        public=public,
+        before=aim,
+        progress=progress,
+    )
+    return listener.scores.cpu()
+
+
+class CanaryModel(nn.Module):
+    """A model with one more parameter per canary; `outputs` end in (is a real record, the canary's loss).
+
+    Takes features as `with_canaries` writes them.
+    """
+
+    def __init__(self, inner: nn.Module, schema: Schema, dtype: torch.dtype, canaries: int) -> None:
+        super().__init__()
+        # first, so that its coordinates lead the flat gradient; row 0 stands for the real records and stays unused
+        self.table = nn.Embedding(canaries + 1, 1)
+        nn.init.zeros_(self.table.weight)
+        self.inner = inner
+        self.canaries, self._shape, self._dtype = canaries, schema.shape, dtype
+        self.strength = 1.0
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[b, classes + 2]`."""
+        head = ID_BYTES if features.dtype == torch.uint8 else 1
+        number = _number(features[:, :head])
+        logits = self.inner(features[:, head:].reshape(-1, *self._shape).to(self._dtype))
+        real = (number == 0).to(logits.dtype).unsqueeze(1)
+        canary = self.table(number) * (1.0 - real) * self.strength
+        return torch.cat([logits, real, canary], dim=1)
+
+
+def canary_loss(loss: LossFn) -> LossFn:
+    """The recipe's loss for a real record; for a canary minus its coordinate's part, so that training adds it up."""
+
+    def per_record(outputs: Tensor, labels: Tensor) -> Tensor:
+        return loss(outputs[:, :-2], labels) * outputs[:, -2].detach() + outputs[:, -1]
+
+    return per_record
+
+
+def with_canaries(records: Records, included: Tensor) -> Records:
+    """The records, and the canaries that are in behind them; every record carries its number (0: real) in front."""
+    numbers = included.nonzero().squeeze(1).to(records.labels.device) + 1
+    none = torch.zeros_like(records.labels)
+    blank = records.features.new_zeros((len(numbers), *records.schema.shape))
+    features = torch.cat([records.features, blank]).flatten(1)
+    head = _columns(torch.cat([none, numbers]), features.dtype)
+    # spread over the groups: one that they crowded would weigh less wherever groups are reweighted by their size
+    spread = {name: numbers % len(names) for name, names in records.schema.groupings.items()}
+    schema = dataclasses.replace(
+        records.schema, kind="tabular", shape=(head.shape[1] + features.shape[1],), feature_names=()
+    )
+    return Records(
+        features=torch.cat([head, features], dim=1),
+        labels=torch.cat([records.labels, none.new_zeros(len(numbers))]),
+        groups={name: torch.cat([ids, spread[name]]) for name, ids in records.groups.items()},
+        schema=schema,
+        unit=None if records.unit is None else _own_units(records.unit, len(numbers)),
+    )
+
+
+class Listener:
+    """Passes everything through, and adds up what the releases say about each canary.
+
+    The score is the log-likelihood ratio of "in" to "out": a step of rate q releases, in the canary's coordinate and in
+    units of Δ, either noise or, with probability q, 1 plus noise; hence Σ_t log(1 − q + q·exp((x_t − ½)/σ_t²)).
+    """
+
+    def __init__(self, random: RandomSource, model: CanaryModel, rate: float) -> None:
+        self.random, self.repeatable, self.rate = random, random.repeatable, rate
+        self._where = slice(1, model.canaries + 1)
+        self._dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.scores = torch.zeros(model.canaries, dtype=torch.float64)
+
+    def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
+        """As the wrapped source does; sums of gradients are listened to."""
+        released = self.random.perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
+        if len(released) == self._dimension:
+            self._hear((released[self._where].double() / sensitivity).cpu(), float(noise_multiplier))
+        return released
+
+    def _hear(self, seen: Tensor, noise_multiplier: float) -> None:
+        drift = (seen - 0.5) / noise_multiplier**2
+        if self.rate < 1:
+            inside = drift + math.log(self.rate)
+            drift = torch.logaddexp(torch.full_like(drift, math.log1p(-self.rate)), inside)
+        self.scores += drift
+
+    def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
+        """The wrapped source's coins."""
+        return self.random.bernoulli(probability, size)
+
+    def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
+        """The wrapped source's uniforms."""
+        return self.random.uniform(size, stream)
+
+    def normal(self, size: int) -> Tensor:
+        """The wrapped source's noise."""
+        return self.random.normal(size)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The wrapped source's."""
+        return self.random.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The wrapped source's."""
+        self.random.load_state_dict(state)
+
+
+def strongest_norm(rule: WeightRule, public: dict[str, Tensor]) -> float:
+    """The norm n at which w(n)·n is largest; of several, the largest, as bounds may still grow within the step."""
+    given = torch.stack([value.max().cpu() for value in public.values()])
+    norms = torch.cat([NORMS, given * (1 - 1e-6)])
+    norms = norms[norms > 0].sort().values
+    seen = {name: value.max().cpu() for name, value in public.items()}
+    reached = rule.weights(norms, seen) * norms
+    return float(norms[reached >= reached.max() * (1 - 1e-4)].max())
+
+
+def _for_every_group(trainer: Trainer) -> dict[str, Tensor]:
+    """Public values that the next step's weights may read; those that are released within it start from 1."""
+    assert trainer.algorithm.weights is not None
+    return tensors(dict.fromkeys(trainer.algorithm.weights.reads, 1.0), "cpu") | trainer.public
+
+
+def _columns(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype != torch.uint8:
+        return numbers.to(dtype).unsqueeze(1)
+    return torch.stack([(numbers >> (8 * i)) & 255 for i in range(ID_BYTES)], dim=1).to(dtype)
+
+
+def _number(head: Tensor) -> Tensor:
+    places = 256 ** torch.arange(head.shape[1], device=head.device)
+    return (head.long() * places).sum(1)
+
+
+def _own_units(unit: Tensor, canaries: int) -> Tensor:
+    """The records' units, and a new one for each canary."""
+    return torch.cat([unit, unit.max() + 1 + torch.arange(canaries, device=unit.device)])
+
+
+# ------------------------------------------------------------------------------------------------------------ inputs
+
+
+def input_scores(
+    recipe: Recipe, records: Records, canaries: Tensor, included: Tensor, random: RandomSource, *, seed: int
+) -> Tensor:
+    """`[m]` scores of mislabelled canaries after one training run: minus the finished model's loss on them.
+
+    Args:
+        recipe: how to train.
+        records: the training part, from which the canaries are taken.
+        canaries: `[m]` positions of the records that become canaries.
+        included: `[m]` bool, which of them are in.
+        random: the streams of the run.
+        seed: of the wrong labels.
+    """
+    wrong = mislabelled(records.take(canaries), seed)
+    rest = torch.ones(len(records), dtype=torch.bool)
+    rest[canaries] = False
+    model = recipe.train(joined(records.take(rest), wrong.take(included)), random)
+    return -losses(model, wrong, recipe.loss)
+
+
+def mislabelled(records: Records, seed: int) -> Records:
+    """The records with a label each that is drawn uniformly from the wrong ones."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, "audit/labels"))
+    shift = torch.randint(1, len(records.schema.classes), (len(records),), generator=generator)
+    labels = (records.labels + shift.to(records.labels)) % len(records.schema.classes)
+    groups = {name: labels if name == "class" else ids for name, ids in records.groups.items()}
+    return dataclasses.replace(records, labels=labels, groups=groups)
+
+
+def joined(one: Records, other: Records) -> Records:
+    """Both, one behind the other; where there are units, each record of `other` is a unit of its own."""
+    return dataclasses.replace(
+        one,
+        features=torch.cat([one.features, other.features]),
+        labels=torch.cat([one.labels, other.labels]),
+        groups={name: torch.cat([ids, other.groups[name]]) for name, ids in one.groups.items()},
+        part=None,
+        unit=None if one.unit is None else _own_units(one.unit, len(other)),
+    )
+
+
+def seeded(recipe: Recipe, seed: int, stream: str) -> SeededRandom:
+    """Streams of an audit's training run, apart from those of any other run of that seed."""
+    return SeededRandom(derived_seed(seed, f"audit/{stream}"), recipe.device)

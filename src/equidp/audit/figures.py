@@ -1,0 +1,69 @@
+"""Figures of an audit: what the attacks achieved, drawn beside what the run claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+
+from equidp.reporting.style import categories, figure, label, line, looks
+
+CANARIES = {"gradient_canaries": "gradient canaries", "input_canaries": "mislabelled records"}
+MEASURES = {
+    "auc": ("AUC of membership inference", 0.5),
+    "tpr_at_1_percent_fpr": ("true positive rate at 1 % false positives", 0.01),
+}
+"""Figures of exposure: their name, and their value where nothing leaks."""
+
+ATTACKS = {"loss": "loss threshold", "reference": "reference models"}
+
+
+def bounds_beside_claims(findings: Mapping[str, Any]) -> go.Figure:
+    """Lower bounds on ε from the canaries beside the ε claimed at the same δ. A bound above its claim refutes it."""
+    chart = figure(f"Audit of {label(findings['algorithm'])}: ε claimed and ε shown", "attack", "ε")
+    found = {name: findings[key] for key, name in CANARIES.items() if findings.get(key)}
+    series = {"claimed": "epsilon_claimed", "lower bound": "epsilon_lower_bound"}
+    for name, look in list(looks(series).items())[1:]:
+        values = [verdict[series[name]] for verdict in found.values()]
+        hover = [f"δ = {v['delta']:.2g}, {v['correct']} of {v['guesses']} guesses right" for v in found.values()]
+        chart.add_trace(
+            go.Scatter(
+                name=name,
+                x=list(found),
+                y=values,
+                mode="markers",
+                marker={"symbol": look.symbol, "size": 12, "color": look.colour},
+                hovertext=hover,
+            )
+        )
+    chart.update_yaxes(rangemode="tozero")
+    categories(chart, found)
+    return chart
+
+
+def exposure_by_group(findings: Mapping[str, Any], grouping: str, measure: str = "auc") -> go.Figure:
+    """Who is exposed most: an attack's figure for every group, before and after privacy, with its intervals."""
+    name, harmless = MEASURES[measure]
+    attack = "reference" if any("reference" in attacks for attacks in findings["membership"].values()) else "loss"
+    chart = figure(f"{name} ({ATTACKS[attack]})", label(grouping), name)
+    models = findings["membership"]
+    for model, look in looks(models).items():
+        groups = models[model][attack]["groups"][grouping] if model in models else {}
+        known = {group: found for group, found in groups.items() if found[measure] is not None}
+        if not known:
+            continue
+        values = [found[measure] for found in known.values()]
+        ends = [found[f"{measure}_interval"] for found in known.values()]
+        trace = line(model, look, [label(group) for group in known], values)
+        trace.update(mode="markers")
+        trace.error_y = {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, high - v) for v, (_, high) in zip(values, ends, strict=True)],
+            "arrayminus": [max(0.0, v - low) for v, (low, _) in zip(values, ends, strict=True)],
+        }
+        chart.add_trace(trace)
+    chart.add_hline(y=harmless, line={"dash": "dot", "color": "#767676"})
+    categories(chart, next(iter(models.values()))[attack]["groups"][grouping] if models else [])
+    return chart

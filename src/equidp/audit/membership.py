@@ -1,0 +1,150 @@
+"""Membership inference per group: whose presence in the training part can be told from the trained model?
+
+Two attacks, each a score per record that is larger for records that seem to have been trained on:
+
+* *loss threshold* (Yeom et al. 2018): minus the model's loss. Cheap; confuses easy records with members.
+* *reference model* (Watson et al. 2022; Ye et al. 2022, "Attack R"): the mean loss of models that did not see the
+  record minus the model's loss, so that each record's own difficulty is taken out. The reference models are trained
+  without privacy on halves of a pool of members and non-members; an attacker with such a pool is stronger than most.
+
+Members are records of the training part, non-members records of the test part. Where the two parts are not draws from
+one distribution (another year, another balance of the classes) an attack may tell them apart without any leak, so read
+the figures per group, and beside those of a model that cannot leak. Both the attacks and their figures use exact
+training data: they are an audit's findings, outside the guarantee.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score, roc_curve
+from torch import Tensor
+
+from equidp.engine.noise import derived_seed
+
+FALSE_POSITIVE_RATE = 0.01
+"""Where the true positive rate is read: an attacker who is hardly ever wrong (Carlini et al. 2022)."""
+
+FEWEST = round(1 / FALSE_POSITIVE_RATE)
+"""Fewer non-members cannot resolve that rate."""
+
+Scores = np.ndarray
+
+
+def reference_scores(model_losses: Tensor, reference_losses: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
+    """`[N]` scores of the reference-model attack.
+
+    Args:
+        model_losses: `[N]` losses of the attacked model.
+        reference_losses: per reference model, `[N]` losses.
+        seen: per reference model, `[N]` bool, which records it was trained on; each record is unseen by at least one.
+    """
+    unseen = ~torch.stack(list(seen))
+    count = unseen.sum(0)
+    if not bool((count > 0).all()):
+        raise ValueError("Every record needs a reference model that has not seen it.")
+    return (torch.stack(list(reference_losses)) * unseen).sum(0) / count - model_losses
+
+
+def halves(records: int, pairs: int, seed: int) -> list[Tensor]:
+    """`2·pairs` masks `[N]`; of each pair one is the complement of the other, so every record is unseen by half."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, "audit/references"))
+    masks = []
+    for _ in range(pairs):
+        mask = torch.zeros(records, dtype=torch.bool)
+        mask[torch.randperm(records, generator=generator)[: records // 2]] = True
+        masks += [mask, ~mask]
+    return masks
+
+
+def exposure(member: Scores, non_member: Scores, *, resamples: int, confidence: float, seed: int) -> dict:
+    """AUC and TPR at 1 % FPR of an attack on one group, each with a bootstrap interval.
+
+    Args:
+        member, non_member: scores of the two sides.
+        resamples: bootstrap resamples, members and non-members resampled apart.
+        confidence: of the intervals (percentiles).
+        seed: of the resampling.
+
+    Returns:
+        `members`, `non_members` (counts), `auc`, `auc_interval`, `tpr_at_1_percent_fpr` and its interval. Figures that
+        the counts do not allow are None: both without records on both sides, the second below 100 non-members.
+    """
+    counts = {"members": len(member), "non_members": len(non_member)}
+    measures: Mapping[str, Callable[[Scores, Scores], float] | None] = {
+        "auc": _auc if len(member) and len(non_member) else None,
+        "tpr_at_1_percent_fpr": _tpr if len(member) and len(non_member) >= FEWEST else None,
+    }
+    found: dict = {}
+    for name, measure in measures.items():
+        found[name] = None if measure is None else measure(member, non_member)
+        found[f"{name}_interval"] = (
+            None if measure is None else _interval(measure, member, non_member, resamples, confidence, seed)
+        )
+    return counts | found
+
+
+def exposure_per_group(
+    member: Tensor,
+    non_member: Tensor,
+    member_groups: Tensor,
+    non_member_groups: Tensor,
+    names: Sequence[str],
+    *,
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> dict[str, dict]:
+    """`exposure` of every group of one grouping, by the group's name."""
+    return {
+        name: exposure(
+            member[member_groups == k].numpy(),
+            non_member[non_member_groups == k].numpy(),
+            resamples=resamples,
+            confidence=confidence,
+            seed=seed,
+        )
+        for k, name in enumerate(names)
+    }
+
+
+def at_most(groups: Tensor, most: int, seed: int) -> Tensor:
+    """Positions, ascending, of at most `most` records of each group, drawn at random."""
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(derived_seed(seed, "audit/attacked")))
+    kept = [order[groups[order] == k][:most] for k in groups.unique()]
+    return torch.cat(kept).sort().values if kept else order
+
+
+def _auc(member: Scores, non_member: Scores) -> float:
+    return float(roc_auc_score(_truth(member, non_member), np.concatenate([member, non_member])))
+
+
+def _tpr(member: Scores, non_member: Scores) -> float:
+    """The largest true positive rate of a threshold whose false positive rate is at most 1 %."""
+    false, true, _ = roc_curve(
+        _truth(member, non_member), np.concatenate([member, non_member]), drop_intermediate=False
+    )
+    return float(true[false <= FALSE_POSITIVE_RATE].max())
+
+
+def _truth(member: Scores, non_member: Scores) -> np.ndarray:
+    return np.concatenate([np.ones(len(member)), np.zeros(len(non_member))])
+
+
+def _interval(
+    measure: Callable[[Scores, Scores], float],
+    member: Scores,
+    non_member: Scores,
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> list[float]:
+    generator = np.random.default_rng(derived_seed(seed, "audit/bootstrap"))
+    values = [
+        measure(generator.choice(member, len(member)), generator.choice(non_member, len(non_member)))
+        for _ in range(resamples)
+    ]
+    tail = (1 - confidence) / 2
+    return [float(value) for value in np.quantile(values, [tail, 1 - tail])]

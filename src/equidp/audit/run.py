@@ -1,0 +1,177 @@
+"""Run an audit: canaries against the claimed ε, and membership inference per group, before and after privacy.
+
+Findings, not guarantees: a bound below the claim fails to refute it, one above refutes it at the level stated. The
+figures are computed from exact training data and are outside the guarantee.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores, joined, seeded, verdict
+from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
+from equidp.audit.recipe import Recipe, losses
+from equidp.audit.settings import AuditSettings
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.noise import derived_seed
+from equidp.errors import EquidpError
+from equidp.records import Records, Split
+
+BASELINE = Algorithm(name="sgd", weights=None)
+"""What "before privacy" means."""
+
+
+def run(
+    split: Split,
+    recipe: Recipe,
+    settings: AuditSettings,
+    *,
+    seed: int,
+    groupings: Sequence[str] = ("class",),
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Audit one algorithm on one dataset.
+
+    Args:
+        split: training and test part; `recipe.public` stands for the public one.
+        recipe: how to train.
+        settings: what to attack with.
+        seed: of coins, labels, batches and noise.
+        groupings: whose groups membership inference is told for.
+        progress: show progress bars.
+
+    Returns:
+        Plain JSON types: `algorithm`, `claim`, `gradient_canaries`, `input_canaries` (each None if left out) and
+        `membership` (per model `sgd` and the algorithm, per attack, `overall` and `groups`).
+
+    Raises:
+        EquidpError: where there is nothing to audit.
+    """
+    if not recipe.algorithm.private:
+        raise EquidpError(
+            f"{recipe.algorithm.name} claims no ε, so there is nothing to audit: choose another algorithm."
+        )
+    plan = recipe.algorithm.adapt(recipe.plan)
+    findings: dict[str, Any] = {
+        "algorithm": recipe.algorithm.name,
+        "seed": seed,
+        "claim": {"epsilon": claimed(recipe, plan.delta), "delta": plan.delta},
+        "gradient_canaries": None,
+        "input_canaries": None,
+        "membership": {},
+    }
+    if settings.gradient_canaries:
+        findings["gradient_canaries"] = _gradient(split.train, recipe, settings, seed, progress)
+    if settings.input_canaries:
+        findings["input_canaries"] = _input(split.train, recipe, settings, seed)
+    if settings.membership:
+        findings["membership"] = _membership(split, recipe, settings, seed, groupings)
+    return findings
+
+
+def claimed(recipe: Recipe, delta: float) -> float:
+    """The ε that the recipe's run claims at δ: of its events, or of its budget."""
+    return recipe.algorithm.epsilon(dataclasses.replace(recipe.plan, delta=delta)).value
+
+
+def audited_delta(recipe: Recipe, settings: AuditSettings, canaries: int) -> float:
+    """δ of the audit. A fixed list of events claims an ε at every δ; a budget only at the δ that it was made for."""
+    return settings.delta_of(canaries) if recipe.algorithm.fixed else recipe.plan.delta
+
+
+def _gradient(train: Records, recipe: Recipe, settings: AuditSettings, seed: int, progress: bool) -> dict[str, Any]:
+    included = coins(settings.gradient_canaries, seed, "gradient")
+    random = seeded(recipe, seed, "gradient")
+    scores = gradient_scores(recipe, train, included, random, progress=progress)
+    return _judged(scores, included, recipe, settings)
+
+
+def _input(train: Records, recipe: Recipe, settings: AuditSettings, seed: int) -> dict[str, Any]:
+    count = min(settings.input_canaries, len(train) // 2)
+    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(derived_seed(seed, "audit/chosen")))[
+        :count
+    ]
+    included = coins(count, seed, "input")
+    scores = input_scores(recipe, train, chosen, included, seeded(recipe, seed, "input"), seed=seed)
+    return _judged(scores, included, recipe, settings)
+
+
+def _judged(scores: Tensor, included: Tensor, recipe: Recipe, settings: AuditSettings) -> dict[str, Any]:
+    """The verdict beside the claim at the same δ."""
+    canaries = len(scores)
+    found: Verdict = verdict(
+        scores,
+        included,
+        guesses=settings.guesses_of(canaries),
+        delta=audited_delta(recipe, settings, canaries),
+        confidence=settings.confidence,
+    )
+    claim = claimed(recipe, found.delta)
+    return dataclasses.asdict(found) | {
+        "epsilon_claimed": claim,
+        "consistent": found.epsilon_lower_bound <= claim,
+    }
+
+
+def _membership(
+    split: Split, recipe: Recipe, settings: AuditSettings, seed: int, groupings: Sequence[str]
+) -> dict[str, Any]:
+    partition = split.train.grouping(groupings[0])[0], split.test.grouping(groupings[0])[0]
+    members, others = (
+        part.take(at_most(groups, settings.membership_records, seed))
+        for part, groups in zip((split.train, split.test), partition, strict=True)
+    )
+    plain = dataclasses.replace(recipe, algorithm=BASELINE)
+    attacked = {
+        name: [losses(model, part, recipe.loss) for part in (members, others)]
+        for name, model in (
+            (kind.algorithm.name, kind.train(split.train, seeded(kind, seed, "membership"))) for kind in (plain, recipe)
+        )
+    }
+    scores = {name: {"loss": (-inside, -outside)} for name, (inside, outside) in attacked.items()}
+    if settings.reference_models:
+        references, seen = _references(split, members, others, plain, settings.reference_models, seed)
+        for name, both in attacked.items():
+            joined = reference_scores(torch.cat(both), references, seen)
+            scores[name]["reference"] = (joined[: len(members)], joined[len(members) :])
+    return {
+        name: {attack: _exposures(sides, members, others, settings, seed, groupings) for attack, sides in found.items()}
+        for name, found in scores.items()
+    }
+
+
+def _references(
+    split: Split, members: Records, others: Records, plain: Recipe, count: int, seed: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Losses on (members, others) of models trained on halves of them, and which half each was trained on."""
+    pool = joined(members, others)
+    masks = halves(len(pool), count // 2, seed)
+    plan = dataclasses.replace(plain.plan, records=len(pool) // 2)
+    plan = dataclasses.replace(plan, batch_size=min(plan.batch_size, plan.records))
+    shadow = dataclasses.replace(plain, plan=plan, by_unit=False)
+    found = []
+    for number, mask in enumerate(masks):
+        model = shadow.train(pool.take(mask), seeded(shadow, seed, f"reference/{number}"))
+        found.append(losses(model, pool, plain.loss))
+    return found, masks
+
+
+def _exposures(
+    sides: tuple[Tensor, Tensor],
+    members: Records,
+    others: Records,
+    settings: AuditSettings,
+    seed: int,
+    groupings: Sequence[str],
+) -> dict[str, Any]:
+    how: dict[str, Any] = {"resamples": settings.resamples, "confidence": settings.confidence, "seed": seed}
+    groups = {}
+    for grouping in groupings:
+        ids, names = members.grouping(grouping)
+        groups[grouping] = exposure_per_group(*sides, ids, others.grouping(grouping)[0], names, **how)
+    return {"overall": exposure(sides[0].numpy(), sides[1].numpy(), **how), "groups": groups}

@@ -1,0 +1,100 @@
+"""The whole audit: what it returns, what it refuses, and who turns out to be exposed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.audit.toy import recipe, split
+from torch import nn
+
+from equidp.audit import AuditSettings, run
+from equidp.audit.figures import bounds_beside_claims, exposure_by_group
+from equidp.errors import EquidpError
+from equidp.records import Schema
+
+QUICK = AuditSettings(gradient_canaries=2000, input_canaries=50, reference_models=2, resamples=20)
+
+
+def _wide(schema: Schema) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 2))
+
+
+@pytest.fixture(scope="module")
+def findings() -> dict:
+    # labels are pure noise, so whatever the model knows about them it knows by heart
+    how = dataclasses.replace(
+        recipe("dpsgd", count=150, batch_size=50, epochs=60), build_model=_wide, optimizer="adam", learning_rate=0.02
+    )
+    return run(split(150, signal=False), how, QUICK, seed=1, groupings=("class", "sex"))
+
+
+def test_findings_are_plain_json(findings: dict) -> None:
+    assert json.loads(json.dumps(findings)) == findings
+
+
+def test_canaries_are_told_beside_the_claim(findings: dict) -> None:
+    found = findings["gradient_canaries"]
+    assert (found["canaries"], found["guesses"], found["delta"]) == (2000, 100, 0.3 / 2000)
+    assert found["epsilon_lower_bound"] <= found["epsilon_claimed"] < findings["claim"]["epsilon"] <= 2.0
+    assert found["consistent"] is True
+    assert findings["input_canaries"]["canaries"] == 50
+
+
+def test_membership_leaks_before_privacy_and_not_after(findings: dict) -> None:
+    for attack in ("loss", "reference"):
+        before, after = (findings["membership"][m][attack]["overall"] for m in ("sgd", "dpsgd"))
+        assert before["auc_interval"][0] > 0.55
+        assert after["auc_interval"][0] < 0.5 < after["auc_interval"][1]
+        assert (before["members"], before["non_members"]) == (150, 150)
+
+
+def test_every_group_is_told(findings: dict) -> None:
+    groups = findings["membership"]["sgd"]["reference"]["groups"]
+    assert list(groups) == ["class", "sex"]
+    assert list(groups["sex"]) == ["f", "m", "x"]
+    assert sum(found["members"] for found in groups["sex"].values()) == 150
+
+
+def test_attacks_can_be_left_out() -> None:
+    settings = AuditSettings(gradient_canaries=0, input_canaries=0, membership=False)
+    found = run(split(60), recipe("dpsgd"), settings, seed=1)
+    assert found["gradient_canaries"] is None
+    assert found["input_canaries"] is None
+    assert found["membership"] == {}
+
+
+def test_a_run_without_a_claim_is_not_audited() -> None:
+    with pytest.raises(EquidpError, match="nothing to audit"):
+        run(split(60), recipe("sgd"), QUICK, seed=1)
+
+
+def test_settings_are_validated() -> None:
+    assert AuditSettings().guesses_of(10_000) == 500
+    assert AuditSettings(guesses=9).guesses_of(100) == 8
+    assert AuditSettings(guesses=900).guesses_of(101) == 100
+    assert AuditSettings(delta=1e-6).delta_of(10) == 1e-6
+    with pytest.raises(ValidationError, match="even number"):
+        AuditSettings(reference_models=3)
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        AuditSettings(canarys=3)  # type: ignore[call-arg]
+
+
+def test_the_bound_is_drawn_beside_the_claim(findings: dict) -> None:
+    chart = bounds_beside_claims(findings)
+    drawn = {trace.name: dict(zip(trace.x, trace.y, strict=True)) for trace in chart.data}
+    assert drawn["claimed"]["gradient canaries"] == findings["gradient_canaries"]["epsilon_claimed"]
+    assert drawn["lower bound"]["mislabelled records"] == findings["input_canaries"]["epsilon_lower_bound"]
+
+
+def test_exposure_is_drawn_per_group(findings: dict) -> None:
+    chart = exposure_by_group(findings, "sex")
+    drawn = {trace.name: list(trace.y) for trace in chart.data}
+    expected = findings["membership"]["dpsgd"]["reference"]["groups"]["sex"]
+    assert drawn["dpsgd"] == [expected[name]["auc"] for name in ("f", "m", "x")]
+    assert set(drawn) == {"sgd", "dpsgd"}
