@@ -94,6 +94,7 @@ class Laboratory:
             "random": Scripted(),
             "ledger": Ledger(),
             "learning_rate": 0.1,
+            "public": make_records(16, seed=9, features=records.features.shape[1]),
         }
         return Trainer(**(arguments | changes))
 

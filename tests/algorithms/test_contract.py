@@ -37,6 +37,7 @@ class Golden:
         released: the noised side statistic that the weights wait for.
         later: public values of the next step that follow from `released`.
         step: the step that the weights are of.
+        public: public values that a running part provides.
     """
 
     norms: Sequence[float]
@@ -49,6 +50,7 @@ class Golden:
     later: dict[str, float] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     step: int = 0
+    public: dict[str, float] = field(default_factory=dict)
 
 
 QUARTER = 0.25
@@ -284,6 +286,78 @@ GOLDEN: dict[str, list[Golden]] = {
             events=[Event(QUARTER, 1.0, 8), Event(QUARTER, 0.8, 4), Event(QUARTER, 0.64, 4)],
         ),
     ],
+    # K_0 = 1: weights are PSASC's, of ‖m‖; the event is PSASC's
+    "psasc_momentum": [
+        Golden(
+            options={"stability": 0.01, "scale": 0.5},
+            norms=(0, 0.09, 0.99),
+            weights=(0.1, 0.1 / 0.145, 0.1 / 0.505),
+            sensitivity=0.2,
+            events=[Event(QUARTER, 1.0, 4)],
+        ),
+    ],
+    # B = N: T = E = 3 plain Gaussians
+    "psasc_momentum_gd": [
+        Golden(
+            options={"stability": 0.01, "scale": 0.5},
+            norms=(0, 0.09, 0.99),
+            weights=(0.1, 0.1 / 0.145, 0.1 / 0.505),
+            sensitivity=0.2,
+            plan={"epochs": 3},
+            events=[Event(1.0, 1.0, 3)],
+        ),
+    ],
+    # T candidates, whether accepted or not
+    "sa_dpsgd": [
+        Golden(norms=(0.05, 0.4), weights=(1, 0.25), sensitivity=0.1, events=[Event(QUARTER, 1.0, 4)]),
+        # private energy: q_J = 10/40, σ_J = 10·σ, one such release per candidate
+        Golden(
+            options={"energy": "private", "energy_records": 10},
+            norms=(0.05, 0.4),
+            weights=(1, 0.25),
+            sensitivity=0.1,
+            events=[Event(QUARTER, 1.0, 4), Event(QUARTER, 10.0, 4)],
+        ),
+    ],
+    # K̃ = 20, Ñ = 40: everybody kept adds 1/2. σ_N = σ_K = 0.02·40; K̃ once per epoch, K* once per epoch but the last
+    "dpis": [
+        Golden(
+            norms=(0, 0.25, 2),
+            weights=(0, 2, 0.25),
+            sensitivity=0.5,
+            public={"contribution": 20 / 40},
+            plan={"epochs": 2},
+            events=[Event(1.0, 0.8, 3), Event(QUARTER, 1.0, 8)],
+        ),
+        Golden(
+            options={"adaptive_clip": True, "sum_noise_fraction": 0.1, "declared_records": 80},
+            norms=(0.5,),
+            weights=(1,),
+            sensitivity=0.5,
+            public={"contribution": 20 / 40},
+            plan={"epochs": 2},
+            events=[Event(1.0, 1.6, 1), Event(1.0, 8.0, 3), Event(0.125, 1.0, 16)],
+        ),
+    ],
+    # plain parts are dpsgd; with DPSGD-F's counts, PSASC's weight and SAD's noise: C^k = (1.2, 2.6, 1), s = 0.5,
+    # w = C^k/(n/2 + 0.01/(n + 0.01)), Δ = 2.6/0.5; σ in two halves of T = 4: 0.8, 1, counts at 10
+    "custom": [
+        Golden(norms=(0.5, 4), weights=(1, 0.25), sensitivity=1.0, events=[Event(QUARTER, 1.0, 4)]),
+        Golden(
+            options={
+                "weights": {"name": "psasc", "scale": 0.5, "stability": 0.01},
+                "side_release": {"name": "group_clip_counts"},
+                "schedule": {"name": "phases", "phases": 2, "phase_decay": 1.0, "clip_decay": 1.0},
+                "initial": {"clip_norm": 1.0},
+            },
+            norms=(0, 0.09, 0.99),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(1.2, 2.6 / 0.145, 1 / 0.505),
+            sensitivity=5.2,
+            events=[Event(QUARTER, fuse(0.8, 10.0), 2), Event(QUARTER, fuse(1.0, 10.0), 2)],
+        ),
+    ],
 }
 
 CASES = [pytest.param(name, case, id=f"{name}-{i}") for name, cases in GOLDEN.items() for i, case in enumerate(cases)]
@@ -301,7 +375,7 @@ class TestGolden:
         algorithm = algorithm_settings(name, case.options).build()
         plan = algorithm.adapt(lab.plan(**case.plan))
         segment = segment_at(algorithm.schedule.segments(plan), case.step)
-        public = scheduled(tensors(algorithm.initial, "cpu"), segment)
+        public = scheduled(tensors({**algorithm.initial, **case.public}, "cpu"), segment)
         if case.released is not None:
             public |= algorithm.side_release.now(torch.tensor(case.released, dtype=torch.float32), public, plan)
         return algorithm, public, plan
@@ -338,7 +412,8 @@ class TestSensitivity:
     def released(self, trainer: Any, values: Sequence[float]) -> dict[str, Tensor]:
         """Public values of a step after an arbitrary noised side statistic."""
         algorithm, plan = trainer.algorithm, trainer.plan
-        public = scheduled(trainer.public, trainer.segments[0])
+        trainer.begin_epoch(0)
+        public = trainer.public_values(trainer.segments[0])
         if algorithm.side_release is not None:
             exact = algorithm.side_release.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.long), public, plan)
             noised = torch.tensor([values[i % len(values)] for i in range(len(exact))], dtype=torch.float32)
@@ -375,7 +450,8 @@ class TestSensitivity:
         records = lab.records(40)
         for row, value in enumerate((1e-30, 1e8, math.inf, math.nan, 0.0, 1e19)):  # adversarial inputs
             records.features[row] = value
-        trainer = lab.trainer(name, records=records)
+        trainer = lab.trainer(name, records=records, plan=lab.plan(epochs=3))
+        trainer.run_steps(2)  # what a part remembers of records must not widen their influence either
         public = self.released(trainer, values)
         delta = float(sensitivity(trainer.algorithm.weights, public))
         everyone = torch.arange(40)
@@ -470,7 +546,7 @@ class TestLedger:
         run = lab.trained(name, plan=plan)
         algorithm, spent = run.trainer.algorithm, run.trainer.ledger.events
         assert algorithm.covers(plan, spent)
-        assert not algorithm.covers(plan, [*spent, spent[-1]])
+        assert not algorithm.covers(plan, [*spent] * 30)
         if algorithm.fixed and not algorithm.acceptance.candidate_events(plan):
             assert spent == algorithm.events(plan)
         assert len(run.history) == 3
@@ -537,6 +613,51 @@ class TestTraining:
         assert extra
         assert all(column.startswith("nonprivate/") for column in extra)
 
+    @pytest.mark.parametrize("stop_after", [1, 6])
+    def test_a_resumed_run_is_bit_identical(self, lab: Any, name: str, stop_after: int) -> None:
+        plan = lab.plan(epochs=8 if name == "psasc_momentum_gd" else 3)
+        watch = name != "psasc_momentum_gd"  # its every step ends an epoch, whose row is wanted before it is left
+        whole = lab.trained(name, plan=plan, optimizer="adam", diagnostics=watch)
+
+        class Stop(Exception):  # noqa: N818
+            pass
+
+        def leave() -> None:
+            if first.steps_done == stop_after:
+                raise Stop
+
+        first = lab.trainer(name, plan=plan, optimizer="adam", diagnostics=watch)
+        with pytest.raises(Stop):
+            first.train(on_step=leave, progress=False)
+        saved, spent = first.state_dict(), first.ledger.events
+        first.engine.load_(torch.zeros_like(first.engine.flatten()))  # the copy must not follow the original
+        second = lab.trainer(
+            name,
+            plan=plan,
+            optimizer="adam",
+            diagnostics=watch,
+            model_seed=7,
+            random=lab.random(99),
+            ledger=Ledger(spent),
+        )
+        second.load_state_dict(saved)
+        history = second.train(progress=False)
+        assert torch.equal(second.engine.flatten(), whole.parameters)
+        assert second.ledger.events == whole.trainer.ledger.events
+        assert history == whole.history[-len(history) :]
+
+    def test_the_state_is_made_of_tensors_and_plain_values(self, lab: Any, name: str) -> None:
+        def check(value: Any) -> None:
+            if isinstance(value, dict):
+                assert all(isinstance(key, str) for key in value)
+                list(map(check, value.values()))
+            elif isinstance(value, list | tuple):
+                list(map(check, value))
+            else:
+                assert value is None or isinstance(value, Tensor | bool | int | float | str)
+
+        check(lab.trained(name, optimizer="adam", diagnostics=True).trainer.state_dict())
+
     def test_an_epoch_callback_sees_every_epoch_and_adds_columns(self, lab: Any, name: str) -> None:
         trainer = lab.trainer(name, plan=lab.plan(epochs=2))
         history = trainer.train(lambda row, model: {"accuracy": row["epoch"] / 10}, progress=False)
@@ -569,6 +690,44 @@ class TestLimits:
         changed, plain = lab.trained(name), lab.trained("dpsgd")
         assert torch.equal(changed.parameters, plain.parameters)
         assert changed.trainer.ledger.events == plain.trainer.ledger.events
+
+    def test_psasc_momentum_without_memory_is_psasc(self, lab: Any) -> None:
+        forgetful = lab.trained("psasc_momentum", {"momentum_length": 0, "outer_momentum": 1.0})
+        assert torch.equal(forgetful.parameters, lab.trained("psasc").parameters)
+
+    def test_psasc_momentum_gd_with_all_weight_on_the_newest_is_full_batch_psasc(self, lab: Any) -> None:
+        options = {"sampler": "full_batch", "weights": {"name": "psasc", "scale": 0.8}, "initial": {"clip_norm": 0.1}}
+        newest = lab.trained("psasc_momentum_gd", {"momentum": 1.0}, plan=lab.plan(epochs=3))
+        plain = lab.trained("custom", options, plan=lab.plan(epochs=3))
+        torch.testing.assert_close(newest.parameters, plain.parameters, rtol=1e-5, atol=1e-7)
+        assert newest.trainer.ledger.events == plain.trainer.ledger.events
+
+    def test_sa_dpsgd_that_always_accepts_is_dpsgd(self, lab: Any) -> None:
+        annealed = lab.trained("sa_dpsgd", {"max_rejections": 0, "clip_norm": 1.0})
+        plain = lab.trained("dpsgd")
+        assert torch.equal(annealed.parameters, plain.parameters)
+        assert annealed.trainer.ledger.events == plain.trainer.ledger.events
+
+    def test_dpis_of_long_gradients_is_dpsgd(self, lab: Any) -> None:
+        # every n_i ≥ C, Ñ = N, K̃ = N·C: rate b/N, contribution C, noise σ·C, event (b/N, σ)
+        records = lab.records(40)
+        trainer = lab.trainer("dpis", {"clip_norm": 1e-3}, records=records, random=lab.random(noise=0.0))
+        trainer.begin_epoch(0)
+        segment = trainer.segments[0]
+        assert trainer.sampling.rate == pytest.approx(QUARTER)
+        assert trainer.sampling.noise(segment) == pytest.approx(1.0, rel=1e-5)
+        public = trainer.public_values(segment)
+        assert float(sensitivity(trainer.algorithm.weights, public)) == pytest.approx(1e-3)
+        draw = trainer.draw()
+        norms = trainer.norms_of_all()
+        assert norms.min() > 1e-3
+        # inclusion: b·ĝ/K̃ times n̄/ĝ is b·C/K̃ = b/N for everyone
+        proposals = trainer.sampling.proposals
+        final = trainer.sampling.rates() * (norms.double().clamp(max=1e-3) / proposals)
+        torch.testing.assert_close(final, torch.full_like(final, QUARTER), rtol=1e-6, atol=0)
+        weights = trainer.weights(norms, torch.zeros(40, dtype=torch.long), public)
+        torch.testing.assert_close(weights * norms, torch.full((40,), 1e-3), rtol=1e-5, atol=0)
+        assert len(draw.units) > 0
 
     def test_a_huge_bound_and_no_noise_is_sgd(self, lab: Any) -> None:
         private = lab.trained("dpsgd", {"clip_norm": 1e6}, random=lab.random(noise=0.0)).parameters

@@ -7,76 +7,53 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from equidp.algorithms.auto_dpsgd import AutoDPSGDL, AutoDPSGDS, LinearFall, OwnThreshold, StepFall
-from equidp.algorithms.auto_s import AutoS, Normalise
+from equidp.algorithms.auto_dpsgd import AutoDPSGDL, AutoDPSGDS
+from equidp.algorithms.auto_s import AutoS
+from equidp.algorithms.custom import PARTS, Custom
+from equidp.algorithms.dpis import DPIS
 from equidp.algorithms.dpsgd import DPSGD
-from equidp.algorithms.dpsgd_decay import DPSGDDecay, ExponentialDecay
-from equidp.algorithms.dpsgd_f import DPSGDF, GroupClipCounts
-from equidp.algorithms.dpsgd_global import (
-    DPSGDGlobal,
-    DPSGDGlobalAdapt,
-    ScaleOrClip,
-    ScaleOrDrop,
-    StrictBoundCount,
-)
-from equidp.algorithms.dpsgd_quantile import DPSGDQuantile, QuantileCount
+from equidp.algorithms.dpsgd_decay import DPSGDDecay
+from equidp.algorithms.dpsgd_f import DPSGDF
+from equidp.algorithms.dpsgd_global import DPSGDGlobal, DPSGDGlobalAdapt
+from equidp.algorithms.dpsgd_quantile import DPSGDQuantile
 from equidp.algorithms.dpsgd_scatter import DPSGDScatter
 from equidp.algorithms.dpsgd_tanh import DPSGDTanh
-from equidp.algorithms.naive import GroupSizeCounts, Naive
-from equidp.algorithms.psasc import PSAC, PSASC, AdaptiveScaling
-from equidp.algorithms.sad_dpsgd import SADDPSGD, DecayingPhases
+from equidp.algorithms.naive import Naive
+from equidp.algorithms.psasc import PSAC, PSASC
+from equidp.algorithms.psasc_momentum import PSASCMomentum
+from equidp.algorithms.psasc_momentum_gd import PSASCMomentumGD
+from equidp.algorithms.sa_dpsgd import SADPSGD
+from equidp.algorithms.sad_dpsgd import SADDPSGD
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.algorithms.sgd import SGD
-from equidp.engine.parts import AlwaysAccept, Constant, FlatClip, Part, PoissonSampler, UnitWeight
 from equidp.errors import EquidpError, unknown_name
+
+__all__ = ["ALGORITHMS", "PARTS", "AlgorithmSettings", "algorithm_settings"]
 
 ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
     "sgd": SGD,
     "dpsgd": DPSGD,
-    "naive": Naive,
-    "dpsgd_f": DPSGDF,
     "dpsgd_tanh": DPSGDTanh,
     "dpsgd_scatter": DPSGDScatter,
     "dpsgd_decay": DPSGDDecay,
+    "naive": Naive,
+    "dpsgd_f": DPSGDF,
     "dpsgd_global": DPSGDGlobal,
     "dpsgd_global_adapt": DPSGDGlobalAdapt,
     "dpsgd_quantile": DPSGDQuantile,
     "auto_s": AutoS,
     "psac": PSAC,
     "psasc": PSASC,
+    "psasc_momentum": PSASCMomentum,
+    "psasc_momentum_gd": PSASCMomentumGD,
     "sad_dpsgd": SADDPSGD,
     "auto_dpsgd_l": AutoDPSGDL,
     "auto_dpsgd_s": AutoDPSGDS,
+    "sa_dpsgd": SADPSGD,
+    "dpis": DPIS,
+    "custom": Custom,
 }
 """Algorithm names as typed after `--pipeline=`."""
-
-PARTS: dict[str, dict[str, type[Part]]] = {
-    "sampler": {"poisson": PoissonSampler},
-    "weights": {
-        "flat": FlatClip,
-        "normalise": Normalise,
-        "psasc": AdaptiveScaling,
-        "own_threshold": OwnThreshold,
-        "scale_or_drop": ScaleOrDrop,
-        "scale_or_clip": ScaleOrClip,
-        "unit": UnitWeight,
-    },
-    "schedule": {
-        "constant": Constant,
-        "exponential": ExponentialDecay,
-        "linear": LinearFall,
-        "steps": StepFall,
-        "phases": DecayingPhases,
-    },
-    "side_release": {
-        "group_clip_counts": GroupClipCounts,
-        "group_size_counts": GroupSizeCounts,
-        "quantile": QuantileCount,
-        "strict_bound": StrictBoundCount,
-    },
-    "acceptance": {"always": AlwaysAccept},
-}
-"""Parts by kind and name, as typed under `custom`."""
 
 
 def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> AlgorithmSettings:
@@ -96,4 +73,5 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([f"{name}.options", *map(str, first["loc"][:1])])
-        raise EquidpError(f"{where}={first['input']!r} is not valid: {first['msg']}.") from error
+        given = f"={first['input']!r}" if first["loc"] else ""
+        raise EquidpError(f"{where}{given} is not valid: {first['msg']}.") from error

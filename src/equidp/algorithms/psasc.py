@@ -3,8 +3,8 @@
     w = C/(s·n + r/(n + r)),   Δ = C/s
 
 w(0) = C, the maximum C/(1 − (1 − √(s·r))²) lies at a small norm (where r ≤ 1/s), and large gradients get C/(s·n). As
-w·n < C/s strictly, Δ = C/s (Eq. 6). s = 1 is DP-PSAC (Xia et al. 2023; Eq. 4). The paper samples without replacement but
-accounts as if it sampled by Poisson coins; here sampling *is* Poisson (Algorithm 1 otherwise).
+w·n < C/s strictly, Δ = C/s (Eq. 6). s = 1 is DP-PSAC (Xia et al. 2023; Eq. 4). The paper samples without replacement
+but accounts as if it sampled by Poisson coins; here sampling *is* Poisson (Algorithm 1 otherwise).
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class Contributing(Running):
     def advance(self, previous: Tensor) -> None:
         """Called after a step was taken, with the parameters (`[d]`) it started from."""
 
-    remembers: ClassVar[bool] = False
+    remembers: bool = False
     """True where `advance` wants the previous parameters; otherwise no copy is made."""
 
 
@@ -400,6 +400,11 @@ class Acceptance(Part):
         """How many public records it asks for."""
         return 0
 
+    @property
+    def charges(self) -> bool:
+        """Whether it has releases of its own."""
+        return False
+
     def candidate_events(self, plan: Plan) -> tuple[Event, ...]:
         """Releases of its own, for every candidate, taken or not."""
         return ()
@@ -428,8 +433,8 @@ class Accepting(Running):
     finished: bool = False
     """True once no further candidate is wanted."""
 
-    accepted: int = 0
-    """Steps taken so far."""
+    accepted: int | None = None
+    """Steps taken so far, where it counts them."""
 
     def begin(self) -> None:
         """Called at the parameters θ, before the candidate θ' is made."""

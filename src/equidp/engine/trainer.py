@@ -169,7 +169,8 @@ class Trainer:
 
     def outcome(self) -> Outcome:
         """What the run has come to so far."""
-        return Outcome(self.ledger.events, self.accepting.accepted or self.steps_done)
+        taken = self.steps_done if self.accepting.accepted is None else self.accepting.accepted
+        return Outcome(self.ledger.events, taken)
 
     def published_epsilon(self) -> Published | None:
         """The paper's own figure for the run as it went."""

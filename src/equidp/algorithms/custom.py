@@ -1,0 +1,145 @@
+"""Custom: any combination of parts. Its bound and its ε follow from the parts, as those of a named algorithm do.
+
+    custom:
+      weights: {name: psasc, scale: 0.8}
+      side_release: {name: group_clip_counts}
+      schedule: {name: phases, clip_decay: 1}
+      initial: {clip_norm: 0.5}
+
+A part that is not named is the plain one. A combination that cannot hold is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from equidp.algorithms.auto_dpsgd import LinearFall, OwnThreshold, StepFall
+from equidp.algorithms.auto_s import Normalise
+from equidp.algorithms.dpis import ConstantLength, ImportanceSampler
+from equidp.algorithms.dpsgd_decay import ExponentialDecay
+from equidp.algorithms.dpsgd_f import GroupClipCounts
+from equidp.algorithms.dpsgd_global import ScaleOrClip, ScaleOrDrop, StrictBoundCount
+from equidp.algorithms.dpsgd_quantile import QuantileCount
+from equidp.algorithms.naive import GroupSizeCounts
+from equidp.algorithms.psasc import AdaptiveScaling
+from equidp.algorithms.psasc_momentum import InnerMomentum, OuterMomentum
+from equidp.algorithms.psasc_momentum_gd import FullBatch, RecordMomentum
+from equidp.algorithms.sa_dpsgd import Annealing
+from equidp.algorithms.sad_dpsgd import DecayingPhases
+from equidp.algorithms.settings import AlgorithmSettings
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.parts import (
+    AlwaysAccept,
+    Constant,
+    Contribution,
+    FlatClip,
+    Part,
+    PoissonSampler,
+    Positive,
+    SideRelease,
+    UnitWeight,
+    Update,
+    WeightRule,
+)
+from equidp.errors import EquidpError, unknown_name
+
+PARTS: dict[str, dict[str, type[Part]]] = {
+    "sampler": {"poisson": PoissonSampler, "full_batch": FullBatch, "importance": ImportanceSampler},
+    "contribution": {"gradient": Contribution, "inner_momentum": InnerMomentum, "record_momentum": RecordMomentum},
+    "weights": {
+        "flat": FlatClip,
+        "normalise": Normalise,
+        "psasc": AdaptiveScaling,
+        "own_threshold": OwnThreshold,
+        "scale_or_drop": ScaleOrDrop,
+        "scale_or_clip": ScaleOrClip,
+        "constant_length": ConstantLength,
+        "unit": UnitWeight,
+    },
+    "schedule": {
+        "constant": Constant,
+        "exponential": ExponentialDecay,
+        "linear": LinearFall,
+        "steps": StepFall,
+        "phases": DecayingPhases,
+    },
+    "side_release": {
+        "group_clip_counts": GroupClipCounts,
+        "group_size_counts": GroupSizeCounts,
+        "quantile": QuantileCount,
+        "strict_bound": StrictBoundCount,
+    },
+    "update": {"plain": Update, "outer_momentum": OuterMomentum},
+    "acceptance": {"always": AlwaysAccept, "annealing": Annealing},
+}
+"""Parts by kind and name, as typed under `custom`."""
+
+Choice = Annotated[dict[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
+"""A part's name with its settings, `{name: psasc, scale: 0.8}`; a name alone will do."""
+
+
+def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
+    """The part that a choice stands for.
+
+    Raises:
+        EquidpError: for a name, a setting or a value that does not exist.
+    """
+    settings = dict(choice)
+    name = settings.pop("name", None)
+    if name not in PARTS[kind]:
+        raise unknown_name(f"custom.{kind}.name", name, PARTS[kind])
+    part = PARTS[kind][name]
+    for key in settings:
+        if key not in part.model_fields:
+            raise unknown_name(f"setting of custom.{kind} ({name})", key, part.model_fields)
+    try:
+        return part(**settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([f"custom.{kind}", *map(str, first["loc"][:1])])
+        raise EquidpError(f"{where}={first['input']!r} is not valid: {first['msg']}.") from error
+
+
+class Custom(AlgorithmSettings):
+    """A combination of parts; see `PARTS` for the names of each kind."""
+
+    sampler: Choice = Field(default={"name": "poisson"})
+    """Who is in the batch."""
+    contribution: Choice = Field(default={"name": "gradient"})
+    """Which vector stands for a record."""
+    weights: Choice = Field(default={"name": "flat"})
+    """How much it counts."""
+    schedule: Choice = Field(default={"name": "constant"})
+    """Noise and clip norm over the steps."""
+    side_release: Choice | None = None
+    """A noised statistic of the same batch, or null."""
+    update: Choice = Field(default={"name": "plain"})
+    """What the optimiser is given."""
+    acceptance: Choice = Field(default={"name": "always"})
+    """Whether a step is taken."""
+    initial: dict[str, Positive] = Field(default={})
+    """Start values such as clip_norm; each part's own defaults unless given."""
+
+    def build(self) -> Algorithm:
+        """The combination.
+
+        Raises:
+            EquidpError: for an unknown part or value, or parts that cannot hold together, with the reason.
+        """
+        chosen: dict[str, Any] = {
+            kind: make_part(kind, choice) for kind in PARTS if (choice := getattr(self, kind)) is not None
+        }
+        return Algorithm(name="custom", initial=self._initial(chosen), **chosen)
+
+    def _initial(self, chosen: Mapping[str, Part]) -> dict[str, float]:
+        defaults: dict[str, float] = {"clip_norm": 1.0} if isinstance(chosen["sampler"], ImportanceSampler) else {}
+        for part in chosen.values():
+            if isinstance(part, WeightRule | SideRelease):
+                defaults |= part.defaults
+        for name in self.initial:
+            if name not in defaults:
+                raise unknown_name("value in custom.initial", name, defaults)
+        return defaults | self.initial

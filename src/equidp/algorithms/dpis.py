@@ -1,0 +1,376 @@
+"""DPIS: importance sampling by gradient norm, every sampled record adding the same length ("…via Importance Sampling").
+
+Algorithm 1 with its §3.4 (rejection sampling), §3.5 (adaptive clipping, AC) and §4.2 (budget allocation). N_0 is the
+declared number of records, b the expected batch size, C_e the clip norm of epoch e; all noise is Gaussian:
+
+    Ñ = N + N(0, σ_N²)                                                     once; event (1, σ_N)
+    K̃ = clamp(Σ_i min(n_i, C_e) + N(0, σ_K²C_e²), b·C_e(1 + 1e-6), Ñ·C_e)  per epoch, over all N; event (1, σ_K)
+    ĝ_i = min(k·max(min(n_i, C_e), g_L), K̃/b)                             proposals, private, per record
+    each step:  X_q: i with probability b·ĝ_i/K̃;   n̄_i = min(n_i, C_e, ĝ_i)
+                X_p: i ∈ X_q with probability n̄_i/ĝ_i;  then ĝ_i is set anew from n_i
+                ĝ = (1/b)·(Σ_{X_p} (K̃/Ñ)·g_i/n_i + σ_e·C_e·ξ),  event (b·C_e/K̃, σ_e·C_e·Ñ/K̃)
+    AC:         K* = Σ_i min(n_i, C*) + N(0, σ_K²C*²), event (1, σ_K);  C_{e+1} = max(0.01·C_1, λ·K*/Ñ)
+
+Where we depart from the text, and why:
+- the printed update divides by q·p where an unbiased estimate needs q·p/b;
+- the paper releases K from a b/N sample divided by b/N and claims amplification for it, but the division raises the
+  sensitivity as much: we sum over all N, whose norms are computed anyway, and claim none;
+- where q_i is capped at 1 the bound K̃/Ñ fails, so the *proposal* is capped, at K̃/b;
+- σ_e depends on earlier outputs, which composition does not allow: it is chosen within a Rényi budget of one order,
+  both fixed before any data are touched (`engine/budget.py`). The ε reported is the one that the budget stands for;
+- K* comes from the same pass as K̃, at the epoch's start, and is not released in the last epoch.
+
+An inclusion depends on the record's own ĝ_i, which is private and stale; it does no harm. Draw the *other* records'
+coins in advance: their law is the same with and without z. Given them and the outputs so far their sum is fixed, and z
+adds a vector of length K̃/Ñ with some probability ≤ b·C_e/K̃. Rényi divergence in both directions grows with that
+probability, and it is jointly quasi-convex over the draws. With a constant σ_e the largest divergence, at integer
+orders, is that of K̃ = Ñ·C.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equidp.algorithms.settings import AlgorithmSettings
+from equidp.engine.algorithm import Algorithm, Outcome, Published
+from equidp.engine.budget import ORDERS, SLACK, Budget, epsilon_of, renyi, smallest, total_for
+from equidp.engine.ledger import Event, published_epsilon
+from equidp.engine.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
+from equidp.engine.plan import Plan, Segment
+from equidp.errors import EquidpError
+
+MARGIN = 1e-6
+"""K̃ exceeds b·C by this share, so that no inclusion probability reaches 1."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class ConstantLength(WeightRule):
+    """w = (K̃/Ñ)/n: every record that is kept adds exactly the length K̃/Ñ."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"contribution"})
+    defaults: ClassVar[Mapping[str, float]] = {}
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        """(K̃/Ñ)/n, and 0 for a zero gradient."""
+        longest = torch.finfo(norms.dtype).max
+        return torch.where(norms > 0, (public["contribution"] / norms).clamp(max=longest), 0.0)
+
+    def bound(self, public: Public) -> Tensor:
+        """K̃/Ñ."""
+        return public["contribution"]
+
+
+class ImportanceSampler(Sampler):
+    """Inclusion in proportion to the clipped gradient norm, by proposal and rejection."""
+
+    gives: ClassVar[frozenset[str]] = frozenset({"contribution"})
+
+    proposal_multiplier: Annotated[float, Field(ge=1)] = 5.0
+    """k."""
+    norm_floor: Positive | None = None
+    """g_L; 0.01·C_e unless given."""
+    first_phase_fraction: Fraction = 0.8
+    """a_E: the share of epochs in which later ones are budgeted for at their worst."""
+    count_noise_fraction: Positive = 0.02
+    """σ_N/N_0."""
+    sum_noise_fraction: Positive = 0.02
+    """σ_K/N_0."""
+    adaptive_clip: bool = False
+    """AC: C_{e+1} from K*."""
+    clip_multiplier: Positive = 1.0
+    """λ."""
+    external_clip_norm: Positive | None = None
+    """C*; 4·C_1 unless given."""
+    declared_records: Annotated[int, Field(ge=1)] | None = None
+    """N_0, where the number of records is private too; the plan's N unless given."""
+
+    def adapt(self, plan: Plan) -> Plan:
+        """Steps and rates follow from N_0."""
+        if self.declared_records is None:
+            return plan
+        return Plan(**{**vars(plan), "records": self.declared_records})
+
+    def sampling_rate(self, plan: Plan) -> float:
+        """b/N_0, the rate of the costliest case at integer orders, K̃ = Ñ·C and Ñ = N_0."""
+        return plan.sampling_rate
+
+    def releases(self, plan: Plan) -> tuple[Event, ...]:
+        """Ñ once, K̃ in every epoch, K* in every epoch but the last."""
+        return (
+            Event(1.0, self.count_noise_fraction * plan.records),
+            Event(1.0, self.sum_noise_fraction * plan.records, self.sums_from(plan, 0)),
+        )
+
+    def sums_from(self, plan: Plan, epoch: int) -> int:
+        """How many K̃ and K* are released from that epoch on."""
+        epochs = sum(1 for length in plan.epoch_lengths()[epoch:] if length)
+        return 2 * epochs - 1 if self.adaptive_clip and epochs else epochs
+
+    def budget(self, plan: Plan) -> Budget:
+        """α*, R* and ε, from public facts alone."""
+        return _budget(self, plan)
+
+    def calibrated(self, plan: Plan, target: float) -> Plan:
+        """The plan with the noise that the costliest case would need; the run may come to need less."""
+        noise = _worst_noise(self, plan, target)
+        return Plan(**{**vars(plan), "epsilon": target, "noise_multiplier": noise})
+
+    def start(self, run: Run) -> Sampling:
+        """Proposals of every record."""
+        return ImportanceSampling(self, run)
+
+    def objection(self, algorithm: Algorithm) -> str | None:
+        """Its noise is set, and its divergence bounded, for one kind of step."""
+        if "contribution" not in (algorithm.weights.reads if algorithm.weights else ()):
+            return "it goes with the weight rule constant_length, whose records all add the same length"
+        if algorithm.side_release is not None:
+            return "its budget does not pay for a side release"
+        if type(algorithm.schedule) is not Constant:
+            return "it chooses the noise itself, so the schedule must be constant"
+        if type(algorithm.contribution) is not Contribution:
+            return "its proposals are norms of plain gradients"
+        if algorithm.acceptance.charges:
+            return "its budget does not pay for a private acceptance"
+        return None
+
+
+class ImportanceSampling(Sampling):
+    """Importance sampling during one run."""
+
+    def __init__(self, part: ImportanceSampler, run: Run) -> None:
+        super().__init__(part, run)
+        self.part, self.budget = part, part.budget(run.plan)
+        self.first_clip = self.clip = self.next_clip = float(run.algorithm.initial["clip_norm"])
+        self.records = self.norm_sum = self.gradient_noise = self.spent = 0.0
+        self.proposals = torch.zeros(run.population.size, dtype=torch.float64, device=run.population.device)
+        self._too_small = torch.zeros((), device=run.population.device)
+
+    # the public side of an epoch
+
+    @property
+    def contribution(self) -> float:
+        """K̃/Ñ, which is also the sensitivity."""
+        return self.norm_sum / self.records
+
+    def public(self) -> dict[str, Tensor]:
+        """K̃/Ñ and C_e."""
+        device = self.run.population.device
+        return {
+            "contribution": torch.tensor(self.contribution, device=device),
+            "clip_norm": torch.tensor(self.clip, device=device),
+        }
+
+    def noise(self, segment: Segment) -> float:
+        """σ_e·C_e over the sensitivity K̃/Ñ."""
+        return self.gradient_noise * self.clip / self.contribution
+
+    def shown(self) -> dict[str, float]:
+        """Noised values, and what was derived from them."""
+        return {
+            "gradient_noise": self.gradient_noise,
+            "sampling_rate": self.rate,
+            "records_estimate": self.records,
+            "norm_sum": self.norm_sum,
+        }
+
+    # what happens before an epoch's first step
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Release K̃ (and Ñ, K*), set proposals anew, and choose the epoch's noise."""
+        part, plan = self.part, self.run.plan
+        self.clip = self.next_clip
+        if not self.records:
+            self.records = self._released(float(self.run.population.size), 1.0, part.count_noise_fraction)
+            self._refuse_small_data()
+        norms = self.run.norms_of_all().double()
+        norms = torch.where(norms.isfinite(), norms, 0.0)
+        clipped = norms.clamp(max=self.clip)
+        raw = self._released(float(clipped.sum()), self.clip, part.sum_noise_fraction)
+        lowest = plan.batch_size * self.clip * (1 + MARGIN)
+        self.norm_sum = min(max(raw, lowest), self.records * self.clip)
+        if part.adaptive_clip and part.sums_from(plan, epoch + 1):
+            outer = part.external_clip_norm or 4 * self.first_clip
+            total = self._released(float(norms.clamp(max=outer).sum()), outer, part.sum_noise_fraction)
+            self.next_clip = max(0.01 * self.first_clip, part.clip_multiplier * total / self.records)
+        self.rate = plan.batch_size * self.clip / self.norm_sum
+        self.proposals = self._proposals(clipped)
+        self._choose_noise(epoch)
+
+    def _released(self, exact: float, sensitivity: float, noise_fraction: float) -> float:
+        """Charge, sum over all processes, noise: only the noised value leaves."""
+        noise = noise_fraction * self.run.plan.records
+        self.run.ledger.append(Event(1.0, noise))
+        total = self.run.reduce(torch.tensor([exact], dtype=torch.float64, device=self.run.population.device))
+        return float(total) + noise * sensitivity * float(self.run.random.normal(1))
+
+    def _refuse_small_data(self) -> None:
+        if self.run.plan.batch_size * (1 + MARGIN) >= self.records:
+            raise EquidpError(
+                f"training.batch_size={self.run.plan.batch_size} is not below the noised number of records "
+                f"{self.records:.0f}, which importance sampling needs: lower it."
+            )
+
+    def _choose_noise(self, epoch: int) -> None:
+        """The smallest σ_e with which what is spent, this epoch and everything to come stay within the budget."""
+        plan, order = self.run.plan, self.budget.order
+        lengths = plan.epoch_lengths()
+        now, later = lengths[epoch], sum(lengths[epoch + 1 :])
+        first_phase = epoch < self.part.first_phase_fraction * plan.epochs
+        self.spent = renyi(self.run.ledger.done, order)
+        sums = self.part.sums_from(plan, epoch + 1)
+        fixed = self.spent + sums * renyi([Event(1.0, self.part.sum_noise_fraction * plan.records)], order)
+
+        def fits(noise: float) -> bool:
+            today = renyi([self._event(noise)], order)
+            cautious = first_phase or plan.epsilon is None
+            then = renyi([Event(plan.batch_size / self.records, noise)], order) if cautious else today
+            return fixed + now * today + later * then <= self.budget.total
+
+        found = smallest(fits)
+        self.exhausted = found is None
+        self.gradient_noise = found or math.inf
+        if plan.epsilon is None:  # the noise was asked for: it stays, unless Ñ came out too small for it
+            self.gradient_noise = max(plan.noise_multiplier, self.gradient_noise)
+
+    def _event(self, noise: float) -> Event:
+        return Event(self.rate, noise * self.clip / self.contribution)
+
+    # steps
+
+    def draw(self) -> Draw:
+        """X_q with a second coin for each; ends the run where the budget holds no further step."""
+        cost = renyi([self._event(self.gradient_noise)], self.budget.order)
+        self.spent += cost
+        self.exhausted = self.spent + cost > self.budget.total * (1 + SLACK)
+        units = self.run.random.bernoulli(self.rates(), len(self.proposals)).nonzero().squeeze(1)
+        return Draw(units, self.run.random.uniform(len(units)))
+
+    def rates(self) -> Tensor:
+        """b·ĝ_i/K̃, `[n]`."""
+        return self.proposals * (self.run.plan.batch_size / self.norm_sum)
+
+    def kept(self, draw: Draw, norms: Tensor) -> Tensor:
+        """X_p; sets the proposals of X_q anew."""
+        assert draw.coins is not None
+        proposed = self.proposals[draw.units]
+        clipped = torch.where(norms.isfinite(), norms, 0.0).double().clamp(max=self.clip)
+        self._too_small = (proposed < clipped).float().sum()
+        keep = draw.coins < torch.minimum(clipped, proposed) / proposed
+        self.proposals[draw.units] = self._proposals(clipped)
+        return keep
+
+    def _proposals(self, clipped: Tensor) -> Tensor:
+        """min(k·max(n̄, g_L), K̃/b): the cap keeps every rate below 1, and K̃/Ñ a bound."""
+        floor = self.part.norm_floor or 0.01 * self.clip
+        longest = self.norm_sum / self.run.plan.batch_size
+        return (self.part.proposal_multiplier * clipped.clamp(min=floor)).clamp(max=longest)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """How many of X_q had outgrown their proposal, which biases the estimate."""
+        return {"nonprivate/outgrown_proposals": self._too_small}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but what the ledger knows."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue; what is spent is read from the ledger, which may hold more than the state knows."""
+        for name in _STATE:
+            setattr(self, name, state[name])
+        self.spent = renyi(self.run.ledger.done, self.budget.order)
+
+
+_STATE = ("clip", "next_clip", "records", "norm_sum", "gradient_noise", "rate", "proposals", "exhausted")
+
+
+def _worst_case(part: ImportanceSampler, plan: Plan, noise: float) -> list[Event]:
+    return [*part.releases(plan), Event(plan.sampling_rate, noise, plan.steps)]
+
+
+def _best(part: ImportanceSampler, plan: Plan, noise: float) -> Budget:
+    """The order that gives the costliest case at a constant σ its smallest ε."""
+    totals = {order: renyi(_worst_case(part, plan, noise), order) for order in ORDERS}
+    order = min(totals, key=lambda a: epsilon_of(totals[a], a, plan.delta))
+    return Budget(order, totals[order], epsilon_of(totals[order], order, plan.delta))
+
+
+@lru_cache(maxsize=64)
+def _worst_noise(part: ImportanceSampler, plan: Plan, target: float) -> float:
+    """The constant σ whose costliest case meets the target."""
+    noise = smallest(lambda sigma: _best(part, plan, sigma).epsilon <= target, low=0.05)
+    if noise is None:
+        raise EquidpError(
+            f"privacy.epsilon={target:g} cannot be reached: releasing the number of records and the sums of their "
+            f"norms costs more at δ = {plan.delta:g}. Raise count_noise_fraction and sum_noise_fraction, or train "
+            f"fewer epochs."
+        )
+    return noise
+
+
+@lru_cache(maxsize=64)
+def _budget(part: ImportanceSampler, plan: Plan) -> Budget:
+    if plan.epsilon is None:
+        return _best(part, plan, plan.noise_multiplier)
+    order = _best(part, plan, _worst_noise(part, plan, plan.epsilon)).order
+    return Budget(order, total_for(plan.epsilon, order, plan.delta), plan.epsilon)
+
+
+def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
+    """The paper's accounting: everything by RDP, with the release of K amplified at b/N although it is not."""
+    sampler = algorithm.sampler
+    events = algorithm.events(plan) if outcome is None else outcome.events
+    count, *others = events
+    plain = [event for event in others if event.sampling_rate == 1]
+    sums = sum(e.count for e in plain) + count.count - 1
+    steps = [event for event in others if event.sampling_rate < 1]
+    assert isinstance(sampler, ImportanceSampler)
+    amplified = Event(plan.sampling_rate, sampler.sum_noise_fraction * plan.records, max(sums, 1))
+    value = published_epsilon([Event(1.0, count.noise_multiplier), amplified, *steps], plan.delta, "improved")
+    formula = (
+        "RDP of Ñ, K̃ (amplified at b/N, which does not hold) and gradients at the noise the run came to use, improved "
+        "conversion, integer orders 2 to 64"
+    )
+    return Published(value, formula, guarantee=False)
+
+
+class DPIS(AlgorithmSettings):
+    """Settings of DPIS."""
+
+    clip_norm: Positive = 1.0
+    """C_1, the first epoch's bound."""
+    proposal_multiplier: Annotated[float, Field(ge=1)] = 5.0
+    """k: how far above the last seen norm a record is proposed; k·b gradients are computed per step."""
+    norm_floor: Positive | None = None
+    """g_L, which keeps records of small gradients in sight; 0.01·C_e unless given."""
+    first_phase_fraction: Fraction = 0.8
+    """a_E: the share of epochs in which later ones are budgeted for at their worst."""
+    count_noise_fraction: Positive = 0.02
+    """σ_N over the declared number of records."""
+    sum_noise_fraction: Positive = 0.02
+    """σ_K over the declared number of records."""
+    adaptive_clip: bool = False
+    """Whether the bound follows the mean norm from epoch to epoch."""
+    clip_multiplier: Positive = 1.0
+    """λ: the next bound over the noised mean norm."""
+    external_clip_norm: Positive | None = None
+    """C*, the bound within that mean; 4·C_1 unless given."""
+    declared_records: Annotated[int, Field(ge=1)] | None = None
+    """N_0, a public number near the number of records, where that number itself is to be protected."""
+
+    def build(self) -> Algorithm:
+        """Importance sampling, constant length, noise within a budget."""
+        return Algorithm(
+            name="dpis",
+            weights=ConstantLength(),
+            initial={"clip_norm": self.clip_norm},
+            sampler=ImportanceSampler(**self.model_dump(exclude={"clip_norm"})),
+            published=published,
+        )

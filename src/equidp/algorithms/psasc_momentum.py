@@ -1,0 +1,122 @@
+"""DP-PSASC*: momentum inside and outside ("Non-monotonous Adaptive Scaling Gradient Weight", Algorithm 3).
+
+    m_i = Σ_{l=t−K_0}^{t} γ_0^{t−l}·∇f(θ_l; x_i)        i in the batch; the sum starts at max(0, t−K_0)
+    w_i = C/(s·‖m_i‖ + r/(‖m_i‖ + r)),   Δ = C/s
+    M_t = (1 − γ_1)·M_{t−1} + Σ w_i·m_i + σ·Δ·ξ,   update by M_t/B
+
+m_i looks at the *sampled* record at the last K_0 + 1 iterates, which are released already: given them it depends on x_i
+alone, the batch is fresh, and so the event is PSASC's. M is post-processing. The gradient engine sums the iterates on
+its books (positions of a layer), so that no per-record gradient is kept from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+from torch import Tensor
+
+from equidp.algorithms.psasc import PSASC
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.parts import Contributing, Contribution, Run, Update, Updating
+from equidp.engine.sampling import Batch
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Length = Annotated[int, Field(ge=0, le=64)]
+
+
+class InnerMomentum(Contribution):
+    """A record stands for the decaying sum of its gradients at the last K_0 + 1 iterates."""
+
+    inner_momentum: Fraction = 0.1
+    """γ_0."""
+    momentum_length: Length = 1
+    """K_0."""
+
+    def start(self, run: Run) -> Contributing:
+        """Keeps K_0 parameter snapshots."""
+        return PastIterates(self, run)
+
+
+class PastIterates(Contributing):
+    """Inner momentum during one run: the last iterates, newest first."""
+
+    def __init__(self, part: InnerMomentum, run: Run) -> None:
+        super().__init__(run)
+        self.part, self.past = part, list[Tensor]()
+        self.remembers = part.momentum_length > 0
+
+    def norms(self, batch: Batch) -> Tensor:
+        """‖m_i‖, `[u]`."""
+        decay = self.part.inner_momentum
+        past = [(theta, decay ** (age + 1)) for age, theta in enumerate(self.past) if decay > 0]
+        return self.run.engine.norms(
+            batch.features, batch.labels, owners=batch.owners, iterates=[(None, 1.0), *past] if past else None
+        )
+
+    def advance(self, previous: Tensor) -> None:
+        """Remember θ_t, forget θ_{t−K_0}."""
+        self.past = [previous, *self.past][: self.part.momentum_length]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The snapshots."""
+        return {"past": list(self.past)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue."""
+        self.past = list(state["past"])
+
+
+class OuterMomentum(Update):
+    """M_t = (1 − γ_1)·M_{t−1} + noisy sum: post-processing."""
+
+    outer_momentum: Fraction = 0.2
+    """γ_1; 1 remembers nothing."""
+
+    def start(self, run: Run) -> Updating:
+        """Keeps M."""
+        return Remembering(self)
+
+
+class Remembering(Updating):
+    """Outer momentum during one run."""
+
+    def __init__(self, part: OuterMomentum) -> None:
+        self.part = part
+        self.memory: Tensor | None = None
+
+    def direction(self, noisy_sum: Tensor) -> Tensor:
+        """M_t, `[d]`."""
+        memory = noisy_sum if self.memory is None else noisy_sum + (1 - self.part.outer_momentum) * self.memory
+        self.memory = memory
+        return memory
+
+    def state_dict(self) -> dict[str, Any]:
+        """M."""
+        return {"memory": self.memory}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue."""
+        self.memory = state["memory"]
+
+
+class PSASCMomentum(PSASC):
+    """Settings of DP-PSASC with inner and outer momentum."""
+
+    inner_momentum: Fraction = 0.1
+    """γ_0: what a record's gradient one iterate ago still counts."""
+    outer_momentum: Fraction = 0.2
+    """γ_1: 1 − γ_1 of the last direction is kept."""
+    momentum_length: Length = 1
+    """K_0, how many past iterates a record is looked at (not printed in the paper: a starting point of ours)."""
+
+    def build(self) -> Algorithm:
+        """Adaptive scaling of inner momenta, outer momentum on the noisy sum."""
+        return Algorithm(
+            name="psasc_momentum",
+            weights=self.rule(),
+            initial={"clip_norm": self.clip_norm},
+            contribution=InnerMomentum(inner_momentum=self.inner_momentum, momentum_length=self.momentum_length),
+            update=OuterMomentum(outer_momentum=self.outer_momentum),
+        )

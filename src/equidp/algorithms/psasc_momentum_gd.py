@@ -1,0 +1,157 @@
+"""DP-PSASC with per-record momentum, full batch ("Non-monotonous Adaptive Scaling Gradient Weight", Algorithm 2).
+
+    m_{0,i} = ∇f(θ_0; x_i),   m_{t,i} = γ·∇f(θ_t; x_i) + (1 − γ)·m_{t−1,i}
+    ĝ = (1/N)·(Σ_i w_i·m_{t,i} + σ·Δ·ξ),   w_i from ‖m_{t,i}‖ as in PSASC,   Δ = C/s
+
+Every record takes part in every step: q = 1, B = N, one plain Gaussian event per step, E steps in E epochs. m_{t,i} is
+a function of x_i and of released iterates. It keeps m, N × d numbers: for small data only, refused above a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equidp.algorithms.psasc import PSASC
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.gradients import GradientEngine
+from equidp.engine.parts import Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
+from equidp.engine.plan import Plan
+from equidp.engine.sampling import Batch
+from equidp.errors import EquidpError
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+GIB = 2**30
+
+
+class FullBatch(Sampler):
+    """Everybody, every time."""
+
+    def adapt(self, plan: Plan) -> Plan:
+        """B = N."""
+        return replace(plan, batch_size=plan.records)
+
+    def sampling_rate(self, plan: Plan) -> float:
+        """1: nothing is amplified."""
+        return 1.0
+
+    def start(self, run: Run) -> Sampling:
+        """No coins."""
+        return Everybody(self, run)
+
+
+class Everybody(Sampling):
+    """The full batch during one run."""
+
+    def draw(self) -> Draw:
+        """All positions."""
+        return Draw(torch.arange(self.run.population.size, device=self.run.population.device))
+
+    def rates(self) -> Tensor:
+        """1 for everybody."""
+        return torch.ones(self.run.population.size)
+
+
+class RecordMomentum(Contribution):
+    """A record stands for the running mean of its own gradients."""
+
+    momentum: Fraction = 0.5
+    """γ."""
+    memory_limit: Positive = 2.0
+    """Most memory that m may take, in GiB."""
+
+    def start(self, run: Run) -> Contributing:
+        """Keeps m.
+
+        Raises:
+            EquidpError: where m would take more memory than allowed.
+        """
+        needed = run.population.size * run.engine.dimension * 4 / GIB
+        if needed > self.memory_limit:
+            raise EquidpError(
+                f"Per-record momentum keeps {run.population.size} × {run.engine.dimension} numbers, {needed:.1f} GiB, "
+                f"more than memory_limit={self.memory_limit:g}. Use psasc_momentum, a smaller model or fewer records."
+            )
+        return RunningMeans(self, run)
+
+    def objection(self, algorithm: Algorithm) -> str | None:
+        """A mean over steps needs the record in every step."""
+        return None if isinstance(algorithm.sampler, FullBatch) else "it needs the sampler full_batch"
+
+
+class RunningMeans(Contributing):
+    """Per-record momentum during one run. The mean of a step counts once the step is taken."""
+
+    def __init__(self, part: RecordMomentum, run: Run) -> None:
+        super().__init__(run)
+        self.part, self.remembers = part, True
+        self.means: Tensor | None = None
+        self.next = torch.zeros(run.population.size, run.engine.dimension, device=run.population.device)
+        self._current = self.next[:0]
+
+    def norms(self, batch: Batch) -> Tensor:
+        """‖m_{t,i}‖, `[u]`."""
+        fresh = record_gradients(self.run.engine, batch)
+        if self.means is not None:
+            fresh = self.part.momentum * fresh + (1 - self.part.momentum) * self.means[batch.units]
+        self.next[batch.units] = self._current = fresh
+        return fresh.norm(dim=1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ w_i·m_{t,i}, `[d]`; a weight of 0 leaves a mean out even where it is not finite."""
+        return weights @ torch.where(weights[:, None] != 0, self._current, 0.0)
+
+    def advance(self, previous: Tensor) -> None:
+        """m_{t−1} becomes m_t."""
+        self.means = self.next.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """m."""
+        return {"means": self.means}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue."""
+        self.means = state["means"]
+
+
+def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
+    """`[u, d]` gradients of the batch's units, materialised: the only place where that is done."""
+    if not len(batch.labels):
+        return torch.zeros(len(batch), engine.dimension, device=engine.device)
+    trained = {id(p): i for i, p in enumerate(engine.parameters)}
+    names = {trained[id(p)]: name for name, p in engine.model.named_parameters() if id(p) in trained}
+    values = tuple(p.detach() for p in engine.parameters)
+
+    def loss(parameters: tuple[Tensor, ...], features: Tensor, label: Tensor) -> Tensor:
+        named = {names[i]: value for i, value in enumerate(parameters)}
+        outputs = torch.func.functional_call(engine.model, named, (features.unsqueeze(0),))
+        return engine.loss(outputs, label.unsqueeze(0)).sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(values, batch.features, batch.labels)
+    gradients = torch.cat([g.flatten(1) for g in found], dim=1)
+    if batch.owners is None:
+        return gradients
+    total = torch.zeros(len(batch), engine.dimension, device=engine.device).index_add_(0, batch.owners, gradients)
+    return total / torch.bincount(batch.owners, minlength=len(batch))[:, None]
+
+
+class PSASCMomentumGD(PSASC):
+    """Settings of full-batch DP-PSASC with per-record momentum. `training.batch_size` has no effect."""
+
+    momentum: Fraction = 0.5
+    """γ: what the newest gradient counts in a record's running mean."""
+
+    def build(self) -> Algorithm:
+        """Adaptive scaling of running means, no sampling."""
+        return Algorithm(
+            name="psasc_momentum_gd",
+            weights=self.rule(),
+            initial={"clip_norm": self.clip_norm},
+            sampler=FullBatch(),
+            contribution=RecordMomentum(momentum=self.momentum),
+        )

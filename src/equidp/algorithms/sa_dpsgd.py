@@ -1,0 +1,273 @@
+"""SA-DPSGD: candidate steps are accepted or refused as in simulated annealing ("based on Simulated Annealing", Alg. 2).
+
+A step of DP-SGD leads from θ to a candidate θ'. With an energy J, ΔE = J(θ') − J(θ), it is accepted if ΔE ≤ 0,
+otherwise with probability exp(−ΔE·Q), and in any case after μ_0 refusals in a row. Q = Q_0·τ, τ the number accepted so
+far (Q_0 until the first). A refusal restores parameters, optimiser and momentum.
+
+Where we depart from the text, and why:
+- J is the mean loss over *public* records set apart from training and test; the paper takes the test set, which biases
+  its accuracy. Acceptance is then post-processing, and the public records have no guarantee.
+- Every candidate is charged, accepted or not: the accepted ones say which candidates were refused. The paper charges
+  accepted steps only, on the ground that refused ones are never seen; but what is seen depends on them.
+- `stop_on: published_epsilon` stops as the paper does, when its own count of accepted steps is used up. How many
+  candidates that takes depends on outputs, so that ε is the one of the cap τ*·(μ_0 + 1) fixed in advance (at most T).
+- `energy: private` needs no public records: for every candidate a fresh Poisson sample V at rate q_J releases
+
+      ΔẼ = (1/(q_J·N))·[Σ_V (clip(ℓ(θ'), 0, c) − clip(ℓ(θ), 0, c)) + σ_J·c·ξ]
+
+  A record's term lies in [−c, c]: sensitivity c, event (q_J, σ_J), charged for every candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from equidp.algorithms.settings import AlgorithmSettings
+from equidp.engine.algorithm import Algorithm, Outcome, Published
+from equidp.engine.ledger import Event, published_epsilon
+from equidp.engine.parts import (
+    Acceptance,
+    Accepting,
+    FlatClip,
+    NoiseLevel,
+    Positive,
+    Run,
+    noise_level,
+)
+from equidp.engine.plan import Plan
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Annealing(Acceptance):
+    """Accept a worse candidate with probability exp(−ΔE·Q)."""
+
+    initial_temperature: Positive = 10.0
+    """Q_0."""
+    max_rejections: Annotated[int, Field(ge=0)] = 10
+    """μ_0."""
+    energy: Literal["public", "private"] = "public"
+    energy_records: Count = 1024
+    """Public records in J, or the expected size q_J·N of V."""
+    energy_noise_multiplier: NoiseLevel = "10x"
+    """σ_J, private energy only."""
+    loss_bound: Positive = 4.0
+    """c, private energy only."""
+    stop_on: Literal["candidates", "published_epsilon"] = "candidates"
+    published_epsilon: Positive | None = None
+    """The ε, by the paper's count, at which `stop_on: published_epsilon` stops."""
+
+    @model_validator(mode="after")
+    def _stop_has_a_target(self) -> Self:
+        if (self.stop_on == "published_epsilon") != (self.published_epsilon is not None):
+            raise ValueError("stop_on=published_epsilon and a value of published_epsilon belong together")
+        return self
+
+    @property
+    def always(self) -> bool:
+        """It refuses steps."""
+        return False
+
+    @property
+    def public_records(self) -> int:
+        """Those of the energy."""
+        return self.energy_records if self.energy == "public" else 0
+
+    @property
+    def may_stop(self) -> bool:
+        """Where accepted steps are counted."""
+        return self.stop_on == "published_epsilon"
+
+    @property
+    def charges(self) -> bool:
+        """A private energy is released per candidate."""
+        return self.energy == "private"
+
+    def energy_rate(self, plan: Plan) -> float:
+        """q_J."""
+        return min(1.0, self.energy_records / plan.records)
+
+    def candidate_events(self, plan: Plan) -> tuple[Event, ...]:
+        """(q_J, σ_J) for a private energy."""
+        if self.energy == "public":
+            return ()
+        return (Event(self.energy_rate(plan), noise_level(self.energy_noise_multiplier, plan)),)
+
+    def cap(self, plan: Plan, algorithm: Algorithm) -> int:
+        """T, or min(T, τ*·(μ_0 + 1))."""
+        return min(plan.steps, self.allowed_steps(plan, algorithm) * (self.max_rejections + 1))
+
+    def allowed_steps(self, plan: Plan, algorithm: Algorithm) -> int:
+        """τ*: how many accepted steps the published count allows; T where nobody counts."""
+        if self.published_epsilon is None:
+            return plan.steps
+        low, high = 0, plan.steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = published_count(algorithm, plan, middle) <= self.published_epsilon
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return max(low, 1)
+
+    def start(self, run: Run) -> Accepting:
+        """Keeps counters, and the energy of the current iterate."""
+        return PublicAnnealing(self, run) if self.energy == "public" else PrivateAnnealing(self, run)
+
+
+class _Annealing(Accepting):
+    """What both energies share."""
+
+    accepted: int
+
+    def __init__(self, part: Annealing, run: Run) -> None:
+        self.part, self.run = part, run
+        self.accepted, self.rejected, self.refused_in_a_row = 0, 0, 0
+        self.allowed = part.allowed_steps(run.plan, run.algorithm) if part.may_stop else None
+
+    @property
+    def temperature(self) -> float:
+        """Q."""
+        return self.part.initial_temperature * max(self.accepted, 1)
+
+    def decide(self, change: float) -> bool:
+        """Accept or refuse a candidate whose energy differs by `change`; a coin is drawn whatever it is."""
+        coin = float(self.run.random.uniform(1, "acceptance"))
+        forced = self.refused_in_a_row >= self.part.max_rejections
+        if forced or change <= 0 or coin < math.exp(-change * self.temperature if change > 0 else -math.inf):
+            self.accepted, self.refused_in_a_row = self.accepted + 1, 0
+            self.finished = self.allowed is not None and self.accepted >= self.allowed
+            return True
+        self.rejected, self.refused_in_a_row = self.rejected + 1, self.refused_in_a_row + 1
+        return False
+
+    def shown(self) -> dict[str, float]:
+        """Counts of steps; they follow from released values."""
+        return {"accepted_steps": float(self.accepted), "rejected_steps": float(self.rejected)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters."""
+        return {
+            "accepted": self.accepted,
+            "rejected": self.rejected,
+            "refused_in_a_row": self.refused_in_a_row,
+            "finished": self.finished,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class PublicAnnealing(_Annealing):
+    """Energy on public records; no event of its own."""
+
+    current: float | None = None
+
+    def begin(self) -> None:
+        """J(θ), once."""
+        if self.current is None:
+            self.current = self.run.public_loss(self.part.energy_records)
+
+    def accept(self) -> bool:
+        """Compare J(θ') with J(θ)."""
+        assert self.current is not None
+        candidate = self.run.public_loss(self.part.energy_records)
+        accepted = self.decide(candidate - self.current)
+        self.current = candidate if accepted else self.current
+        return accepted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and J(θ)."""
+        return super().state_dict() | {"current": self.current}
+
+
+class PrivateAnnealing(_Annealing):
+    """Energy on a fresh sample of training records, noised, charged per candidate."""
+
+    _units: Tensor
+    _before: Tensor
+
+    def begin(self) -> None:
+        """Draw V, and look at its losses at θ; they are dropped again after `accept`."""
+        run = self.run
+        rate = self.part.energy_rate(run.plan)
+        self._units = run.random.bernoulli(rate, run.population.size).nonzero().squeeze(1)
+        self._before = self._clipped()
+
+    def accept(self) -> bool:
+        """Release ΔẼ, and decide by it."""
+        part, run = self.part, self.run
+        (event,) = part.candidate_events(run.plan)
+        run.ledger.append(event)
+        change = run.reduce((self._clipped() - self._before).double().sum().view(1))
+        noised = float(change) + event.noise_multiplier * part.loss_bound * float(run.random.normal(1))
+        self._units, self._before = self._units[:0], self._before[:0]
+        return self.decide(noised / (event.sampling_rate * run.plan.records))
+
+    def _clipped(self) -> Tensor:
+        losses = self.run.losses(self._units)
+        return torch.nan_to_num(losses, nan=self.part.loss_bound).clamp(0.0, self.part.loss_bound)
+
+
+def published_count(algorithm: Algorithm, plan: Plan, accepted: int) -> float:
+    """The paper's ε of so many accepted steps: Theorem 1 with the logarithm it lacks, classic conversion."""
+    event = Event(algorithm.sampler.sampling_rate(plan), plan.noise_multiplier, max(accepted, 1))
+    return published_epsilon([event], plan.delta, "classic")
+
+
+def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
+    """Accepted steps only: not a guarantee."""
+    accepted = plan.steps if outcome is None else outcome.accepted_steps
+    formula = (
+        f"RDP of the {accepted} accepted steps alone, classic conversion, integer orders 2 to 64; refused candidates "
+        "are left out, so this figure is no guarantee"
+    )
+    return Published(published_count(algorithm, plan, accepted), formula, guarantee=False)
+
+
+class SADPSGD(AlgorithmSettings):
+    """Settings of SA-DPSGD."""
+
+    clip_norm: Positive = 0.1
+    """C, the bound on each record's gradient."""
+    initial_temperature: Positive = 10.0
+    """Q_0."""
+    max_rejections: Annotated[int, Field(ge=0)] = 10
+    """μ_0: after so many refusals in a row a candidate is accepted anyway (5 on CIFAR-10)."""
+    energy: Literal["public", "private"] = "public"
+    """Whether J is a public set's loss, or a noised loss of training records."""
+    energy_records: Count = 1024
+    """Public records in J, or expected size of the private sample."""
+    energy_noise_multiplier: NoiseLevel = "10x"
+    """σ_J, private energy only; a ratio such as "10x" is to the noise multiplier."""
+    loss_bound: Positive = 4.0
+    """c, the bound on a record's loss, private energy only."""
+    stop_on: Literal["candidates", "published_epsilon"] = "candidates"
+    """Stop after T candidates, or when the paper's count of accepted steps reaches `published_epsilon`."""
+    published_epsilon: Positive | None = None
+    """That figure. It is not a guarantee; the run's ε is that of the most candidates it could have taken."""
+
+    @model_validator(mode="after")
+    def _annealing_holds(self) -> Self:
+        self.annealing()
+        return self
+
+    def annealing(self) -> Annealing:
+        """The acceptance these settings stand for."""
+        return Annealing(**self.model_dump(exclude={"clip_norm"}))
+
+    def build(self) -> Algorithm:
+        """DP-SGD with annealed acceptance."""
+        return Algorithm(
+            name="sa_dpsgd",
+            weights=FlatClip(),
+            initial={"clip_norm": self.clip_norm},
+            acceptance=self.annealing(),
+            published=published,
+        )
