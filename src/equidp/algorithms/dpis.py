@@ -209,7 +209,7 @@ class ImportanceSampling(Sampling):
         noise = noise_fraction * self.run.plan.records
         self.run.ledger.append(Event(1.0, noise))
         total = self.run.reduce(torch.tensor([exact], dtype=torch.float64, device=self.run.population.device))
-        return float(total) + noise * sensitivity * float(self.run.random.normal(1))
+        return float(self.run.random.perturb(total, sensitivity=sensitivity, noise_multiplier=noise))
 
     def _refuse_small_data(self) -> None:
         if self.run.plan.batch_size * (1 + MARGIN) >= self.records:

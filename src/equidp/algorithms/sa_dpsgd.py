@@ -206,7 +206,7 @@ class PrivateAnnealing(_Annealing):
         (event,) = part.candidate_events(run.plan)
         run.ledger.append(event)
         change = run.reduce((self._clipped() - self._before).double().sum().view(1))
-        noised = float(change) + event.noise_multiplier * part.loss_bound * float(run.random.normal(1))
+        noised = float(run.random.perturb(change, sensitivity=part.loss_bound, noise_multiplier=event.noise_multiplier))
         self._units, self._before = self._units[:0], self._before[:0]
         return self.decide(noised / (event.sampling_rate * run.plan.records))
 
