@@ -54,7 +54,14 @@ def label(text: object, longest: int = LONGEST_NAME) -> str:
     return html.escape(words if len(words) <= longest else words[: longest - 1] + "…", quote=False)
 
 
-_AXIS = {"automargin": True, "ticks": "outside", "showline": True, "linecolor": INK, "zeroline": False}
+_AXIS = {
+    "automargin": True,
+    "title": {"standoff": 12},
+    "ticks": "outside",
+    "showline": True,
+    "linecolor": INK,
+    "zeroline": False,
+}
 _TEMPLATE = go.layout.Template(
     layout={
         "font": {"family": FONT, "size": 12, "color": INK},
@@ -131,7 +138,13 @@ def bars(name: str, look: Look, x: Iterable, y: Iterable, **more: object) -> go.
         marker={
             "color": look.colour,
             "line": {"color": INK, "width": 0.5},
-            "pattern": {"shape": look.pattern, "fgcolor": "white", "size": 6, "solidity": 0.25},
+            "pattern": {
+                "shape": look.pattern,
+                "fillmode": "overlay",
+                "fgcolor": "white",
+                "size": 6,
+                "solidity": 0.25,
+            },
         },
         **more,
     )

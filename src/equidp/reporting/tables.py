@@ -224,7 +224,7 @@ def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[
         for name, document in private.items():
             yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
     several = len(documents) > 2
-    for metric in ("balanced_accuracy", "auroc", "loss") if several else METRICS[1:]:
+    for metric in ("auroc",) if several else METRICS[1:]:
         if metric == "balanced_accuracy" and grouping == "class":
             continue  # within one class it is the accuracy
         for name, document in (documents if several else private or documents).items():
