@@ -27,10 +27,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mlflow import MlflowClient
 
     folder = tmp_path_factory.mktemp("template")
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in ("pyproject.toml", ".telemetry"):
+        shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "conf", folder / "conf", ignore=shutil.ignore_patterns("local"))
     (folder / "conf" / "local").mkdir()
-    (folder / "src").symlink_to(ROOT / "src")
+    (folder / "src").mkdir()  # the package is the installed one
     (folder / "data" / "01_raw").mkdir(parents=True)
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     client.search_experiments()

@@ -31,11 +31,14 @@ class EquidpConfigLoader(OmegaConfigLoader):
     def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
         project = Path(conf_source).resolve().parent
         kwargs["custom_resolvers"] = {
-            "oc.env": oc.env,  # Kedro allows it for credentials only
-            "project": lambda path, scheme: PROJECT_URIS[scheme](project / path),
+            "oc.env": oc.env,
             **(kwargs.get("custom_resolvers") or {}),
-        }
+        }  # not for credentials only
         super().__init__(conf_source, *args, **kwargs)
+        # Kedro registers a resolver once per process, which would keep the first project's path for all later ones
+        OmegaConf.register_new_resolver(
+            "project", lambda path, scheme: PROJECT_URIS[scheme](project / path), replace=True
+        )
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """As Kedro's; parameters are resolved once and kept."""

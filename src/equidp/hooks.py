@@ -12,6 +12,7 @@ from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
+from kedro_mlflow.framework.hooks.mlflow_hook import mlflow_hook
 from mlflow import MlflowClient
 from rich.console import Console
 
@@ -61,8 +62,9 @@ class RunHook:
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Say which algorithms run, as ingestion sets public records aside for those that need them."""
-        options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
-        catalog["algorithms"] = options
+        catalog["algorithms"] = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
+        # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
+        mlflow_hook.run_id = None
         # kedro-mlflow looks at the catalog's entries before factory patterns have made any: make them now
         for name in pipeline.datasets():
             catalog.get(name, fallback_to_runtime_pattern=True)

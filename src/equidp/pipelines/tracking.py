@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import mlflow.pyfunc
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.utils.time import get_current_time_millis
@@ -97,6 +96,8 @@ def log_model(algorithm: str, weights: Path) -> None:
     """Upload the model as pyfunc: a code file and safetensors, loadable as `runs:/<run id>/model`."""
     if algorithm not in _current.runs:
         return
+    import mlflow.pyfunc  # late: it brings a second of imports
+
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
         mlflow.pyfunc.save_model(
