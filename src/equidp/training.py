@@ -28,6 +28,7 @@ from equidp.engine.secure import SecureRandom
 from equidp.engine.trainer import EpochCallback, Trainer, choose_device
 from equidp.errors import EquidpError
 from equidp.models import build_model
+from equidp.models.features import is_raw_image
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
 
@@ -87,10 +88,17 @@ def record_loss(weights: tuple[float, ...] | None, device: torch.device) -> Any:
     return lambda outputs, labels: plain(outputs, labels) * scale[labels]
 
 
-def make_model(schema: Schema, model: ModelSettings, algorithm: Algorithm | None, seed: int) -> nn.Module:
-    """The model an algorithm trains: the dataset's, with what the algorithm imposes on it. Same seed, same start."""
-    imposed = dict(algorithm.model_options) if algorithm else {}
-    return build_model(model.name, schema, options={**model.options, **imposed}, seed=derived_seed(seed, "model"))
+def imposed(model: ModelSettings, algorithm: Algorithm, schema: Schema) -> ModelSettings:
+    """The run's model, with what the algorithm imposes on it: options, or another head for features of its own."""
+    if algorithm.model and schema.kind == "image" and not is_raw_image(schema):
+        model = ModelSettings(name=algorithm.model)
+    return model.model_copy(update={"options": {**model.options, **algorithm.model_options}})
+
+
+def make_model(schema: Schema, model: ModelSettings, algorithm: Algorithm, seed: int) -> nn.Module:
+    """The model an algorithm trains. Algorithms of one seed that train the same model start from the same weights."""
+    chosen = imposed(model, algorithm, schema)
+    return build_model(chosen.name, schema, options=chosen.options, seed=derived_seed(seed, "model"))
 
 
 def train_model(

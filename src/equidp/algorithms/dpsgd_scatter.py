@@ -7,6 +7,8 @@ can also normalise by statistics of the private data, at a cost in ε; nothing i
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.engine.algorithm import Algorithm
 from equidp.engine.parts import FlatClip, Positive
@@ -15,8 +17,12 @@ from equidp.engine.parts import FlatClip, Positive
 class DPSGDScatter(AlgorithmSettings):
     """Settings of DP-SGD on scattering features (DP-SGD-HF)."""
 
+    features: ClassVar[str | None] = "scatter"
+
     clip_norm: Positive = 1.0
     """C, the bound on each record's gradient."""
+    model: Literal["scatter_linear", "scatter_cnn"] = "scatter_linear"
+    """What is trained on the features; data without images keep the run's own model."""
 
     def build(self) -> Algorithm:
         """Flat clipping, constant noise, features computed once."""
@@ -24,5 +30,5 @@ class DPSGDScatter(AlgorithmSettings):
             name="dpsgd_scatter",
             weights=FlatClip(),
             initial={"clip_norm": self.clip_norm},
-            features="scatter",
+            model=self.model,
         )

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from equidp.engine.algorithm import Algorithm
 from equidp.engine.parts import Part
 
 
 class AlgorithmSettings(Part, ABC):
-    """Settings of one algorithm, with its paper's names and defaults. Unknown keys are refused."""
+    """Settings of one algorithm, with its paper's names and defaults. Unknown keys are refused.
+
+    Attributes:
+        features: name of a fixed map of the records that the algorithm trains on, or None.
+    """
+
+    features: ClassVar[str | None] = None
 
     @abstractmethod
     def build(self) -> Algorithm:

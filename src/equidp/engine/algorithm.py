@@ -68,7 +68,7 @@ class Algorithm:
     Attributes:
         initial: public values at the first step, `clip_norm` among them.
         model_options: settings that the algorithm imposes on the model (a bounded activation, say).
-        features: name of a fixed feature map that the algorithm trains on, or None.
+        model: name of the model that the algorithm's own features need, or None for the run's.
         published: the paper's own figure; default RDP of the gradients' events, improved conversion.
 
     Raises:
@@ -85,7 +85,7 @@ class Algorithm:
     update: Update = field(default_factory=Update)
     acceptance: Acceptance = field(default_factory=AlwaysAccept)
     model_options: Mapping[str, object] = field(default_factory=dict)
-    features: str | None = None
+    model: str | None = None
     published: PublishedRule | None = None
 
     def __post_init__(self) -> None:

@@ -50,8 +50,10 @@ class Recipe:
     build: Callable[[], Records]
 
 
-class OnceRecordsDataset(AbstractDataset[Recipe, Records]):
+class OnceRecordsDataset(AbstractDataset[Recipe | Records, Records]):
     """Records kept by fingerprint: saving a recipe whose records exist already costs nothing.
+
+    Plain records are passed on in memory: there was nothing to be made.
 
     Args:
         filepath: folder of the files; one file per fingerprint, so that settings never overwrite each other.
@@ -59,11 +61,14 @@ class OnceRecordsDataset(AbstractDataset[Recipe, Records]):
 
     def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
         self._folder = Path(filepath)
-        self._current: Path | None = None
+        self._current: Path | Records | None = None
         self.metadata = metadata
 
-    def save(self, data: Recipe) -> None:
+    def save(self, data: Recipe | Records) -> None:
         """Make and store the records, unless they are there."""
+        if isinstance(data, Records):
+            self._current = data
+            return
         path = self._folder / f"{data.fingerprint[:16]}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,18 +77,18 @@ class OnceRecordsDataset(AbstractDataset[Recipe, Records]):
 
     def load(self) -> Records:
         """The records saved in this run; in a run that starts later in the pipeline, the newest there are."""
-        path = self._current or max(self._folder.glob("*.safetensors"), key=os.path.getmtime, default=None)
-        if path is None:
+        found = self._current or max(self._folder.glob("*.safetensors"), key=os.path.getmtime, default=None)
+        if found is None:
             raise EquidpError(
                 f"No records in {self._folder}: run `kedro run --pipeline=ingestion` for this dataset first."
             )
-        return storage.load(path)
+        return found if isinstance(found, Records) else storage.load(found)
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._folder)}
 
     def _exists(self) -> bool:
-        return self._folder.is_dir() and any(self._folder.glob("*.safetensors"))
+        return isinstance(self._current, Records) or (self._folder.is_dir() and any(self._folder.glob("*.safetensors")))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ import plotly.graph_objects as go
 
 from equidp import __version__
 from equidp.algorithms import algorithm_settings
+from equidp.engine.trainer import choose_device
+from equidp.models import features, model_features
+from equidp.models.features import is_raw_image
 from equidp.parameters import DataSettings
 from equidp.pipelines.datasets import Recipe
 from equidp.records import Records, Split
@@ -30,9 +33,27 @@ def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tupl
     chosen = source(settings.source, settings.options)
     files = chosen.locate(raw_folder)
     facts = {"dataset": dataset, "source": settings.source, "options": settings.options, "version": __version__}
-    key = json.dumps({**facts, "raw": files.fingerprint}, sort_keys=True)
-    provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths)}
-    return Recipe(hashlib.sha256(key.encode()).hexdigest(), lambda: chosen.read(files)), provenance
+    key = hashlib.sha256(json.dumps({**facts, "raw": files.fingerprint}, sort_keys=True).encode()).hexdigest()
+    provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
+    return Recipe(key, lambda: chosen.read(files)), provenance
+
+
+def extract_features(
+    records: Records, provenance: dict[str, Any], model: dict[str, Any], training: dict[str, Any]
+) -> Recipe | Records:
+    """Features of a model that trains on a fixed map of the records (a frozen backbone, say); else the records."""
+    wanted = model_features(model["name"], model["options"])
+    return records if wanted is None else features_recipe(records, provenance, *wanted, training)
+
+
+def features_recipe(
+    records: Records, provenance: dict[str, Any], name: str, options: dict[str, Any], training: dict[str, Any]
+) -> Recipe | Records:
+    """How to extract features, once per (raw files, encoding, map, weights); records that have no such map stay."""
+    if not is_raw_image(records.schema):
+        return records
+    key = hashlib.sha256(f"{provenance['fingerprint']}/{features.fingerprint(name, options)}".encode()).hexdigest()
+    return Recipe(key, lambda: features.extract(records, name, options, choose_device(training["device"])))
 
 
 def split_records(

@@ -1,4 +1,4 @@
-"""raw folder → records → train, test, public → group counts."""
+"""raw folder → records → features → train, test, public → group counts."""
 
 from kedro.pipeline import Node, Pipeline
 
@@ -19,8 +19,15 @@ def create_pipeline() -> Pipeline:
                 namespace=GROUP,
             ),
             Node(
+                nodes.extract_features,
+                inputs=["records", "provenance", "params:model", "params:training"],
+                outputs="features",
+                name="extract_features",
+                namespace=GROUP,
+            ),
+            Node(
                 nodes.split_records,
-                inputs=["records", "params:data", "params:seed", "algorithms"],
+                inputs=["features", "params:data", "params:seed", "algorithms"],
                 outputs=["train", "test", "public"],
                 name="split_records",
                 namespace=GROUP,

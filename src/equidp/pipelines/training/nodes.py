@@ -19,10 +19,18 @@ from equidp.evaluation.live import live_metrics
 from equidp.models import build_model
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines import tracking
-from equidp.pipelines.datasets import Weights
+from equidp.pipelines.datasets import Recipe, Weights
+from equidp.pipelines.ingestion.nodes import features_recipe
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.records import Records, Schema, Split
-from equidp.training import Trained, plan_run, predict, privacy_statement, train_model, units_in
+from equidp.training import Trained, imposed, plan_run, predict, privacy_statement, train_model, units_in
+
+
+def extract_own_features(
+    records: Records, provenance: dict[str, Any], training: dict[str, Any], *, name: str
+) -> Recipe | Records:
+    """The fixed map that this algorithm trains on."""
+    return features_recipe(records, provenance, name, {}, training)
 
 
 def plan_training(
@@ -101,9 +109,10 @@ def train_network(
         )
 
     arrays = group_arrays(test, groups)
+    built = imposed(ModelSettings(**model), chosen, train.schema)
     card = {
-        "model": model["name"],
-        "options": {**model["options"], **chosen.model_options},
+        "model": built.name,
+        "options": built.options,
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
         "source": data["source"],

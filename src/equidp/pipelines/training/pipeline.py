@@ -5,15 +5,57 @@ from functools import partial, update_wrapper
 
 from kedro.pipeline import Node, Pipeline, pipeline
 
+from equidp.algorithms import ALGORITHMS
+from equidp.pipelines.ingestion.nodes import split_records
 from equidp.pipelines.training import nodes
 
-SHARED_INPUTS = {"train", "test", "public"}
-SHARED_PARAMETERS = {"params:data", "params:model", "params:privacy", "params:training", "params:seed", "params:resume"}
+PARTS = {"train", "test", "public"}
+SHARED_PARAMETERS = {
+    "params:data",
+    "params:model",
+    "params:privacy",
+    "params:training",
+    "params:seed",
+    "params:resume",
+}
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
-    """Training of one algorithm. Only `<algorithm>.options` differ between algorithms."""
-    body = Pipeline(
+    """Training of one algorithm. Only `<algorithm>.options` differ between algorithms.
+
+    An algorithm that trains on a fixed map of the records has its own features, split by the same draw.
+    """
+    body = _body(algorithm)
+    name = ALGORITHMS[algorithm].features
+    if name is None:
+        return pipeline(body, namespace=algorithm, inputs=PARTS, parameters=SHARED_PARAMETERS)
+    whole = _own_features(name) + body
+    shared = {"records", "provenance", "algorithms"}
+    return pipeline(whole, namespace=algorithm, inputs=shared, parameters=SHARED_PARAMETERS)
+
+
+def _own_features(name: str) -> Pipeline:
+    extract = update_wrapper(partial(nodes.extract_own_features, name=name), nodes.extract_own_features)
+    return Pipeline(
+        [
+            Node(
+                extract,
+                inputs=["records", "provenance", "params:training"],
+                outputs="features",
+                name="extract_features",
+            ),
+            Node(
+                split_records,
+                inputs=["features", "params:data", "params:seed", "algorithms"],
+                outputs=["train", "test", "public"],
+                name="split_features",
+            ),
+        ]
+    )
+
+
+def _body(algorithm: str) -> Pipeline:
+    return Pipeline(
         [
             Node(
                 _for(nodes.plan_training, algorithm),
@@ -43,7 +85,6 @@ def create_pipeline(algorithm: str) -> Pipeline:
             Node(nodes.score_test, inputs=["model", "test"], outputs="scores", name="score_test"),
         ]
     )
-    return pipeline(body, namespace=algorithm, inputs=SHARED_INPUTS, parameters=SHARED_PARAMETERS)
 
 
 def _for(function: Callable, algorithm: str) -> Callable:
