@@ -97,6 +97,12 @@ def test_epsilon_by_accountant_with_the_published_figure_as_a_level(sample):
     assert set(chart.data[3].y) == {3.9}
 
 
+def test_epsilon_of_many_algorithms_shares_one_figure(sample):
+    chart = figures.epsilon_by_algorithm(sample.histories)
+    assert [t.name for t in chart.data] == ["dpsgd", "dpsgd_f"]
+    assert list(chart.data[1].y) == list(sample.histories["dpsgd_f"]["epsilon"])
+
+
 def test_privacy_utility_averages_seeds_and_draws_the_baseline_as_a_level():
     chart = figures.privacy_utility(runs())
     assert [t.name for t in chart.data] == ["dpsgd", "dpsgd_f", "sgd"]

@@ -146,6 +146,13 @@ def epsilon_over_epochs(history: pd.DataFrame, privacy: Mapping) -> go.Figure:
     return _lines(chart, series)
 
 
+def epsilon_by_algorithm(histories: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """ε spent so far, by algorithm."""
+    chart = figure("ε over training", "epoch", "ε")
+    known = {a: h for a, h in histories.items() if "epsilon" in h}
+    return _lines(chart, {a: (h["epoch"], h["epsilon"]) for a, h in known.items()}, known=histories)
+
+
 def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     """A metric against ε, one line per algorithm: the privacy-utility curve of a sweep.
 

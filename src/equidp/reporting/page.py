@@ -30,6 +30,9 @@ from equidp.reporting.tables import BASELINE, groupings_of
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
 
+MAX_DETAILED = 4
+"""Up to so many private algorithms have a figure each of ε by accountant; more of them share one figure of ε."""
+
 WIDE_FROM = 25
 """A chart with more bars than this takes the page's full width."""
 
@@ -180,10 +183,13 @@ def _training_figures(
     for name, history in histories.items():
         if any(str(column).startswith("clip_norm/") for column in history.columns):
             yield figures.clip_norms(history, name), "One per group, derived from releases with noise."
-        facts = _facts(name, privacy)
-        if facts["private"]:
-            chart = figures.epsilon_over_epochs(history, facts)
-            yield chart.update_layout(title_text=f"{chart.layout.title.text}: {figures.label(name)}"), "By accountant."
+    private = {name: h for name, h in histories.items() if _facts(name, privacy)["private"]}
+    if len(private) > MAX_DETAILED:
+        yield figures.epsilon_by_algorithm(private), "After each epoch."
+        return
+    for name, history in private.items():
+        chart = figures.epsilon_over_epochs(history, _facts(name, privacy))
+        yield chart.update_layout(title_text=f"{chart.layout.title.text}: {figures.label(name)}"), "By accountant."
 
 
 def _diagnostic_figures(histories: Mapping[str, pd.DataFrame]) -> Iterator[tuple[go.Figure, str]]:

@@ -1,9 +1,21 @@
 "use strict";
 
+// Legend rows and upright category names take their room below and above the plot, not out of it.
+function extraHeight(chart, width) {
+  const named = chart.data.filter((trace) => trace.showlegend !== false && trace.name).length;
+  const rows = Math.ceil(named / Math.max(1, Math.floor(width / 165)));
+  const ticks = ((chart.layout.xaxis || {}).ticktext || []).map((text) => text.length);
+  const upright = ticks.reduce((sum, length) => sum + length + 2, 0) * 6.5 > width;
+  return Math.max(0, rows - 1) * 20 + (upright ? Math.max(...ticks) * 6 : 0);
+}
+
 function drawCharts() {
   for (const data of document.querySelectorAll("script[data-chart]")) {
     const chart = JSON.parse(data.textContent);
-    Plotly.newPlot(data.dataset.chart, chart.data, chart.layout, { responsive: true, displaylogo: false });
+    const place = document.getElementById(data.dataset.chart);
+    place.style.height = `${chart.layout.height + extraHeight(chart, place.clientWidth)}px`;
+    delete chart.layout.height;
+    Plotly.newPlot(place, chart.data, chart.layout, { responsive: true, displaylogo: false });
   }
 }
 
