@@ -40,7 +40,7 @@ from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.engine.algorithm import Algorithm, Outcome, Published
-from equidp.engine.budget import ORDERS, SLACK, Budget, epsilon_of, renyi, smallest, total_for
+from equidp.engine.budget import ORDERS, SLACK, Budget, epsilon_of, renyi, renyi_curve, smallest, total_for
 from equidp.engine.ledger import Event, published_epsilon
 from equidp.engine.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
 from equidp.engine.plan import Plan, Segment
@@ -297,9 +297,9 @@ def _worst_case(part: ImportanceSampler, plan: Plan, noise: float) -> list[Event
 
 def _best(part: ImportanceSampler, plan: Plan, noise: float) -> Budget:
     """The order that gives the costliest case at a constant σ its smallest ε."""
-    totals = {order: renyi(_worst_case(part, plan, noise), order) for order in ORDERS}
-    order = min(totals, key=lambda a: epsilon_of(totals[a], a, plan.delta))
-    return Budget(order, totals[order], epsilon_of(totals[order], order, plan.delta))
+    totals = zip(ORDERS, renyi_curve(_worst_case(part, plan, noise), ORDERS), strict=True)
+    budgets = [Budget(order, total, epsilon_of(total, order, plan.delta)) for order, total in totals]
+    return min(budgets, key=lambda budget: budget.epsilon)
 
 
 @lru_cache(maxsize=64)

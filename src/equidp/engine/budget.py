@@ -36,14 +36,18 @@ class Budget:
 
 def renyi(events: Sequence[Event], order: int) -> float:
     """Rényi divergence of all events together at an integer order, by Opacus's analysis."""
+    return renyi_curve(events, (order,))[0]
+
+
+def renyi_curve(events: Sequence[Event], orders: Sequence[int]) -> list[float]:
+    """The same at several orders."""
     from opacus.accountants.analysis.rdp import compute_rdp  # late: importing Opacus costs a second
 
-    return float(
-        sum(
-            compute_rdp(q=e.sampling_rate, noise_multiplier=e.noise_multiplier, steps=e.count, orders=[order])[0]
-            for e in merged(events)
-        )
-    )
+    total = [0.0] * len(orders)
+    for e in merged(events):
+        curve = compute_rdp(q=e.sampling_rate, noise_multiplier=e.noise_multiplier, steps=e.count, orders=list(orders))
+        total = [t + float(c) for t, c in zip(total, curve, strict=True)]
+    return total
 
 
 def epsilon_of(total: float, order: int, delta: float) -> float:

@@ -1,0 +1,281 @@
+"""DPIS: the estimate, the constant length, and the budget that its noise is chosen within."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equidp.algorithms import algorithm_settings
+from equidp.algorithms.dpis import ImportanceSampling
+from equidp.engine.budget import renyi
+from equidp.engine.ledger import Event
+from equidp.engine.plan import Plan
+from equidp.errors import EquidpError
+
+
+def gradients(lab: Any, trainer: Any) -> Tensor:
+    """`[n, d]` gradients of all records, from one-hot weights."""
+    everyone = trainer.population.batch(torch.arange(trainer.population.size))
+    trainer.engine.norms(everyone.features, everyone.labels)
+    return torch.stack([trainer.engine.weighted_sum(row) for row in torch.eye(trainer.population.size)])
+
+
+class TestEstimate:
+    """What a step adds, and what it is on average."""
+
+    def started(self, lab: Any, clip_norm: float = 1.0, **options: Any) -> Any:
+        """A trainer at the start of its first epoch, all noise 0: Ñ = N, K̃ = Σ min(n, C)."""
+        trainer = lab.trainer("dpis", {"clip_norm": clip_norm, **options}, random=lab.random(noise=0.0))
+        trainer.begin_epoch(0)
+        return trainer
+
+    def inclusion(self, trainer: Any, norms: Tensor) -> Tensor:
+        """Probability of being drawn and kept."""
+        sampling = trainer.sampling
+        clipped = torch.minimum(norms.double().clamp(max=sampling.clip), sampling.proposals)
+        return sampling.rates() * clipped / sampling.proposals
+
+    def test_everybody_kept_adds_the_same_length(self, lab: Any) -> None:
+        trainer = self.started(lab)
+        norms = trainer.norms_of_all()
+        weights = trainer.weights(norms, torch.zeros(40, dtype=torch.long), trainer.public_values(trainer.segments[0]))
+        length = trainer.sampling.norm_sum / 40
+        torch.testing.assert_close(weights * norms, torch.full((40,), length), rtol=1e-5, atol=0)
+        assert length == pytest.approx(float(norms.clamp(max=1.0).mean()), rel=1e-5)
+
+    def test_the_estimate_is_the_mean_clipped_gradient(self, lab: Any) -> None:
+        trainer = self.started(lab)
+        g = gradients(lab, trainer)
+        norms = g.norm(dim=1)
+        chance = self.inclusion(trainer, norms)
+        assert (chance <= trainer.sampling.rate * (1 + 1e-9)).all()
+        length = trainer.sampling.contribution
+        estimate = (chance.float() * length / norms) @ g / trainer.plan.batch_size
+        clipped_mean = (norms.clamp(max=1.0) / norms) @ g / 40
+        torch.testing.assert_close(estimate, clipped_mean, rtol=1e-4, atol=1e-6)
+
+    def test_outgrown_proposals_bias_it_as_stated(self, lab: Any) -> None:
+        # E = (1/Ñ)·Σ g·min(1, C/n, ĝ/n): norms have grown since the proposals were made
+        trainer = self.started(lab, clip_norm=100.0)
+        trainer.sampling.proposals /= 20
+        g = gradients(lab, trainer)
+        norms = g.norm(dim=1)
+        proposals = trainer.sampling.proposals.float()
+        estimate = (self.inclusion(trainer, norms).float() * trainer.sampling.contribution / norms) @ g / 10
+        stated = torch.minimum((proposals / norms), torch.ones(40)) @ g / 40
+        torch.testing.assert_close(estimate, stated, rtol=1e-4, atol=1e-6)
+        assert (proposals < norms).any()
+
+    def test_draws_and_second_coins_have_those_chances(self, lab: Any) -> None:
+        trainer = self.started(lab)
+        norms = trainer.norms_of_all()
+        chance, before = self.inclusion(trainer, norms), trainer.sampling.proposals.clone()
+        kept, rounds = torch.zeros(40, dtype=torch.float64), 3000
+        for _ in range(rounds):
+            draw = trainer.draw()
+            kept[draw.units] += trainer.sampling.kept(draw, norms[draw.units]).double()
+            trainer.sampling.proposals.copy_(before)
+        spread = (chance * (1 - chance) / rounds).sqrt()
+        assert ((kept / rounds - chance).abs() <= 4.5 * spread + 1e-9).all()
+
+    def test_proposals_follow_what_was_seen(self, lab: Any) -> None:
+        # k = 5, g_L = 0.01·C, capped at K̃/b: K̃ = 20, b = 10 gives 2
+        trainer = self.started(lab)
+        sampling = trainer.sampling
+        sampling.norm_sum = 20.0
+        draw = type(trainer.draw())(torch.arange(4), torch.zeros(4, dtype=torch.float64))
+        sampling.kept(draw, torch.tensor([0.0, 0.1, 0.9, float("nan")]))
+        assert sampling.proposals[:4].tolist() == pytest.approx([0.05, 0.5, 2.0, 0.05])
+
+    def test_outgrown_proposals_are_counted_as_a_diagnostic(self, lab: Any) -> None:
+        run = lab.trained("dpis", {"clip_norm": 100.0, "proposal_multiplier": 1.0}, diagnostics=True, learning_rate=3.0)
+        assert 0 < run.history[0]["nonprivate/outgrown_proposals"] <= 1
+
+    def test_a_proposal_without_its_cap_is_caught(self, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The planted fault: rates beyond 1 make the estimate shrink, and the paper's division exceed K̃/Ñ."""
+
+        def uncapped(self: ImportanceSampling, clipped: Tensor) -> Tensor:
+            return self.part.proposal_multiplier * clipped.clamp(min=0.01 * self.clip)
+
+        capped = self.started(lab)
+        assert capped.sampling.rates().max() <= 1
+        monkeypatch.setattr(ImportanceSampling, "_proposals", uncapped)
+        faulty = self.started(lab)
+        assert faulty.sampling.rates().max() > 1
+        # the text divides by q·p with q = min(rate, 1): somebody then adds more than K̃/Ñ
+        norms = faulty.norms_of_all().double()
+        clipped = norms.clamp(max=1.0)
+        q, p = faulty.sampling.rates().clamp(max=1.0), clipped / faulty.sampling.proposals
+        assert float((10 * clipped / (40 * q * p)).max()) > faulty.sampling.contribution * 1.01
+
+    def test_non_finite_norms_count_as_zero(self, lab: Any) -> None:
+        records = lab.records(40)
+        sums = []
+        for spoil in (0.0, float("nan")):
+            records.features[3] = spoil
+            trainer = lab.trainer("dpis", records=records, random=lab.random(noise=0.0))
+            trainer.begin_epoch(0)
+            sums.append(trainer.sampling.norm_sum)
+        clean, spoilt = sums
+        assert 0 <= clean - spoilt <= 1.0  # one record's clipped norm, no more
+
+    def test_adaptive_clipping_follows_the_mean_norm(self, lab: Any) -> None:
+        # C_2 = max(0.01·C_1, λ·Σ min(n, C*)/N), C* = 4·C_1, and no K* in the last epoch
+        trainer = self.started(lab, adaptive_clip=True, clip_multiplier=0.5)
+        assert trainer.sampling.next_clip == 1.0  # the only epoch is the last
+        trainer = lab.trainer(
+            "dpis",
+            {"adaptive_clip": True, "clip_multiplier": 0.5},
+            random=lab.random(noise=0.0),
+            plan=lab.plan(epochs=2),
+        )
+        trainer.begin_epoch(0)
+        expected = 0.5 * float(trainer.norms_of_all().clamp(max=4.0).mean())
+        assert trainer.sampling.next_clip == pytest.approx(expected, rel=1e-5)
+        trainer.begin_epoch(1)
+        assert trainer.sampling.clip == pytest.approx(expected, rel=1e-5)
+        gaussians = sum(e.count for e in trainer.ledger.events if e.sampling_rate == 1)
+        assert gaussians == 1 + 2 + 1
+
+    def test_refuses_a_batch_as_large_as_the_data(self, lab: Any) -> None:
+        with pytest.raises(EquidpError, match="noised number of records"):
+            lab.trained("dpis", plan=lab.plan(batch_size=40), random=lab.random(noise=0.0))
+
+
+PLAN = Plan(records=2000, batch_size=100, epochs=10, groups=1, delta=1e-5, noise_multiplier=1.0)
+
+
+class Puppet:
+    """A run whose norms are given, and whose ledger and coins are real: training without a model."""
+
+    def __init__(self, lab: Any, plan: Plan, norms: Any, **options: Any) -> None:
+        self.algorithm = algorithm_settings("dpis", options).build()
+        self.plan, self.norms = plan, norms
+        self.random = lab.random(3)
+        trainer = lab.trainer("dpis")
+        self.ledger = trainer.ledger
+        self.population = type("P", (), {"size": 2000, "device": torch.device("cpu")})()
+        self.sampling = self.algorithm.sampler.start(self)
+
+    def reduce(self, total: Tensor) -> Tensor:
+        return total
+
+    def norms_of_all(self) -> Tensor:
+        return next(self.norms).expand(2000).clone()
+
+    def run(self) -> list[float]:
+        """All epochs; the noise of each."""
+        noise, segment = [], self.algorithm.schedule.segments(self.plan)[0]
+        for epoch, length in enumerate(self.plan.epoch_lengths()):
+            if self.sampling.exhausted:
+                break
+            self.sampling.begin_epoch(epoch)
+            noise.append(self.sampling.gradient_noise)
+            for _ in range(length):
+                if not self.sampling.exhausted:
+                    self.ledger.append(Event(self.sampling.rate, self.sampling.noise(segment)))
+                    self.sampling.draw()
+        return noise
+
+
+@pytest.fixture(scope="module")
+def target() -> Plan:
+    """A plan calibrated to ε = 3."""
+    return algorithm_settings("dpis").build().calibrated(PLAN, 3.0)
+
+
+class TestBudget:
+    """The noise of an epoch depends on outputs; what may be spent does not."""
+
+    @settings(max_examples=25, deadline=None)
+    @given(norms=st.lists(st.sampled_from([0.0, 1e-6, 0.01, 0.3, 1.0, 1e6]), min_size=10, max_size=10))
+    def test_is_never_exceeded_whatever_the_norms_do(self, lab: Any, target: Plan, norms: list[float]) -> None:
+        puppet = Puppet(lab, target, iter(torch.tensor(norms)))
+        puppet.run()
+        budget = puppet.sampling.budget
+        assert budget.holds(puppet.ledger.events)
+        assert puppet.algorithm.covers(target, puppet.ledger.events)
+        assert puppet.algorithm.epsilon(target).value == 3.0
+
+    @settings(max_examples=5, deadline=None)
+    @given(norms=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=10, max_size=10), first=st.floats(0, 1))
+    def test_nor_with_adaptive_clipping_and_other_phases(self, lab: Any, norms: list[float], first: float) -> None:
+        options = {"adaptive_clip": True, "first_phase_fraction": first}
+        plan = algorithm_settings("dpis", options).build().calibrated(PLAN, 2.0)
+        puppet = Puppet(lab, plan, iter(torch.tensor(norms)), **options)
+        puppet.run()
+        assert puppet.sampling.budget.holds(puppet.ledger.events)
+
+    def test_is_used_up_when_every_norm_is_clipped(self, lab: Any, target: Plan) -> None:
+        puppet = Puppet(lab, target, itertools.repeat(torch.tensor(5.0)))
+        noise = puppet.run()
+        spent = renyi(puppet.ledger.events, puppet.sampling.budget.order)
+        assert 0.98 < spent / puppet.sampling.budget.total <= 1 + 1e-9
+        assert max(noise) < 1.1 * target.noise_multiplier
+
+    def test_noise_falls_in_the_second_phase(self, lab: Any, target: Plan) -> None:
+        # the paper's Figure 1: as K̃ stays below its worst case, the last 20 % of the epochs get by with much less noise
+        noise = Puppet(lab, target, itertools.repeat(torch.tensor(0.4))).run()
+        assert len(noise) == 10
+        assert noise[:8] == sorted(noise[:8], reverse=True)
+        assert noise[8] < 0.75 * noise[7]
+
+    def test_without_a_second_phase_it_falls_little(self, lab: Any, target: Plan) -> None:
+        noise = Puppet(lab, target, itertools.repeat(torch.tensor(0.4)), first_phase_fraction=1.0).run()
+        assert noise[8] > 0.8 * noise[7]
+
+    def test_a_given_noise_multiplier_is_kept(self, lab: Any) -> None:
+        puppet = Puppet(lab, PLAN, itertools.repeat(torch.tensor(0.4)))
+        puppet.sampling.records = 2001.0  # as if Ñ had come out above N_0
+        assert puppet.run() == [1.0] * 10
+        assert puppet.algorithm.covers(PLAN, puppet.ledger.events)
+
+    def test_a_small_count_raises_the_noise_rather_than_the_cost(self, lab: Any) -> None:
+        puppet = Puppet(lab, PLAN, itertools.repeat(torch.tensor(5.0)))
+        puppet.sampling.records = 1900.0
+        noise = puppet.run()
+        assert 1.0 < max(noise) < 1.1
+        assert puppet.sampling.budget.holds(puppet.ledger.events)
+
+    def test_does_not_depend_on_the_data(self, target: Plan) -> None:
+        sampler = algorithm_settings("dpis").build().sampler
+        assert sampler.budget(target) == sampler.budget(target)
+        assert sampler.budget(target).epsilon == 3.0
+        assert sampler.budget(target).order >= 2
+
+    def test_is_nearly_the_rdp_guarantee_of_dpsgd(self, target: Plan) -> None:
+        # worst case with plain RDP: σ for ε = 3 differs from DP-SGD's only by the cost of Ñ and K̃
+        from equidp.engine.ledger import rdp_epsilon
+
+        plain = rdp_epsilon([Event(0.05, target.noise_multiplier, 200)], 1e-5)
+        assert 2.5 < plain < 3.0
+
+    def test_an_unreachable_target_names_what_costs_it(self) -> None:
+        with pytest.raises(EquidpError, match="sum_noise_fraction"):
+            algorithm_settings("dpis", {"sum_noise_fraction": 1e-4}).build().calibrated(PLAN, 0.5)
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        order=st.integers(2, 64),
+        rate=st.floats(1e-4, 0.3),
+        noise=st.floats(0.5, 5.0),
+        share=st.floats(0.0, 1.0),
+    )
+    def test_the_costliest_sum_is_the_largest(self, order: int, rate: float, noise: float, share: float) -> None:
+        # K̃ between b·C and Ñ·C: rate b·C/K̃ and multiplier σ·C·Ñ/K̃, worst at K̃ = Ñ·C at integer orders
+        fill = rate + share * (1 - rate)  # K̃/(Ñ·C)
+        inside = renyi([Event(min(1.0, rate / fill), noise / fill)], order)
+        assert inside <= renyi([Event(rate, noise)], order) * (1 + 1e-6) + 1e-12
+
+    def test_the_published_figure_leaves_out_and_amplifies(self, lab: Any) -> None:
+        run = lab.trained("dpis", plan=lab.plan(epochs=2))
+        published = run.trainer.published_epsilon()
+        assert not published.guarantee
+        assert "amplified" in published.formula
+        assert 0 < published.value < run.trainer.algorithm.epsilon(run.trainer.plan).value

@@ -1,0 +1,145 @@
+"""PSASC with momentum, against an implementation that keeps every gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from equidp.algorithms import algorithm_settings
+from equidp.algorithms.psasc import AdaptiveScaling
+from equidp.algorithms.psasc_momentum_gd import record_gradients
+from equidp.engine.parts import tensors
+from equidp.errors import EquidpError
+
+
+def network() -> nn.Module:
+    """Convolution, normalisation and linear layers on 6 features seen as a 1×6 image."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 1, 6)),
+        nn.Conv2d(1, 4, (1, 3), padding="same"),
+        nn.Tanh(),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.Linear(24, 5),
+        nn.Tanh(),
+        nn.Linear(5, 3),
+    )
+
+
+def weigh(norms: Tensor, clip_norm: float = 0.1, scale: float = 0.8, stability: float = 1e-4) -> Tensor:
+    return clip_norm / (scale * norms + stability / (norms + stability))
+
+
+class TestSGD:
+    """Algorithm 3."""
+
+    @pytest.mark.parametrize("length", [0, 1, 3])
+    def test_equals_one_that_materialises(self, lab: Any, length: int) -> None:
+        options = {"inner_momentum": 0.5, "outer_momentum": 0.2, "momentum_length": length}
+        plan = lab.plan(epochs=2)
+
+        def trainer() -> Any:
+            return lab.trainer(
+                "psasc_momentum", options, model=network(), plan=plan, random=lab.random(noise=0.0), learning_rate=0.5
+            )
+
+        ours, naive = trainer(), trainer()
+        iterates, memory = [naive.engine.flatten()], torch.zeros(naive.engine.dimension)
+        for step in range(plan.steps):
+            ours.run_steps(1)
+            units = naive.draw().units
+            batch = naive.population.batch(units)
+            momenta = torch.zeros(len(units), naive.engine.dimension)
+            for age in range(min(length, step) + 1):
+                naive.engine.load_(iterates[step - age])
+                momenta += 0.5**age * record_gradients(naive.engine, batch)
+            memory = 0.8 * memory + weigh(momenta.norm(dim=1)) @ momenta
+            iterates.append(iterates[step] - 0.5 * memory / plan.batch_size)
+            theta = ours.engine.flatten()
+            assert float((theta - iterates[-1]).norm() / iterates[-1].norm()) < 1e-5
+
+    def test_keeps_only_the_snapshots_it_needs(self, lab: Any) -> None:
+        trainer = lab.trainer("psasc_momentum", {"momentum_length": 2}, plan=lab.plan(epochs=2))
+        thetas = []
+        for _ in range(5):
+            thetas.append(trainer.engine.flatten())
+            trainer.run_steps(1)
+        assert len(trainer.contributing.past) == 2
+        assert torch.equal(trainer.contributing.past[0], thetas[-1])
+        assert torch.equal(trainer.contributing.past[1], thetas[-2])
+
+    def test_outer_momentum_remembers(self, lab: Any) -> None:
+        # M_1 = 1, M_2 = 1 + 0.8·1, M_3 = 1 + 0.8·1.8
+        updating = lab.trainer("psasc_momentum").updating
+        ones = torch.ones(2)
+        assert [updating.direction(ones)[0].item() for _ in range(3)] == pytest.approx([1.0, 1.8, 2.44])
+
+
+class TestGD:
+    """Algorithm 2."""
+
+    def test_equals_the_recursion(self, lab: Any) -> None:
+        plan = lab.plan(epochs=4)
+
+        def trainer() -> Any:
+            return lab.trainer(
+                "psasc_momentum_gd", {"momentum": 0.3}, model=network(), plan=plan, random=lab.random(noise=0.0),
+                learning_rate=0.5,
+            )  # fmt: skip
+
+        ours, naive = trainer(), trainer()
+        batch, means = naive.population.batch(torch.arange(40)), None
+        for _ in range(4):
+            ours.run_steps(1)
+            fresh = record_gradients(naive.engine, batch)
+            means = fresh if means is None else 0.3 * fresh + 0.7 * means
+            naive.engine.load_(naive.engine.flatten() - 0.5 * (weigh(means.norm(dim=1)) @ means) / 40)
+        torch.testing.assert_close(ours.engine.flatten(), naive.engine.flatten(), rtol=1e-5, atol=1e-6)
+
+    def test_materialised_gradients_are_the_engines(self, lab: Any) -> None:
+        trainer = lab.trainer("psasc_momentum_gd", model=network())
+        batch = trainer.population.batch(torch.arange(7))
+        found = record_gradients(trainer.engine, batch)
+        norms = trainer.engine.norms(batch.features, batch.labels)
+        torch.testing.assert_close(found.norm(dim=1), norms, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found.sum(0), trainer.engine.weighted_sum(torch.ones(7)), rtol=1e-4, atol=1e-5)
+
+    def test_is_refused_where_it_would_not_fit(self, lab: Any) -> None:
+        options = {
+            "sampler": "full_batch",
+            "contribution": {"name": "record_momentum", "memory_limit": 1e-9},
+            "weights": "psasc",
+        }
+        with pytest.raises(EquidpError, match="memory_limit"):
+            lab.trainer("custom", options)
+
+    def test_needs_everybody_in_every_step(self) -> None:
+        with pytest.raises(EquidpError, match="full_batch"):
+            algorithm_settings("custom", {"contribution": "record_momentum"}).build()
+
+    def test_batch_size_is_the_number_of_records(self, lab: Any) -> None:
+        trainer = lab.trainer("psasc_momentum_gd", plan=lab.plan(epochs=5))
+        assert (trainer.plan.batch_size, trainer.plan.steps) == (40, 5)
+        assert trainer.algorithm.adapt(trainer.plan) == trainer.plan
+
+
+class TestWeight:
+    """Eq. 6."""
+
+    @given(scale=st.floats(0.1, 2.0), stability=st.floats(1e-6, 0.5))
+    def test_the_largest_weight_is_where_the_paper_says(self, scale: float, stability: float) -> None:
+        # max w = C/(1 − (1 − √(s·r))²) where r ≤ 1/s, at n = √(r/s) − r
+        rule = AdaptiveScaling(scale=scale, stability=stability)
+        public = tensors({"clip_norm": 1.0}, "cpu")
+        top = 1 / (1 - (1 - (scale * stability) ** 0.5) ** 2)
+        norms = torch.cat([torch.linspace(0, 5, 2000), torch.tensor([(stability / scale) ** 0.5 - stability])])
+        found = rule.weights(norms.clamp(min=0).double(), {k: v.double() for k, v in public.items()})
+        assert float(found.max()) <= top * (1 + 1e-6)
+        if stability <= 1 / scale:
+            assert float(found[-1]) == pytest.approx(top, rel=1e-6)

@@ -1,0 +1,204 @@
+"""SA-DPSGD: who is accepted, what a refusal leaves behind, and what is charged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from equidp.algorithms import algorithm_settings
+from equidp.algorithms.sa_dpsgd import published_count
+from equidp.engine.ledger import Event, epsilon
+from equidp.engine.plan import Plan
+from equidp.errors import EquidpError
+
+
+def annealer(lab: Any, **options: Any) -> Any:
+    """The acceptance of a fresh trainer."""
+    return lab.trainer("sa_dpsgd", options).accepting
+
+
+class TestDecision:
+    """Golden values of the rule."""
+
+    def coin(self, monkeypatch: pytest.MonkeyPatch, accepting: Any, value: float) -> None:
+        monkeypatch.setattr(accepting.run.random, "uniform", lambda size, stream: torch.tensor([value]))
+
+    def test_the_chance_falls_with_the_change_and_with_every_acceptance(
+        self, lab: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Q = 10 before and after the first acceptance (τ = 1), then 20: exp(−0.05·10) = 0.6065, exp(−0.05·20) = 0.3679
+        accepting = annealer(lab)
+        self.coin(monkeypatch, accepting, 0.6)
+        assert accepting.decide(0.05)
+        assert accepting.decide(0.05)
+        assert accepting.temperature == 20.0
+        assert not accepting.decide(0.05)
+        self.coin(monkeypatch, accepting, 0.36)
+        assert accepting.decide(0.05)
+        assert (accepting.accepted, accepting.rejected) == (3, 1)
+
+    def test_no_worse_is_always_accepted(self, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        accepting = annealer(lab)
+        self.coin(monkeypatch, accepting, 0.999999)
+        assert accepting.decide(0.0)
+        assert accepting.decide(-1e-9)
+
+    def test_after_enough_refusals_in_a_row_anything_is_accepted(self, lab: Any) -> None:
+        accepting = annealer(lab, max_rejections=3)
+        decisions = [accepting.decide(1e9) for _ in range(8)]
+        assert decisions == [False, False, False, True] * 2
+
+    @pytest.mark.parametrize("change", [math.nan, math.inf])
+    def test_a_broken_candidate_is_refused(self, lab: Any, change: float) -> None:
+        assert not annealer(lab).decide(change)
+
+    def test_frequencies(self, lab: Any) -> None:
+        accepting = annealer(lab, max_rejections=10**6)
+        taken = []
+        for _ in range(4000):
+            accepting.accepted = 1
+            taken.append(accepting.decide(0.05))
+        assert sum(taken) / 4000 == pytest.approx(math.exp(-0.5), abs=0.03)
+
+
+class TestRefusal:
+    """A refused step leaves nothing but its charge."""
+
+    def test_restores_parameters_and_optimiser(self, lab: Any) -> None:
+        trainer = lab.trainer("sa_dpsgd", optimizer="adam")
+        trainer.run_steps(1)
+        before, memory = trainer.engine.flatten(), trainer.state_dict()["optimizer"]
+        trainer.accepting.decide = lambda change: False
+        trainer.run_steps(1)
+        assert torch.equal(trainer.engine.flatten(), before)
+        after = trainer.state_dict()["optimizer"]
+        assert all(torch.equal(after["state"][k][n], v) for k, e in memory["state"].items() for n, v in e.items())
+
+    def test_restores_momentum_too(self, lab: Any) -> None:
+        options = {"update": "outer_momentum", "acceptance": "annealing"}
+        trainer = lab.trainer("custom", options)
+        trainer.run_steps(1)
+        memory = trainer.updating.memory.clone()
+        trainer.accepting.decide = lambda change: False
+        trainer.run_steps(1)
+        assert torch.equal(trainer.updating.memory, memory)
+
+    def test_is_charged_like_an_acceptance(self, lab: Any) -> None:
+        trainer = lab.trainer("sa_dpsgd", plan=lab.plan(epochs=3))
+        trainer.accepting.decide = lambda change: False
+        trainer.train(progress=False)
+        assert trainer.ledger.events == (Event(0.25, 1.0, 12),)
+
+    def test_counts_are_told(self, lab: Any) -> None:
+        run = lab.trained("sa_dpsgd", plan=lab.plan(epochs=5), learning_rate=5.0)
+        last = run.history[-1]
+        assert last["accepted_steps"] + last["rejected_steps"] == 20
+        assert last["rejected_steps"] > 0
+
+
+class TestEnergy:
+    """Where J comes from."""
+
+    def test_is_the_public_mean_loss(self, lab: Any) -> None:
+        trainer = lab.trainer("sa_dpsgd")
+        public = trainer.public_part
+        trainer.accepting.begin()
+        with torch.no_grad():
+            expected = lab.cross_entropy(trainer.model(public.features), public.labels).mean()
+        assert trainer.accepting.current == pytest.approx(float(expected), rel=1e-6)
+
+    def test_takes_only_so_many_public_records(self, lab: Any) -> None:
+        trainer = lab.trainer("sa_dpsgd")
+        public = trainer.public_part
+        with torch.no_grad():
+            expected = lab.cross_entropy(trainer.model(public.features[:5]), public.labels[:5]).mean()
+        assert trainer.public_loss(5) == pytest.approx(float(expected), rel=1e-6)
+
+    def test_is_refused_without_public_records(self, lab: Any) -> None:
+        with pytest.raises(EquidpError, match=r"data\.public_fraction"):
+            lab.trainer("sa_dpsgd", public=None)
+        assert algorithm_settings("sa_dpsgd").build().needs_public
+        assert not algorithm_settings("dpsgd").build().needs_public
+
+    def test_a_private_energy_needs_none_and_is_charged_per_candidate(self, lab: Any) -> None:
+        options = {"energy": "private", "energy_records": 20, "energy_noise_multiplier": 7.0}
+        run = lab.trained("sa_dpsgd", options, public=None)
+        assert run.trainer.ledger.events == (Event(0.25, 1.0), Event(0.5, 7.0)) * 4
+        assert run.trainer.algorithm.covers(run.trainer.plan, run.trainer.ledger.events)
+
+    def test_a_private_energy_moves_by_at_most_the_loss_bound(self, lab: Any) -> None:
+        # one record joins V: the sum of differences of clipped losses moves by at most c, whatever its losses
+        records = lab.records(40)
+        records.features[0] = 1e4
+        records.features[1] = float("nan")
+        trainer = lab.trainer(
+            "sa_dpsgd", {"energy": "private", "energy_records": 40, "loss_bound": 2.0}, records=records, public=None
+        )
+        accepting = trainer.accepting
+        accepting.begin()
+        trainer.engine.load_(torch.randn(trainer.engine.dimension, generator=torch.Generator().manual_seed(0)) * 5)
+        terms = accepting._clipped() - accepting._before
+        assert terms.isfinite().all()
+        assert float(terms.abs().max()) <= 2.0
+
+    def test_the_release_is_scaled_to_a_mean(self, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        options = {"energy": "private", "energy_records": 40}
+        trainer = lab.trainer("sa_dpsgd", options, public=None, random=lab.random(noise=0.0))
+        seen: list[float] = []
+        monkeypatch.setattr(trainer.accepting, "decide", lambda change: seen.append(change) or True)
+        everyone = torch.arange(40)
+        before = trainer.losses(everyone).clamp(0, 4)
+        trainer.run_steps(1)
+        after = trainer.losses(everyone).clamp(0, 4)
+        assert seen[0] == pytest.approx(float((after - before).mean()), abs=1e-6)
+
+
+class TestStopping:
+    """The paper's stopping rule, and the cap that stands for it."""
+
+    def test_the_papers_mnist_setting(self) -> None:
+        # published 3 at σ = 1.23, B = 512; the sound figure of the cap τ*·11 is above 9
+        options = {"stop_on": "published_epsilon", "published_epsilon": 3.0}
+        algorithm = algorithm_settings("sa_dpsgd", options).build()
+        plan = Plan(60000, 512, 500, 10, 1e-5, 1.23)
+        allowed = algorithm.acceptance.allowed_steps(plan, algorithm)
+        assert published_count(algorithm, plan, allowed) <= 3.0 < published_count(algorithm, plan, allowed + 1)
+        (event,) = algorithm.events(plan)
+        assert event.count == 11 * allowed
+        assert epsilon([event], 1e-5).value == pytest.approx(9.3, abs=0.1)
+
+    def test_stops_at_the_allowed_count_and_is_covered_by_its_cap(self, lab: Any) -> None:
+        plan = lab.plan(records=400, epochs=2)
+        count = algorithm_settings("sa_dpsgd").build()
+        options = {"stop_on": "published_epsilon", "published_epsilon": published_count(count, plan, 6) + 1e-6}
+        run = lab.trained("sa_dpsgd", options, plan=plan)
+        algorithm = run.trainer.algorithm
+        assert run.trainer.outcome().accepted_steps == 6
+        assert run.trainer.finished
+        assert run.trainer.steps_done < plan.steps
+        assert algorithm.events(plan) == (Event(0.025, 1.0, 66),)
+        assert algorithm.covers(plan, run.trainer.ledger.events)
+        assert not algorithm.fixed
+        assert len(algorithm.epsilon_path(plan)) == 2
+        assert run.trainer.published_epsilon().value == pytest.approx(options["published_epsilon"], abs=1e-5)
+
+    def test_a_target_cannot_be_solved_for(self, lab: Any) -> None:
+        options = {"stop_on": "published_epsilon", "published_epsilon": 3.0}
+        with pytest.raises(EquidpError, match=r"privacy\.noise_multiplier"):
+            algorithm_settings("sa_dpsgd", options).build().calibrated(lab.plan(), 3.0)
+
+    @pytest.mark.parametrize("options", [{"stop_on": "published_epsilon"}, {"published_epsilon": 3.0}])
+    def test_rule_and_figure_belong_together(self, options: dict[str, Any]) -> None:
+        with pytest.raises(EquidpError, match="belong together"):
+            algorithm_settings("sa_dpsgd", options)
+
+    def test_the_published_figure_says_that_it_is_none(self, lab: Any) -> None:
+        run = lab.trained("sa_dpsgd", plan=lab.plan(epochs=5), learning_rate=5.0)
+        published, sound = run.trainer.published_epsilon(), run.trainer.algorithm.epsilon(run.trainer.plan)
+        assert not published.guarantee
+        assert "no guarantee" in published.formula
+        assert published.value < published_count(run.trainer.algorithm, run.trainer.plan, 20)
+        assert sound.value == epsilon([Event(0.25, 1.0, 20)], 1e-5).value
