@@ -23,6 +23,8 @@ from equidp.pipelines.provenance import git_commit
 from equidp.reporting.tables import print_table, results_table
 
 ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure")
+AUDIT = "audit"
+AUDIT_ARTIFACTS = ("audit_findings", "audit_bounds", "audit_exposure")
 WIDTH = 100
 SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
@@ -33,6 +35,11 @@ def algorithms_in(pipeline: Pipeline) -> tuple[str, ...]:
     """The algorithms a pipeline trains, in the registry's order."""
     namespaces = {node.namespace for node in pipeline.nodes}
     return tuple(name for name in ALGORITHMS if name in namespaces)
+
+
+def audits(pipeline: Pipeline) -> bool:
+    """Whether a pipeline is an audit."""
+    return any(node.namespace == AUDIT for node in pipeline.nodes)
 
 
 def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
@@ -62,7 +69,10 @@ class RunHook:
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Say which algorithms run, as ingestion sets public records aside for those that need them."""
-        catalog["algorithms"] = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
+        options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
+        if audits(pipeline):
+            options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]
+        catalog["algorithms"] = options
         # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
         mlflow_hook.run_id = None
         # kedro-mlflow looks at the catalog's entries before factory patterns have made any: make them now
@@ -72,6 +82,8 @@ class RunHook:
     @hook_impl(trylast=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Print the table of results and where everything lies."""
+        if audits(pipeline):
+            _print_audit(catalog.load("audit_findings"), _filepath(catalog, "audit_findings"))
         finished = [name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.datasets()]
         if finished:
             console = Console()
@@ -98,11 +110,14 @@ class TrackingHook:
         tracking.open_runs_cleared()
         active = mlflow.active_run()
         algorithms = algorithms_in(pipeline)
-        if active is None or not algorithms:
+        if active is None or not (algorithms or audits(pipeline)):
             return
         client = MlflowClient()
         names = names_of(run_params)
-        mlflow.set_tags(self._tags(None))
+        mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))
+        if audits(pipeline):
+            tracking.open_runs(client, {AUDIT: active.info.run_id})
+            return
         if len(names) == 1 and names[0] in algorithms:
             tracking.open_runs(client, {names[0]: active.info.run_id})
         else:
@@ -115,7 +130,12 @@ class TrackingHook:
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Log metrics, statements and artifacts of every finished algorithm, and close its run."""
-        for name in tracking.tracked():
+        if audits(pipeline):
+            for name in AUDIT_ARTIFACTS:
+                tracking.log_artifact(AUDIT, _filepath(catalog, name))
+        for name in algorithms_in(pipeline):
+            if name not in tracking.tracked():
+                continue
             metrics, privacy = catalog.load(f"{name}.metrics"), catalog.load(f"{name}.privacy")
             tracking.log_metrics(name, flat_metrics(metrics) | _epsilons(privacy))
             tracking.log_tags(name, _privacy_tags(privacy))
@@ -149,6 +169,19 @@ class TrackingHook:
             "git_commit": git_commit(),
         }
         return shared | ({"algorithm": algorithm} if algorithm else {})
+
+
+def _print_audit(findings: dict[str, Any], path: Path) -> None:
+    """Bounds beside claims, one line per attack."""
+    for attack in ("gradient_canaries", "input_canaries"):
+        if found := findings[attack]:
+            verdict = "consistent with" if found["consistent"] else "REFUTES"
+            terminal().print(
+                f"{attack.replace('_', ' ')}: ε ≥ {found['epsilon_lower_bound']:.3f} shown, {verdict} "
+                f"ε ≤ {found['epsilon_claimed']:.3f} claimed at δ = {found['delta']:.2g}",
+                highlight=False,
+            )
+    terminal().print(f"audit: {path}", soft_wrap=True, highlight=False)
 
 
 def _epsilons(privacy: dict[str, Any]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.audit.settings import AuditSettings
 from equidp.engine.trainer import OPTIMIZERS
 from equidp.errors import EquidpError, unknown_name
 from equidp.models import MODELS
@@ -152,11 +153,31 @@ SECTIONS: dict[str, type[Section]] = {
     "model": ModelSettings,
 }
 
-PLAIN = ("dataset", "seed", "raw_dir", "run_label", "resume")
+
+class ReportSettings(Section):
+    """Which tracked runs the comparison report takes."""
+
+    dataset: str | None = None
+    """Only runs on this dataset; null: all."""
+    experiment: str = "equidp"
+    tags: dict[str, str] = {}
+    """Only runs with these tags, such as {sweep: demo}."""
+    runs: Annotated[int, Field(ge=1)] = 200
+    """At most so many, the newest."""
+
+
+PLAIN = ("dataset", "seed", "raw_dir", "run_label", "resume", "algorithm")
 """Settings that are single values."""
 
 
-def section(kind: type[Section], name: str, values: Mapping[str, Any] | None) -> Section:
+PIPELINE_SECTIONS: dict[str, type[BaseModel]] = {"audit": AuditSettings, "report": ReportSettings}
+"""Blocks that one pipeline alone reads."""
+
+AUDITED = "dpsgd_f"
+"""The algorithm that the pipeline `audit` takes unless `algorithm` names another."""
+
+
+def section(kind: type[BaseModel], name: str, values: Mapping[str, Any] | None) -> BaseModel:
     """Validate one block of settings.
 
     Raises:
@@ -185,7 +206,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
         EquidpError: for anything a user could have mistyped, naming the nearest valid name.
     """
     given = {key: value for key, value in parameters.items() if key != "presets" and not key.startswith("_")}
-    check_names(given, (*PLAIN, *SECTIONS, *ALGORITHMS, "audit", "report"))
+    check_names(given, (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS))
     dataset, seed = _folder_name("dataset", given.get("dataset", "")), given.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise EquidpError(f"seed={seed!r}: give a whole number.")
@@ -203,7 +224,13 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise unknown_name("dataset", resolved["data"]["source"], SOURCES)
     for name in ALGORITHMS:
         resolved[name] = {"options": _options(name, given.get(name))}
-    return resolved | {name: dict(given.get(name) or {}) for name in ("audit", "report")}
+    for name, settings in PIPELINE_SECTIONS.items():
+        resolved[name] = section(settings, name, given.get(name)).model_dump(mode="json")
+    audited = given.get("algorithm") or AUDITED
+    if audited not in ALGORITHMS:
+        raise unknown_name("algorithm", audited, ALGORITHMS)
+    resolved["audited"] = {"algorithm": audited, **resolved[audited]}
+    return resolved
 
 
 def check_names(given: Iterable[str], valid: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from kedro.pipeline import Pipeline
 
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import unknown_name
-from equidp.pipelines import evaluation, ingestion, reporting, training
+from equidp.pipelines import audit, evaluation, ingestion, reporting, training
 
 BASELINE = "sgd"
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
@@ -39,5 +39,7 @@ def register_pipelines() -> Registry:
     """All pipelines, built without `find_pipelines`: derived names must exist whichever one is asked for."""
     pipelines = Registry({name: experiment(name) for name in ALGORITHMS})
     pipelines["ingestion"] = ingestion.create_pipeline()
+    pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
+    pipelines["report"] = reporting.create_report()
     pipelines["compare"] = pipelines["__default__"] = comparison(DEMONSTRATION)
     return pipelines

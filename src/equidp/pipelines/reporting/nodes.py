@@ -102,6 +102,6 @@ def comparison_of(algorithms: Sequence[str]) -> Callable[..., tuple[str, pd.Data
             provenance_facts(provenance),
             groups,
         )
-        return page, results_table(metrics, privacy)
+        return page, results_table(metrics, privacy).reset_index()
 
     return compare_algorithms

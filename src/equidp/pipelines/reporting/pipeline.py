@@ -5,7 +5,7 @@ from functools import partial, update_wrapper
 
 from kedro.pipeline import Node, Pipeline
 
-from equidp.pipelines.reporting import nodes
+from equidp.pipelines.reporting import nodes, tracked
 
 GROUP = "reporting"
 BASELINE = "sgd"
@@ -66,6 +66,21 @@ def create_comparison(algorithms: Sequence[str]) -> Pipeline:
                 inputs=["groups", "provenance", *SETTINGS, *results],
                 outputs=["comparison.report", "comparison.table"],
                 name="compare_algorithms",
+                namespace=GROUP,
+            )
+        ]
+    )
+
+
+def create_report() -> Pipeline:
+    """The page that compares tracked runs, whenever they were made."""
+    return Pipeline(
+        [
+            Node(
+                tracked.compare_tracked_runs,
+                inputs="params:report",
+                outputs=["tracked.report", "tracked.table"],
+                name="compare_tracked_runs",
                 namespace=GROUP,
             )
         ]

@@ -1,0 +1,87 @@
+"""Nodes of the audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from equidp import audit
+from equidp.algorithms import algorithm_settings
+from equidp.audit.figures import bounds_beside_claims, exposure_by_group
+from equidp.engine.trainer import choose_device
+from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
+from equidp.pipelines import tracking
+from equidp.records import Records, Split
+from equidp.training import make_model, plan_run, record_loss, units_in
+
+RUN = "audit"
+"""The name under which the audit's MLflow run is tracked."""
+
+
+def audit_algorithm(
+    train: Records,
+    test: Records,
+    public: Records,
+    data: dict[str, Any],
+    model: dict[str, Any],
+    privacy: dict[str, Any],
+    training: dict[str, Any],
+    settings: dict[str, Any],
+    audited: dict[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """Canaries against the claimed ε, and membership inference per group; audit.json."""
+    algorithm = algorithm_settings(audited["algorithm"], audited["options"]).build()
+    groups = DataSettings(**data).groups
+    wanted, loop = PrivacySettings(**privacy), TrainingSettings(**training)
+    plan = plan_run(
+        algorithm,
+        units=units_in(train, wanted),
+        groups=len(train.grouping(groups[0])[1]),
+        privacy=wanted,
+        training=loop,
+    )
+    device = choose_device(loop.device)
+    recipe = audit.Recipe(
+        build_model=lambda schema: make_model(schema, ModelSettings(**model), algorithm, seed),
+        algorithm=algorithm,
+        plan=plan,
+        loss=record_loss(loop.class_weights, device),
+        learning_rate=loop.rate(plan.steps),
+        optimizer=loop.optimizer,
+        grouping=groups[0],
+        by_unit=wanted.by_unit,
+        physical_batch_size=loop.physical_batch_size,
+        precision=loop.precision,
+        device=device,
+        public=public if len(public) else None,
+    )
+    findings = audit.run(
+        Split(train, test, public),
+        recipe,
+        audit.AuditSettings(**settings),
+        seed=seed,
+        groupings=groups,
+        progress=True,
+    )
+    tracking.log_metrics(RUN, _figures(findings))
+    return findings
+
+
+def draw_bounds(findings: dict[str, Any]) -> go.Figure:
+    """The audit's lower bound beside the claimed ε."""
+    return bounds_beside_claims(findings)
+
+
+def draw_exposure(findings: dict[str, Any], data: dict[str, Any]) -> go.Figure:
+    """Who is exposed most, before and after privacy."""
+    return exposure_by_group(findings, data["groups"][0])
+
+
+def _figures(findings: dict[str, Any]) -> dict[str, float]:
+    figures = {"epsilon": findings["claim"]["epsilon"]}
+    for attack in ("gradient_canaries", "input_canaries"):
+        if found := findings[attack]:
+            figures |= {f"audit/{attack}/{name}": found[name] for name in ("epsilon_lower_bound", "epsilon_claimed")}
+    return figures

@@ -1,0 +1,47 @@
+"""train, test, public → findings (audit.json) → figures."""
+
+from kedro.pipeline import Node, Pipeline
+
+from equidp.pipelines.audit import nodes
+
+GROUP = "audit"
+
+
+def create_pipeline() -> Pipeline:
+    """Audit of the algorithm that the parameter `algorithm` names."""
+    return Pipeline(
+        [
+            Node(
+                nodes.audit_algorithm,
+                inputs=[
+                    "train",
+                    "test",
+                    "public",
+                    "params:data",
+                    "params:model",
+                    "params:privacy",
+                    "params:training",
+                    "params:audit",
+                    "params:audited",
+                    "params:seed",
+                ],
+                outputs="audit_findings",
+                name="audit_algorithm",
+                namespace=GROUP,
+            ),
+            Node(
+                nodes.draw_bounds,
+                inputs="audit_findings",
+                outputs="audit_bounds",
+                name="draw_audit_bounds",
+                namespace=GROUP,
+            ),
+            Node(
+                nodes.draw_exposure,
+                inputs=["audit_findings", "params:data"],
+                outputs="audit_exposure",
+                name="draw_exposure",
+                namespace=GROUP,
+            ),
+        ]
+    )

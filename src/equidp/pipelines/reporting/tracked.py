@@ -1,0 +1,94 @@
+"""Comparing runs that MLflow has kept: any algorithms, settings and seeds, whenever they were made."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from equidp.errors import EquidpError, unknown_name
+from equidp.evaluation.seeds import over_seeds
+from equidp.parameters import ReportSettings
+from equidp.reporting.page import html_report
+from equidp.reporting.tables import results_table
+from equidp.sweep.summary import means
+
+NOT_SETTINGS = ("seed", "resolved.")
+"""Parameters in which runs of one row may differ."""
+
+
+def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
+    """One page and one table for the chosen runs; seeds of equal settings are one row, their mean."""
+    settings = ReportSettings(**report)
+    client = MlflowClient()
+    rows = _rows(_chosen(client, settings))
+    documents, privacy = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for label, runs in rows.items():
+            found = [_artifacts(client, run, Path(folder)) for run in runs]
+            documents[label] = means(over_seeds({i: metrics for i, (metrics, _) in enumerate(found)}))
+            privacy[label] = found[0][1]
+    page = html_report(
+        f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
+        documents,
+        privacy,
+        {},
+        {label: dict(runs[0].data.params) for label, runs in rows.items()},
+        {label: ", ".join(run.info.run_id for run in runs) for label, runs in rows.items()},
+        pd.DataFrame(columns=["grouping", "group"]),
+    )
+    return page, results_table(documents, privacy).reset_index()
+
+
+def _chosen(client: MlflowClient, settings: ReportSettings) -> list[Run]:
+    """Finished runs of one algorithm each that fit the filter, newest first."""
+    experiment = client.get_experiment_by_name(settings.experiment)
+    if experiment is None:
+        raise unknown_name("experiment", settings.experiment, [e.name for e in client.search_experiments()])
+    wanted = dict(settings.tags) | ({"dataset": settings.dataset} if settings.dataset else {})
+    query = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in wanted.items())])
+    found = client.search_runs([experiment.experiment_id], query, max_results=settings.runs)
+    runs = [run for run in found if "private" in run.data.tags]
+    if not runs:
+        raise EquidpError(
+            f"No finished run fits {wanted or 'the experiment'} in {settings.experiment!r}: train one first, "
+            "or loosen report.dataset and report.tags."
+        )
+    return runs
+
+
+def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in nothing but the seed, under a label that says what sets them apart."""
+    rows: dict[tuple, list[Run]] = defaultdict(list)
+    for run in runs:
+        params = {k: v for k, v in run.data.params.items() if not k.startswith(NOT_SETTINGS)}
+        rows[run.data.tags["algorithm"], *sorted(params.items())].append(run)
+    differing = _differing([dict(key[1:]) for key in rows])
+    return {_label(key[0], dict(key[1:]), differing): found for key, found in sorted(rows.items())}
+
+
+def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names of settings that are not the same wherever they are given."""
+    names = sorted({name for one in settings for name in one})
+    return [name for name in names if len({one[name] for one in settings if name in one}) > 1]
+
+
+def _label(algorithm: str, settings: Mapping[str, str], differing: Sequence[str]) -> str:
+    told = [f"{name.rpartition('.')[2]}={settings[name]}" for name in differing if name in settings]
+    return " ".join([algorithm, *told])
+
+
+def _artifacts(client: MlflowClient, run: Run, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """metrics.json and privacy.json of a run."""
+    target = folder / run.info.run_id
+    target.mkdir()
+    found = [client.download_artifacts(run.info.run_id, f"{name}.json", str(target)) for name in ("metrics", "privacy")]
+    metrics, privacy = (json.loads(Path(path).read_text()) for path in found)
+    return metrics, privacy
