@@ -1,82 +1,92 @@
-"""Models: every family builds from a schema and a seed, and no record touches another one's logits."""
+"""Models: every family builds from a schema and a seed, and no record touches another one's logits or gradients."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from tests.models.conftest import SCHEMAS, batch, combinations
 from torch import nn
 
+from equidp.engine.gradients import GradientEngine
 from equidp.errors import EquidpError
 from equidp.models import MODELS, build_model
-from equidp.models.base import Standardise, TemperedSigmoid
-from equidp.records import Schema
+from equidp.models.base import AtLeast, Standardise, TemperedSigmoid
 
-CLASSES = tuple("abcdefghij")
-GROUPINGS = {"class": CLASSES}
-SCHEMAS = {
-    "tabular": Schema("table", "tabular", (40,), CLASSES, GROUPINGS),
-    "digits": Schema("digits", "image", (1, 8, 8), CLASSES, GROUPINGS, mean=(0.0,), sd=(1.0,)),
-    "mnist": Schema("mnist", "image", (1, 28, 28), CLASSES, GROUPINGS, mean=(0.1307,), sd=(0.3081,)),
-    "cifar10": Schema("cifar10", "image", (3, 32, 32), CLASSES, GROUPINGS, mean=(0.49, 0.48, 0.45), sd=(0.25,) * 3),
-    "photos": Schema("photos", "image", (3, 64, 48), CLASSES, GROUPINGS, mean=(0.49, 0.48, 0.45), sd=(0.25,) * 3),
-    "reviews": Schema("reviews", "text", (20,), ("no", "yes"), {"class": ("no", "yes")}, vocabulary=100),
-}
-COMBINATIONS = [(m, d) for m in MODELS for d, schema in SCHEMAS.items() if schema.kind in MODELS[m].kinds]
+COMBINATIONS = combinations()
+FIRST = {model: next(d for m, d in COMBINATIONS if m == model) for model in MODELS}
+cross_entropy = nn.CrossEntropyLoss(reduction="none")
 
 
-def batch(schema: Schema, n: int = 3) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(n)
-    if schema.kind == "tabular":
-        return torch.rand(n, *schema.shape, generator=generator)
-    high = 256 if schema.kind == "image" else schema.vocabulary
-    dtype = torch.uint8 if schema.kind == "image" else torch.int64
-    return torch.randint(0, high, (n, *schema.shape), generator=generator).to(dtype)
+def test_every_model_takes_some_dataset() -> None:
+    assert set(FIRST) == set(MODELS)
 
 
 @pytest.mark.parametrize(("name", "dataset"), COMBINATIONS)
-def test_logits_come_out_for_stored_features(name: str, dataset: str) -> None:
+def test_logits_come_out_for_stored_features(name: str, dataset: str, options: dict) -> None:
     schema = SCHEMAS[dataset]
-    logits = build_model(name, schema, seed=1)(batch(schema))
+    logits = build_model(name, schema, options=options[name], seed=1)(batch(schema))
     assert logits.shape == (3, len(schema.classes))
     assert logits.dtype == torch.float32
     assert torch.isfinite(logits).all()
 
 
 @pytest.mark.parametrize(("name", "dataset"), COMBINATIONS)
-def test_one_record_never_changes_another_ones_logits(name: str, dataset: str) -> None:
+def test_one_record_never_changes_another_ones_logits(name: str, dataset: str, options: dict) -> None:
     schema = SCHEMAS[dataset]
-    model = build_model(name, schema, seed=1).train()
+    model = build_model(name, schema, options=options[name], seed=1).train()
     features = batch(schema)
     alone = torch.cat([model(features[i : i + 1]) for i in range(3)])
-    torch.testing.assert_close(model(features), alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(features), alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_follow_from_the_seed_and_torchs_generator_is_left_alone(name: str) -> None:
-    schema = next(SCHEMAS[d] for m, d in COMBINATIONS if m == name)
+def test_the_engine_finds_each_records_gradient(name: str, options: dict) -> None:
+    schema = SCHEMAS[FIRST[name]]
+    model = build_model(name, schema, options=options[name], seed=1).train()
+    features, labels = batch(schema), torch.tensor([0, 1, 1])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    losses = [cross_entropy(model(features[i : i + 1]), labels[i : i + 1]).sum() for i in range(3)]
+    gradients = torch.stack([torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)]) for loss in losses])
+    engine = GradientEngine(model, cross_entropy)
+    torch.testing.assert_close(engine.norms(features, labels), gradients.norm(dim=1), rtol=1e-4, atol=1e-6)
+    weights = torch.tensor([0.5, 0.0, 2.0])
+    expected = weights @ gradients
+    assert float((engine.weighted_sum(weights) - expected).norm()) <= 1e-4 * float(expected.norm())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_follow_from_the_seed_and_torchs_generator_is_left_alone(name: str, options: dict) -> None:
+    schema = SCHEMAS[FIRST[name]]
     before = torch.random.get_rng_state()
-    first, again, other = (build_model(name, schema, seed=seed).state_dict() for seed in (1, 1, 2))
+    first, again, other = (build_model(name, schema, options=options[name], seed=s).state_dict() for s in (1, 1, 2))
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize(("name", "dataset"), COMBINATIONS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("activation", ["relu", "tanh", "tempered_sigmoid"])
-def test_every_model_takes_every_activation_and_none_in_place(name: str, dataset: str, activation: str) -> None:
-    schema = SCHEMAS[dataset]
-    model = build_model(name, schema, options={"activation": activation})
-    assert not any(getattr(module, "inplace", False) for module in model.modules())
+def test_every_model_takes_every_activation_and_none_in_place(name: str, activation: str, options: dict) -> None:
+    model = build_model(name, SCHEMAS[FIRST[name]], options={**options[name], "activation": activation})
     kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "tempered_sigmoid": TemperedSigmoid}
     others = tuple(kind for key, kind in kinds.items() if key != activation)
-    assert not any(isinstance(module, others) for module in model.modules())
+    fixed = set(model.features.modules()) if isinstance(getattr(model, "features", None), nn.Module) else set()
+    trained = [module for module in model.modules() if module not in fixed]
+    assert not any(isinstance(module, others) for module in trained)
+    assert not any(getattr(module, "inplace", False) for module in model.modules())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_layer_mixes_records(name: str) -> None:
-    schema = next(SCHEMAS[d] for m, d in COMBINATIONS if m == name)
-    norms = [m for m in build_model(name, schema).train().modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    assert not any(norm.training or norm.weight.requires_grad for norm in norms)
+def test_no_layer_mixes_records(name: str, options: dict) -> None:
+    model = build_model(name, SCHEMAS[FIRST[name]], options=options[name]).train()
+    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def test_the_papers_shapes() -> None:
+    cnn4 = [m for m in build_model("cnn4", SCHEMAS["mnist"]).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert [tuple(m.weight.shape) for m in cnn4] == [(16, 1, 8, 8), (32, 16, 4, 4), (32, 512), (10, 32)]
+    cnn9 = [m for m in build_model("cnn9", SCHEMAS["cifar10"]).modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in cnn9] == [32, 32, 64, 64, 128, 128, 256, 10]
 
 
 def test_a_tempered_sigmoid_of_scale_2_is_tanh() -> None:
@@ -88,29 +98,50 @@ def test_a_tempered_sigmoid_of_scale_2_is_tanh() -> None:
 def test_standardise_applies_the_published_constants_and_holds_no_weights() -> None:
     module = Standardise(SCHEMAS["cifar10"])
     out = module(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))
-    torch.testing.assert_close(out[0, :, 0, 0], (1 - torch.tensor([0.49, 0.48, 0.45])) / 0.25)
+    torch.testing.assert_close(
+        out[0, :, 0, 0], (1 - torch.tensor([0.49, 0.48, 0.45])) / torch.tensor([0.25, 0.24, 0.26])
+    )
     assert not module.state_dict()
     floats = torch.rand(2, 40)
-    assert torch.equal(Standardise(SCHEMAS["tabular"])(floats), floats)
+    assert torch.equal(Standardise(SCHEMAS["table"])(floats), floats)
+
+
+def test_small_images_are_padded_around_their_centre_and_large_ones_left_alone() -> None:
+    padded = AtLeast(4)(torch.ones(1, 1, 2, 5))
+    assert padded.shape == (1, 1, 4, 5)
+    assert padded[0, 0, :, 0].tolist() == [0, 1, 1, 0]
+    large = torch.rand(1, 1, 9, 9)
+    assert AtLeast(4)(large) is large
 
 
 @pytest.mark.parametrize(
-    ("name", "dataset", "options", "message"),
+    ("name", "dataset", "given", "message"),
     [
         ("logistik", "digits", {}, r"Unknown model 'logistik'\. Did you mean 'logistic'"),
         ("mlp", "digits", {"hiden": [3]}, r"Unknown option of model 'mlp' 'hiden'\. Did you mean 'hidden'"),
-        ("mlp", "digits", {"hidden": [0]}, r"Model 'mlp', hidden\.0: Input should be greater than or equal to 1"),
-        ("mlp", "digits", {"activation": "sine"}, r"Model 'mlp', activation: .*'relu', 'tanh' or 'tempered_sigmoid'"),
+        (
+            "mlp",
+            "digits",
+            {"hidden": [0]},
+            r"option of model 'mlp' 'hidden\.0' is not valid: .*greater than or equal to 1",
+        ),
+        ("mlp", "digits", {"activation": "sine"}, r"'activation' is not valid: .*'relu', 'tanh' or 'tempered_sigmoid'"),
         ("mlp", "digits", {"scale": 3.0}, r"scale has no effect unless activation is tempered_sigmoid"),
-        ("cnn_small", "tabular", {}, r"Model CnnSmall takes image features, dataset 'table' has tabular features"),
+        ("cnn_small", "table", {}, r"Model CnnSmall takes image features, dataset 'table' has tabular features"),
         ("logistic", "reviews", {}, r"takes tabular or image features, dataset 'reviews' has text features"),
+        ("bilstm", "digits", {}, r"Model BiLstm takes text features, dataset 'digits' has image features"),
+        ("frozen_backbone", "table", {}, r"takes images, dataset 'table' has tabular features"),
+        ("resnet_finetune", "scattered", {}, r"takes images of 1 or 3 channels, not 81"),
+        ("resnet_finetune", "mnist", {"weights": "none"}, r"weights=none needs model\.options\.norm=group"),
+        ("scatter_linear", "digits", {"scales": 4}, r"of 4 scales needs images of 16"),
+        ("scatter_linear", "digits", {"groups": 7}, r"groups=7 does not divide the 81 channels"),
     ],
 )
-def test_what_cannot_be_built_is_refused(name: str, dataset: str, options: dict, message: str) -> None:
+def test_what_cannot_be_built_is_refused(name: str, dataset: str, given: dict, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
-        build_model(name, SCHEMAS[dataset], options=options)
+        build_model(name, SCHEMAS[dataset], options=given)
 
 
 def test_hidden_widths_are_an_option() -> None:
-    model = build_model("mlp", SCHEMAS["tabular"], options={"hidden": [7, 5]})
+    model = build_model("mlp", SCHEMAS["table"], options={"hidden": [7, 5]})
     assert [m.out_features for m in model.modules() if isinstance(m, nn.Linear)] == [7, 5, 10]

@@ -6,20 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import unknown_name
 from equidp.models.base import Model, ModelOptions
+from equidp.models.bilstm import BiLstm
+from equidp.models.cnn import Cnn4, Cnn9
 from equidp.models.cnn_small import CnnSmall
+from equidp.models.heads import FrozenBackbone, HeadOptions, ScatterCnn, ScatterLinear
 from equidp.models.linear import Logistic, Mlp
+from equidp.models.resnet9 import ResNet9
+from equidp.models.resnet_finetune import ResNetFinetune
+from equidp.options import checked_options
 from equidp.records import Schema
 
-__all__ = ["MODELS", "Model", "ModelOptions", "build_model", "model_options"]
+__all__ = ["MODELS", "Model", "ModelOptions", "build_model", "model_features", "model_options"]
 
 MODELS: dict[str, type[Model]] = {
     "logistic": Logistic,
     "mlp": Mlp,
     "cnn_small": CnnSmall,
+    "cnn4": Cnn4,
+    "cnn9": Cnn9,
+    "resnet9": ResNet9,
+    "scatter_linear": ScatterLinear,
+    "scatter_cnn": ScatterCnn,
+    "frozen_backbone": FrozenBackbone,
+    "resnet_finetune": ResNetFinetune,
+    "bilstm": BiLstm,
 }
 
 
@@ -50,13 +63,14 @@ def model_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
     """
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
-    family = MODELS[name].Options
-    for key in options:
-        if key not in family.model_fields:
-            raise unknown_name(f"option of model {name!r}", key, family.model_fields)
-    try:
-        return family(**options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "options"
-        raise EquidpError(f"Model {name!r}, {place}: {first['msg']} (given: {first['input']!r}).") from error
+    return checked_options(MODELS[name].Options, options, f"option of model {name!r}")
+
+
+def model_features(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Name and options of the fixed feature map that a model trains on, for `features.extract`; None for raw features.
+
+    Raises:
+        EquidpError: an unknown model or option, or a value that is not allowed.
+    """
+    settings = model_options(name, options)
+    return (MODELS[name].extracts, settings.feature_options()) if isinstance(settings, HeadOptions) else None

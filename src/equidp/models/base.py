@@ -84,10 +84,29 @@ class Standardise(nn.Module):
         self.register_buffer("sd", _per_channel(schema.sd or (1.0,) * channels), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Float features of the same shape; features that are floats already pass unchanged."""
+        """Float features of the same shape; extracted features, stored as half floats, only change their type."""
         if features.is_floating_point():
-            return features
+            return features.to(self.mean.dtype)
         return (features.to(self.mean.dtype) / 255 - self.mean) / self.sd
+
+
+class AtLeast(nn.Module):
+    """Zero-pads images around their centre to a least height and width; larger ones pass unchanged."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[batch, channels, max(height, side), max(width, side)]`."""
+        tall, wide = (max(0, self.side - size) for size in images.shape[-2:])
+        if not tall and not wide:
+            return images
+        return nn.functional.pad(images, (wide // 2, wide - wide // 2, tall // 2, tall - tall // 2))
+
+    def extra_repr(self) -> str:
+        """The least side."""
+        return f"side={self.side}"
 
 
 class TemperedSigmoid(nn.Module):

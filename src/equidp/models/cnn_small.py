@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from equidp.models.base import Model, ModelOptions, Standardise
+from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
 from equidp.records import Schema
 
 CHANNELS = (20, 50)
 HIDDEN = 64
 LAST_SIDE = 4
+LEAST_SIDE = 4
 SMALL_SIDE = 16
 """Images below this side keep their size in the convolutions (3×3, padded): 5×5 would leave nothing of 8×8."""
 
@@ -22,12 +23,14 @@ class CnnSmall(Model):
     def __init__(self, schema: Schema, options: ModelOptions) -> None:
         super().__init__(schema, options)
         channels, height, width = schema.shape
-        kernel, padding = (3, 1) if min(height, width) < SMALL_SIDE else (5, 0)
+        smallest = max(min(height, width), LEAST_SIDE)
+        kernel, padding = (3, 1) if smallest < SMALL_SIDE else (5, 0)
         first, second = CHANNELS
         # 28×28 leaves the second pool as 4×4, so the last pool changes nothing there; larger images are brought to it.
-        side = min(LAST_SIDE, max(1, min(height, width) // 4))
+        side = min(LAST_SIDE, smallest // 4)
         self.layers = nn.Sequential(
             Standardise(schema),
+            AtLeast(LEAST_SIDE),
             nn.Conv2d(channels, first, kernel, padding=padding),
             options.make_activation(),
             nn.MaxPool2d(2),

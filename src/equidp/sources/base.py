@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import unknown_name
+from equidp.network import attempt
+from equidp.options import checked_options
 from equidp.records import Records
 from equidp.sources.files import Published, RawFiles, find, fingerprint, missing, verified
-
-NETWORK_TIMEOUT = 30.0
-"""Seconds a provider's server may stay silent before its download counts as failed."""
 
 
 class SourceOptions(BaseModel):
@@ -109,50 +106,5 @@ class Source(ABC):
     def _try_download(self, raw_dir: Path) -> str:
         if not self.options.download:
             return "data.options.download is off"
-        try:
-            with network_timeout():
-                self.download(raw_dir)
-        except NotImplementedError:
-            return "this provider allows no automatic download"
-        except Exception as error:  # any failure of a provider's client ends in the same advice
-            return f"the automatic download failed: {first_line(error)}"
-        return "the automatic download did not bring it"
-
-
-def checked_options(options: type[BaseModel], given: Mapping[str, Any], kind: str) -> Any:
-    """Build settings from a mapping.
-
-    Args:
-        options: the settings class.
-        given: names and values as they stand in conf.
-        kind: what one of them is called in an error, such as `data option of dataset 'adult'`.
-
-    Raises:
-        EquidpError: an unknown name or a value that is not allowed.
-    """
-    for name in given:
-        if name not in options.model_fields:
-            raise unknown_name(kind, name, options.model_fields)
-    try:
-        return options(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise EquidpError(f"The {kind} {place!r} is not valid: {first['msg']} (given: {first['input']!r}).") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, with its type."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-@contextmanager
-def network_timeout(seconds: float = NETWORK_TIMEOUT) -> Iterator[None]:
-    """Give sockets opened inside a timeout: the providers' clients set none, and would wait for ever."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
+        _, reason = attempt(lambda: self.download(raw_dir))
+        return reason or "the automatic download did not bring it"

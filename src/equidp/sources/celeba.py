@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.errors import EquidpError, unknown_name
+from equidp.network import first_line
 from equidp.records import Records, Schema
-from equidp.sources.base import Source, SourceOptions, first_line
+from equidp.sources.base import Source, SourceOptions
 from equidp.sources.files import Published, RawFiles, digest, fingerprint
 from equidp.sources.images import IMAGENET_MEAN, IMAGENET_SD, decode_all
 

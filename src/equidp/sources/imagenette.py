@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 
 from equidp.errors import EquidpError
+from equidp.network import first_line
 from equidp.records import Records, Schema
-from equidp.sources.base import Source, SourceOptions, first_line
+from equidp.sources.base import Source, SourceOptions
 from equidp.sources.files import Published, RawFiles, fingerprint, folder_fingerprint
 from equidp.sources.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_files
 

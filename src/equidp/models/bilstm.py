@@ -1,0 +1,135 @@
+"""`bilstm`: word vectors and a bidirectional LSTM for reviews (the model of DPIS on IMDb).
+
+The LSTM is written as linear layers, one over all words and one per step, because those are layers whose per-sample
+gradients the engine knows; the mathematics is the usual LSTM's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+from equidp.models.base import Model, ModelOptions
+from equidp.records import Schema
+from equidp.words import PADDING, word_id
+
+
+class BiLstmOptions(ModelOptions):
+    """Options of `bilstm`.
+
+    Attributes:
+        embedding: `trainable` word vectors, `vectors` read from a file and fixed, or `fixed` random ones.
+        vectors: text file of a word and its numbers on each line (GloVe's format), for `embedding: vectors`.
+        dimension: of the word vectors.
+        projection: width of the linear layer before the LSTM.
+        hidden: of the LSTM, in each direction.
+        head: width of the linear layer after it.
+    """
+
+    embedding: Literal["trainable", "vectors", "fixed"] = "trainable"
+    vectors: str = ""
+    dimension: Annotated[int, Field(ge=1)] = 100
+    projection: Annotated[int, Field(ge=1)] = 32
+    hidden: Annotated[int, Field(ge=1)] = 32
+    head: Annotated[int, Field(ge=1)] = 16
+
+    @model_validator(mode="after")
+    def _vectors_belong_to_their_choice(self) -> BiLstmOptions:
+        if (self.embedding == "vectors") != bool(self.vectors):
+            raise ValueError("embedding: vectors and the path vectors go together")
+        return self
+
+
+class BiLstm(Model):
+    """Embedding, linear, bidirectional LSTM, linear, linear; padding is skipped by the recurrence."""
+
+    kinds = ("text",)
+    Options = BiLstmOptions
+
+    def __init__(self, schema: Schema, options: BiLstmOptions) -> None:
+        super().__init__(schema, options)
+        self.embedding = nn.Embedding(schema.vocabulary, options.dimension, padding_idx=PADDING)
+        if options.embedding == "vectors":
+            self.embedding.weight.data = read_vectors(Path(options.vectors), schema.vocabulary, options.dimension)
+        self.embedding.weight.requires_grad_(options.embedding == "trainable")
+        self.projection = nn.Sequential(nn.Linear(options.dimension, options.projection), options.make_activation())
+        self.forwards = Lstm(options.projection, options.hidden)
+        self.backwards = Lstm(options.projection, options.hidden)
+        self.head = nn.Sequential(
+            nn.Linear(2 * options.hidden, options.head),
+            options.make_activation(),
+            nn.Linear(options.head, len(schema.classes)),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of token ids int64 `[batch, length]`."""
+        words = self.projection(self.embedding(features))
+        present = (features != PADDING).unsqueeze(2).to(words.dtype)
+        last = self.forwards(words, present), self.backwards(words.flip(1), present.flip(1))
+        return self.head(torch.cat(last, dim=1))
+
+
+class Lstm(nn.Module):
+    """One direction of an LSTM; gives the state after the last word that is not padding."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.from_input = nn.Linear(width, 4 * hidden)
+        self.from_state = nn.Linear(hidden, 4 * hidden, bias=False)
+
+    def forward(self, words: Tensor, present: Tensor) -> Tensor:
+        """State `[batch, hidden]`.
+
+        Args:
+            words: `[batch, length, width]`.
+            present: `[batch, length, 1]`, 0 where a word is padding: the state passes such a step unchanged.
+        """
+        inputs = self.from_input(words)
+        state = cell = inputs.new_zeros(len(words), self.hidden)
+        for step, mask in zip(inputs.unbind(1), present.unbind(1), strict=True):
+            gates = step + self.from_state(state)
+            keep, write, show, candidate = gates.chunk(4, dim=1)
+            new_cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(candidate)
+            new_state = torch.sigmoid(show) * torch.tanh(new_cell)
+            cell, state = cell + mask * (new_cell - cell), state + mask * (new_state - state)
+        return state
+
+
+def read_vectors(path: Path, vocabulary: int, dimension: int) -> Tensor:
+    """Word vectors `[vocabulary, dimension]` by hashed word; of two words with one id the earlier line wins.
+
+    Such files list frequent words first, so the more frequent word keeps its vector. Ids of no word are zero.
+
+    Raises:
+        EquidpError: the file is missing, or a line has no word or another number of values.
+    """
+    if not path.is_file():
+        raise EquidpError(f"model.options.vectors: {path} does not exist; give the path of a file in GloVe's format.")
+    vectors, taken = torch.zeros(vocabulary, dimension), {PADDING}
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            word, *values = line.rstrip().split(" ")
+            index = word_id(word.lower(), vocabulary)
+            if index not in taken:
+                vectors[index] = _numbers(values, dimension, path, number)
+                taken.add(index)
+    return vectors
+
+
+def _numbers(values: list[str], dimension: int, path: Path, line: int) -> Tensor:
+    try:
+        numbers = torch.tensor([float(value) for value in values])
+    except ValueError as error:
+        raise EquidpError(f"{path}, row {line}: {error}; expected a word and {dimension} numbers.") from error
+    if len(numbers) != dimension or not torch.isfinite(numbers).all():
+        raise EquidpError(
+            f"{path}, row {line}: {len(numbers)} numbers; expected {dimension} finite ones, or set "
+            "model.options.dimension."
+        )
+    return numbers

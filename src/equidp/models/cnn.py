@@ -1,0 +1,81 @@
+"""The papers' convolutional networks: `cnn4` (SA-DPSGD, tempered sigmoids, PSASC) and `cnn9` (CIFAR-10)."""
+
+from __future__ import annotations
+
+import itertools
+
+from torch import Tensor, nn
+
+from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
+from equidp.records import Schema
+
+CNN4_LEAST_SIDE = 20
+"""Below this side nothing would be left of an image: smaller ones are padded."""
+CNN9_CHANNELS = (32, 64, 128)
+CNN9_LAST_CHANNELS = 256
+CNN9_LEAST_SIDE = 8
+
+
+class Cnn4(Model):
+    """Convolutions 16@8×8 and 32@4×4, each max-pooled with stride 1, then linear 32 and linear classes."""
+
+    kinds = ("image",)
+
+    def __init__(self, schema: Schema, options: ModelOptions) -> None:
+        super().__init__(schema, options)
+        channels, *sides = schema.shape
+        rows, columns = (_cnn4_side(max(side, CNN4_LEAST_SIDE)) for side in sides)
+        self.layers = nn.Sequential(
+            Standardise(schema),
+            AtLeast(CNN4_LEAST_SIDE),
+            nn.Conv2d(channels, 16, 8, stride=2, padding=2),
+            options.make_activation(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Conv2d(16, 32, 4, stride=2),
+            options.make_activation(),
+            nn.MaxPool2d(2, stride=1),
+            nn.Flatten(),
+            nn.Linear(32 * rows * columns, 32),
+            options.make_activation(),
+            nn.Linear(32, len(schema.classes)),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]`."""
+        return self.layers(features)
+
+
+class Cnn9(Model):
+    """3×3 convolutions 32-32, 64-64, 128-128, each pair average-pooled, then 256 and classes; averaged."""
+
+    kinds = ("image",)
+
+    def __init__(self, schema: Schema, options: ModelOptions) -> None:
+        super().__init__(schema, options)
+        pairs = itertools.pairwise((schema.shape[0], *CNN9_CHANNELS))
+        self.layers = nn.Sequential(
+            Standardise(schema),
+            AtLeast(CNN9_LEAST_SIDE),
+            *itertools.chain.from_iterable(_pooled_pair(before, after, options) for before, after in pairs),
+            *_convolution(CNN9_CHANNELS[-1], CNN9_LAST_CHANNELS, options),
+            nn.Conv2d(CNN9_LAST_CHANNELS, len(schema.classes), 3, padding=1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]`."""
+        return self.layers(features)
+
+
+def _cnn4_side(side: int) -> int:
+    after_first = (side + 2 * 2 - 8) // 2 + 1 - 1
+    return (after_first - 4) // 2 + 1 - 1
+
+
+def _convolution(before: int, after: int, options: ModelOptions) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(before, after, 3, padding=1), options.make_activation()
+
+
+def _pooled_pair(before: int, after: int, options: ModelOptions) -> tuple[nn.Module, ...]:
+    return (*_convolution(before, after, options), *_convolution(after, after, options), nn.AvgPool2d(2))

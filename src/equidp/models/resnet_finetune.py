@@ -1,0 +1,65 @@
+"""`resnet_finetune`: torchvision's pretrained ResNet with a fresh last layer, trained as a whole or from a stage on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+from equidp.models.base import Model, ModelOptions, Standardise
+from equidp.records import Schema
+
+SCRATCH = "none"
+
+
+class ResNetFinetuneOptions(ModelOptions):
+    """Options of `resnet_finetune`.
+
+    Attributes:
+        architecture: which ResNet.
+        norm: `frozen` keeps BatchNorm with its pretrained statistics, fixed; `group` replaces it by GroupNorm.
+        weights: `torchvision`, the path of a file, or `none` for a start from scratch (with `norm: group` only).
+        train_from: first stage that is trained; the stages before it stay as they are.
+        size: side that images are resized to, 0 to keep theirs.
+    """
+
+    architecture: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"
+    norm: Literal["frozen", "group"] = "frozen"
+    weights: str = "torchvision"
+    train_from: Literal["conv1", "layer1", "layer2", "layer3", "layer4", "fc"] = "conv1"
+    size: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class ResNetFinetune(Model):
+    """A ResNet for any image dataset; grey images are repeated to three channels."""
+
+    kinds = ("image",)
+    Options = ResNetFinetuneOptions
+
+    def __init__(self, schema: Schema, options: ResNetFinetuneOptions) -> None:
+        super().__init__(schema, options)
+        from equidp.models import pretrained  # imports torchvision, which the small models need not wait for
+
+        if schema.shape[0] not in (1, 3):
+            raise EquidpError(f"Model resnet_finetune takes images of 1 or 3 channels, not {schema.shape[0]}.")
+        if options.weights == SCRATCH and options.norm == "frozen":
+            raise EquidpError(
+                "model.options.weights=none needs model.options.norm=group: frozen statistics need weights."
+            )
+        self.standardise = Standardise(schema)
+        self.size = options.size
+        self.network = pretrained.resnet(options.architecture, norm=options.norm, activation=options.make_activation)
+        if options.weights != SCRATCH:
+            pretrained.load_pretrained(self.network, options.architecture, options.weights)
+        pretrained.freeze_before(self.network, options.train_from)
+        self.network.fc = nn.Linear(self.network.fc.in_features, len(schema.classes))
+        self.expand = pretrained.three_channels
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]`."""
+        images = self.expand(self.standardise(features))
+        if self.size:
+            images = nn.functional.interpolate(images, self.size, mode="bilinear", align_corners=False)
+        return self.network(images)

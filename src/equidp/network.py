@@ -1,0 +1,45 @@
+"""Network: trying a provider's own download, with a time limit, and a reason where it fails."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+TIMEOUT = 30.0
+"""Seconds a server may stay silent before its download counts as failed."""
+
+
+def attempt(download: Callable[[], T]) -> tuple[T | None, str]:
+    """Run a download.
+
+    Returns:
+        Its result and "", or None and the reason why there is none, as a phrase.
+    """
+    try:
+        with timeout():
+            return download(), ""
+    except NotImplementedError:
+        return None, "this provider allows no automatic download"
+    except Exception as error:  # any failure of a provider's client ends in the same advice
+        return None, f"the automatic download failed: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, with its type."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+@contextmanager
+def timeout(seconds: float = TIMEOUT) -> Iterator[None]:
+    """Give sockets opened inside a time limit: the providers' clients set none, and would wait for ever."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,88 @@
+"""BiLstm: the usual LSTM's mathematics, padding that changes nothing, and word vectors from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.conftest import SCHEMAS
+from torch import nn
+
+from equidp.errors import EquidpError
+from equidp.models import build_model
+from equidp.models.bilstm import Lstm, read_vectors
+from equidp.words import token_ids, word_id
+
+
+def test_one_direction_equals_torchs_lstm() -> None:
+    ours, theirs = Lstm(5, 7), nn.LSTM(5, 7, batch_first=True)
+    # Ours orders the gates forget, input, output, candidate; torch's are input, forget, candidate, output.
+    order = torch.cat([torch.arange(7) + 7 * k for k in (1, 0, 3, 2)])
+    with torch.no_grad():
+        ours.from_input.weight.copy_(theirs.weight_ih_l0[order])
+        ours.from_input.bias.copy_((theirs.bias_ih_l0 + theirs.bias_hh_l0)[order])
+        ours.from_state.weight.copy_(theirs.weight_hh_l0[order])
+    words = torch.randn(3, 11, 5)
+    _, (state, _) = theirs(words)
+    torch.testing.assert_close(ours(words, torch.ones(3, 11, 1)), state[0])
+
+
+def test_padding_changes_nothing() -> None:
+    model = build_model("bilstm", SCHEMAS["reviews"], seed=1)
+    words = ["some", "words", "of", "a", "review"]
+    short, long = (torch.tensor([token_ids(words, 100, length)]) for length in (5, 20))
+    torch.testing.assert_close(model(short), model(long))
+
+
+def test_a_review_of_no_words_has_logits() -> None:
+    assert torch.isfinite(build_model("bilstm", SCHEMAS["reviews"])(torch.zeros(2, 20, dtype=torch.int64))).all()
+
+
+def vectors(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "vectors.txt"
+    path.write_text(text)
+    return path
+
+
+def test_word_vectors_go_where_the_words_ids_point_and_stay_fixed(tmp_path: Path) -> None:
+    path = vectors(tmp_path, "the 1 2 3\nThe 9 9 9\nfilm -0.5 0 1e-2\n")
+    given = {"embedding": "vectors", "vectors": str(path), "dimension": 3}
+    embedding = build_model("bilstm", SCHEMAS["reviews"], options=given).embedding
+    assert not embedding.weight.requires_grad
+    torch.testing.assert_close(embedding.weight[word_id("the", 100)], torch.tensor([1.0, 2.0, 3.0]))
+    torch.testing.assert_close(embedding.weight[word_id("film", 100)], torch.tensor([-0.5, 0.0, 0.01]))
+    assert float(embedding.weight[0].abs().sum()) == 0
+    assert int((embedding.weight.abs().sum(dim=1) > 0).sum()) == 2
+
+
+@pytest.mark.parametrize(("embedding", "trained"), [("trainable", True), ("fixed", False)])
+def test_vectors_without_a_file_are_trained_or_fixed_as_asked(embedding: str, trained: bool) -> None:
+    model = build_model("bilstm", SCHEMAS["reviews"], options={"embedding": embedding})
+    assert model.embedding.weight.requires_grad is trained
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("the 1 2\n", r"vectors\.txt, row 1: 2 numbers; expected 3 finite ones, or set model\.options\.dimension"),
+        ("a 1 2 3\nthe 1 two 3\n", r"row 2: could not convert string to float: 'two'; expected a word and 3 numbers"),
+        ("the 1 nan 3\n", "row 1: 3 numbers; expected 3 finite ones"),
+    ],
+)
+def test_bad_vector_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(EquidpError, match=message):
+        read_vectors(vectors(tmp_path, text), 1000, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"embedding": "vectors"}, "embedding: vectors and the path vectors go together"),
+        ({"vectors": "x.txt"}, "embedding: vectors and the path vectors go together"),
+        ({"embedding": "vectors", "vectors": "/no/such.txt"}, r"vectors: /no/such\.txt does not exist"),
+    ],
+)
+def test_vectors_that_cannot_be_had_are_an_error_and_never_random(given: dict, message: str) -> None:
+    with pytest.raises(EquidpError, match=message):
+        build_model("bilstm", SCHEMAS["reviews"], options=given)

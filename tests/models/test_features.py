@@ -1,0 +1,131 @@
+"""Features: fixed maps of one record at a time, the same whether computed once or in every step."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.conftest import SCHEMAS, batch
+
+from equidp.errors import EquidpError
+from equidp.models import build_model, features, model_features
+from equidp.models.features import extract, feature_map, fingerprint
+from equidp.records import Records
+from equidp.sources import storage
+
+
+def records(dataset: str, n: int = 5) -> Records:
+    schema = SCHEMAS[dataset]
+    labels = torch.arange(n) % len(schema.classes)
+    return Records(batch(schema, n), labels, {"class": labels}, schema)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "shape"), [("digits", (81, 2, 2)), ("mnist", (81, 7, 7)), ("cifar10", (243, 8, 8))]
+)
+def test_scattering_has_81_channels_per_channel_at_a_quarter_of_the_size(dataset: str, shape: tuple) -> None:
+    extracted = extract(records(dataset), "scatter")
+    assert extracted.schema.shape == tuple(extracted.features.shape[1:]) == shape
+    assert extracted.features.dtype == torch.float16
+    assert torch.equal(extracted.labels, records(dataset).labels)
+
+
+def test_scattering_is_normalised_per_record_and_group() -> None:
+    extracted = extract(records("mnist"), "scatter").features.float()
+    grouped = extracted.reshape(5, 27, -1)
+    assert float(grouped.mean(dim=2).abs().max()) < 2e-3
+    spread = grouped.var(dim=2, unbiased=False)
+    # Groups of second order vary so little in noise images that the normalisation's own 1e-5 shows beside them.
+    assert float(spread.max()) < 1.01
+    assert float(spread[:, 0].min()) > 0.98
+
+
+@pytest.mark.parametrize("name", ["scatter", "backbone"])
+def test_each_records_features_depend_on_it_alone(name: str, weights_file: Path) -> None:
+    given = {"weights": str(weights_file), "size": 0} if name == "backbone" else {}
+    whole = records("cifar10")
+    together = extract(whole, name, given).features
+    alone = torch.cat([extract(whole.take(torch.tensor([i])), name, given).features for i in range(5)])
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["scatter_linear", "scatter_cnn", "frozen_backbone"])
+def test_a_head_gives_the_same_logits_on_extracted_features_as_on_raw_images(name: str, options: dict) -> None:
+    raw = records("mnist")
+    extracted = extract(raw, *model_features(name, options[name]))
+    head = build_model(name, extracted.schema, options=options[name], seed=3)
+    whole = build_model(name, raw.schema, options=options[name], seed=3)
+    whole.layers.load_state_dict(head.layers.state_dict())
+    torch.testing.assert_close(whole(raw.features), head(extracted.features), rtol=0.02, atol=0.02)
+    trained = {id(p) for p in whole.parameters() if p.requires_grad}
+    assert trained == {id(p) for p in whole.layers.parameters()}
+
+
+def test_models_say_what_they_are_trained_on(options: dict) -> None:
+    assert model_features("logistic", {}) is None
+    assert model_features("scatter_cnn", {"groups": 9}) == ("scatter", {"scales": 2, "groups": 9})
+    name, given = model_features("frozen_backbone", options["frozen_backbone"])
+    assert (name, given["architecture"], given["size"]) == ("backbone", "resnet18", 0)
+
+
+def test_grey_images_pass_a_backbone_and_resizing_is_an_option(weights_file: Path) -> None:
+    for size in (0, 64):
+        extracted = extract(records("digits"), "backbone", {"weights": str(weights_file), "size": size})
+        assert extracted.features.shape == (5, 512)
+        assert extracted.schema.kind == "tabular"
+        assert extracted.schema.feature_names[511] == "backbone.511"
+
+
+def test_extracted_records_are_stored_as_they_are(tmp_path: Path) -> None:
+    extracted = extract(records("digits"), "scatter")
+    storage.save(extracted, tmp_path / "r.safetensors")
+    loaded = storage.load(tmp_path / "r.safetensors")
+    assert torch.equal(loaded.features, extracted.features)
+    assert loaded.schema == extracted.schema
+
+
+@pytest.mark.parametrize("dataset", ["table", "reviews", "scattered"])
+def test_what_is_no_image_comes_back_as_it_is(dataset: str, caplog) -> None:
+    given = records(dataset)
+    with caplog.at_level(logging.WARNING):
+        assert extract(given, "scatter") is given
+    assert "has no raw images" in caplog.text
+    with pytest.raises(EquidpError, match="are computed from raw images"):
+        feature_map("scatter", given.schema)
+
+
+def test_fingerprints_follow_options_and_weights(weights_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pth"
+    other.write_bytes(b"x")
+    prints = [
+        fingerprint("scatter"),
+        fingerprint("scatter", {"groups": 9}),
+        fingerprint("backbone"),
+        fingerprint("backbone", {"weights": str(weights_file)}),
+        fingerprint("backbone", {"weights": str(other)}),
+    ]
+    assert len(set(prints)) == len(prints)
+    assert fingerprint("scatter", {"groups": 27}) == prints[0]
+
+
+def test_features_that_would_not_fit_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(features, "MOST_BYTES", 1000)
+    with pytest.raises(EquidpError, match=r"features of 5 images would take .* choose a smaller data\.options\.size"):
+        extract(records("mnist"), "scatter")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("scater", {}, r"Unknown features 'scater'\. Did you mean 'scatter'"),
+        ("scatter", {"scale": 2}, r"Unknown option of features 'scatter' 'scale'\. Did you mean 'scales'"),
+        ("backbone", {"weights": "/no/file.pth"}, r"weights: /no/file\.pth does not exist"),
+    ],
+)
+def test_unknown_maps_options_and_files_are_named(name: str, given: dict, message: str) -> None:
+    with pytest.raises(EquidpError, match=message):
+        extract(records("digits"), name, given)
+    with pytest.raises(EquidpError, match=message):
+        fingerprint(name, given)
