@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equidp.engine.journal import Journal, JournaledLedger, storage_error
-from equidp.engine.ledger import Event
+from equidp.engine.ledger import Event, merged
 from equidp.errors import EquidpError
 
 SETTINGS = {"seed": 1, "training": {"batch_size": 64}}
@@ -232,11 +232,26 @@ class TestJournaledLedger:
         assert ledger.events == (_times(GRADIENT, 8), COUNT, GRADIENT)
         assert journal.lines == lines + 1
 
-    def test_another_event_is_charged_on_top(self, journal: Journal) -> None:
-        ledger = JournaledLedger(journal, ahead=[_times(GRADIENT, 3)])
+    @pytest.mark.parametrize("ahead", [[_times(GRADIENT, 4)], [GRADIENT, _times(COUNT, 2)]])
+    def test_another_event_is_charged_on_top(self, journal: Journal, ahead: list[Event]) -> None:
+        # a whole block, or two different events: no identical life could have left those
+        ledger = JournaledLedger(journal, ahead=ahead)
         ledger.append(COUNT)
         ledger.append(GRADIENT)
-        assert ledger.events == (_times(GRADIENT, 3), COUNT, GRADIENT)
+        assert ledger.events == (*ahead[:-1], *merged([ahead[-1], COUNT]), GRADIENT)
+
+    def test_the_unused_rest_of_a_block_is_given_back(self, journal: Journal, path: Path) -> None:
+        journal.charge(GRADIENT)
+        journal.close()  # the run dies in this step, or before the next event: a block of 4 is charged
+        again = Journal(path, SETTINGS, block=4)
+        ledger = JournaledLedger(again, ahead=again.charged_since(0))
+        assert ledger.events == (_times(GRADIENT, 4),)
+        ledger.append(GRADIENT)
+        ledger.append(COUNT)
+        assert ledger.events == (GRADIENT, COUNT)
+        again.settle()
+        again.close()
+        assert _reopened(path) == (GRADIENT, COUNT)
 
     def test_a_finished_run_gives_back_what_cannot_have_happened(self, journal: Journal, path: Path) -> None:
         journal.charge(_times(GRADIENT, 7))

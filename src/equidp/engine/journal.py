@@ -224,9 +224,21 @@ class JournaledLedger(Ledger):
             self._events = list(merged((*self._events, event)))
             return
         if self._ahead:
-            # not a repetition after all: what was charged stays charged
-            self._events, self._ahead = list(merged((*self._events, *self._ahead))), []
+            self._leave_behind()
         super().append(event)
+
+    def _leave_behind(self) -> None:
+        """Another event than the next one that is charged ahead.
+
+        An identical life before this one went the same way, so what is left of its last block was never used. More than
+        that cannot be left by an identical life: then this is none, and what was charged stays charged.
+        """
+        unused = len(self._ahead) == 1 and self._ahead[0].count < self.journal.block
+        if unused:
+            self.journal.cancel(self._ahead)
+        else:
+            self._events = list(merged((*self._events, *self._ahead)))
+        self._ahead = []
 
     @property
     def events(self) -> tuple[Event, ...]:
