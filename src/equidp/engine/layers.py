@@ -79,20 +79,20 @@ def _places(values: Tensor) -> Tensor:
 
 def convolution(page: Page) -> dict[str, Term]:
     """A convolution is a linear map of windows: its positions are the pixels of the output."""
-    backprops = [_pixels_last(call.backprop).flatten(1, 2) for call in page.calls]
+    backprops = [_image(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
-        images = [_pixels_last(padded(page.layer, call.inputs[0])) for call in page.calls]
+        images = [_image(padded(page.layer, call.inputs[0])) for call in page.calls]
         terms["weight"] = _convolved(page, images, backprops)
     if "bias" in page.names:
-        terms["bias"] = Vectors(_sum([b.sum(1) for b in backprops]))
+        terms["bias"] = Vectors(_sum([_over_pixels(b) for b in backprops]))
     return terms
 
 
-def _pixels_last(values: Tensor) -> Tensor:
-    """`[b, c, H, W]` (or `[b, c, W]`) to float32 `[b, H, W, c]`, in memory too."""
-    values = values.unsqueeze(2) if values.dim() == 3 else values
-    return _exact(values).permute(0, 2, 3, 1).contiguous()
+def _image(values: Tensor) -> Tensor:
+    """`[b, c, H, W]` (or `[b, c, W]`) to float32 `[b, c, H, W]`, laid out in memory either way but without gaps."""
+    values = _exact(values.unsqueeze(2) if values.dim() == 3 else values)
+    return values if values.is_contiguous(memory_format=torch.channels_last) else values.contiguous()
 
 
 def _convolved(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Term:
@@ -104,7 +104,7 @@ def _convolved(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]
     # [b, oh, ow, kh, kw, c] to [b, g, P, c/g·kernel], the layout of the layer's weight
     windows = [kernel.windows(x).permute(0, 5, 1, 2, 3, 4).unflatten(1, (layer.groups, -1)) for x in images]
     inputs = [w.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3) for w in windows]
-    grouped = [b.unflatten(2, (layer.groups, -1)).transpose(1, 2) for b in backprops]
+    grouped = [b.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for b in backprops]
     return GroupedProducts(_along_positions(inputs, 2), _along_positions(grouped, 2))
 
 
@@ -147,14 +147,25 @@ def _scaled(page: Page, normalise: Callable[[Tensor], Tensor], total: Callable[[
     backprops = [_exact(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
-        products = [normalise(_exact(c.inputs[0])).mul_(d) for c, d in zip(page.calls, backprops, strict=True)]
-        terms["weight"] = Vectors(_sum([total(p) for p in products]))
+        pairs = [(_exact(call.inputs[0]), d) for call, d in zip(page.calls, backprops, strict=True)]
+        terms["weight"] = Vectors(
+            _sum([_in_chunks(page, x, d, lambda x, d: total(normalise(x) * d)) for x, d in pairs])
+        )
     if "bias" in page.names:
         terms["bias"] = Vectors(_sum([total(d) for d in backprops]))
     return terms
 
 
+def _in_chunks(page: Page, x: Tensor, d: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Elementwise work on a few records at a time, so that what lies between never leaves the cache."""
+    ranges = page.workspace.chunks(len(x), x[0].numel())
+    return torch.cat([product(x[start:stop], d[start:stop]) for start, stop in ranges])
+
+
 def _over_pixels(values: Tensor) -> Tensor:
+    """`[b, c, …]` to `[b, c]` sums, in the order in which they lie in memory."""
+    if values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last):
+        return values.permute(0, 2, 3, 1).flatten(1, 2).sum(1)
     return values.flatten(2).sum(2) if values.dim() > 2 else values
 
 

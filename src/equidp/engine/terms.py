@@ -24,8 +24,12 @@ from torch import Tensor
 CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
 SLACK = 1e-6  # and is raised by this share: a norm may be overstated, never understated (Δ depends on it)
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
-KEEP_COST = 40  # a float written to main memory and read twice costs about so many multiplications in a matrix product
-COPY_COST = 35  # a float copied or summed costs about as much as so many multiplications in a matrix product
+# What things cost on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
+COPY_COST = 8  # a float copied, or summed, in cache
+RUN_COST = 330  # starting another run of contiguous floats
+TURN_COST = 50  # a float moved between channels-first and channels-last
+KEEP_COST = 30  # a float written to main memory and read again
+WEIGHT_COST = 1.3  # a multiplication in torch's own weight gradient
 
 
 @dataclass(frozen=True)
@@ -234,37 +238,48 @@ class Kernel:
         """Height and width of the output."""
         return (height - self.reach(0)) // self.stride[0] + 1, (width - self.reach(1)) // self.stride[1] + 1
 
-    def by_rows(self, width: int) -> bool:
-        """Whether windows are copied faster along the output's rows than along the kernel's: few channels, wide images.
-
-        With a stride the columns are dealt out first, so that every row stays one run of memory.
-        """
-        stride, size = self.stride[1], self.size[1]
-        possible = stride == 1 or (self.dilation[1] == 1 and size % stride == 0)
-        return possible and self.outputs(self.reach(0), width)[1] > size * self.channels[0]
-
     def reach(self, axis: int) -> int:
         """Pixels from one end of the kernel to the other."""
         return self.dilation[axis] * (self.size[axis] - 1) + 1
 
     def windows(self, images: Tensor) -> Tensor:
-        """`[b, H, W, c]` to a view `[b, oh, ow, kh, kw, c]`: what each output pixel sees."""
-        b, height, width, channels = images.shape
-        image, row, column, channel = images.stride()
+        """`[b, c, H, W]` to a view `[b, oh, ow, kh, kw, c]` of channels-last memory: what each output pixel sees."""
+        images = images.contiguous(memory_format=torch.channels_last)
+        b, channels, height, width = images.shape
+        image, row, column = width * height * channels, width * channels, channels
         shape = (b, *self.outputs(height, width), *self.size, channels)
         steps = (row * self.stride[0], column * self.stride[1], row * self.dilation[0], column * self.dilation[1])
-        return images.as_strided(shape, (image, *steps, channel), images.storage_offset())
+        return images.as_strided(shape, (image, *steps, 1), images.storage_offset())
 
     def rows(self, images: Tensor) -> Tensor:
-        """`[b, H, W, c]` to a view `[b, c, kh, kw/s, s, oh, ow]` of a copy: the same windows, output pixels last."""
-        b, height, width, channels = images.shape
-        (oh, ow), stride = self.outputs(height, width), self.stride[1]
-        images = F.pad(images, (0, 0, 0, -width % stride))
-        planes = images.unflatten(2, (-1, stride)).permute(0, 4, 3, 1, 2).contiguous()  # [b, c, s, H, W/s]
-        image, channel, plane, row, column = planes.stride()
-        shape = (b, channels, self.size[0], self.size[1] // stride, stride, oh, ow)
+        """`[b, c, H, W]` to a view `[b, c, kh, kw/s, s, oh, ow]` of channels-first memory: those windows, pixels last.
+
+        With a stride s the columns are dealt out to s planes first: a row of output pixels is then one run of memory.
+        """
+        stride, images = self.stride[1], images.contiguous()
+        b, channels, height, width = images.shape
+        (oh, ow), step = self.outputs(height, width), (1 if stride == 1 else stride)
+        if stride > 1:
+            images = F.pad(images, (0, -width % stride)).unflatten(3, (-1, stride)).permute(0, 1, 4, 2, 3).contiguous()
+        else:
+            images = images.unsqueeze(2)
+        image, channel, plane, row, column = images.stride()
+        shape = (b, channels, self.size[0], self.size[1] // step, step, oh, ow)
         steps = (row * self.dilation[0], self.dilation[1], plane, row * self.stride[0], column)
-        return planes.as_strided(shape, (image, channel, *steps))
+        return images.as_strided(shape, (image, channel, *steps), images.storage_offset())
+
+    def prefers_rows(self, images: Tensor) -> bool:
+        """Whether `rows` copies faster than `windows`: longer runs, or images that lie the right way already."""
+        stride, size, channels = self.stride[1], self.size, self.channels[0]
+        if stride > 1 and (self.dilation[1] > 1 or size[1] % stride):
+            return False
+        oh, ow = self.outputs(*images.shape[2:])
+        turned = images[0].numel() * TURN_COST
+        windows = oh * ow * size[0] * RUN_COST
+        rows = channels * math.prod(size) * oh * RUN_COST
+        windows += 0 if images.is_contiguous(memory_format=torch.channels_last) else turned
+        rows += 0 if images.is_contiguous() and stride == 1 else turned
+        return rows < windows
 
     def offsets(self, height: int, width: int) -> Iterator[tuple[slice, slice]]:
         """For every place of the kernel: which rows and columns of the image it meets over all output pixels."""
@@ -288,8 +303,8 @@ class Convolutions(Term):
 
     Args:
         kernel: the geometry.
-        images: per call, padded inputs `[b, H, W, c]`, all of one shape.
-        backprops: per call, `[b, P, o]`.
+        images: per call, padded inputs `[b, c, H, W]`, all of one shape.
+        backprops: per call, `[b, o, oh, ow]`.
         workspace: where gradients are kept and windows written.
     """
 
@@ -299,32 +314,40 @@ class Convolutions(Term):
         self.kernel, self.images, self.backprops = kernel, images, backprops
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
-        self._records, self._positions = backprops[0].shape[:2]
+        self._records, self._positions = len(backprops[0]), backprops[0][0, 0].numel()
         self._i = math.prod(kernel.size) * kernel.channels[0]
         self._numel = self._i * kernel.channels[1]
-        self._by_rows = kernel.by_rows(images[0].shape[2])
+        self._by_rows = kernel.prefers_rows(images[0])
 
     def squared_norms(self) -> Tensor:
         if self._gram_is_cheaper():
-            pixels = len(self.images) * math.prod(self.images[0].shape[1:3])
+            pixels = len(self.images) * math.prod(self.images[0].shape[2:])
             return torch.cat([self._gram(*chunk) for chunk in self._workspace.chunks(self._records, pixels**2)])
         return self._materialised()
 
     def _keeps(self) -> bool:
-        """Whether to keep the gradients: where forming them once more costs more than a trip to main memory and back."""
+        """Whether to keep the gradients: where forming them again costs more than a trip to main memory and back."""
         fits = self._records * self._numel <= self._workspace.keep_floats
         return fits and len(self.images) * self._positions > KEEP_COST
 
     def _gram_is_cheaper(self) -> bool:
-        """Compare costs per record, in multiplications."""
-        c, o = self.kernel.channels
+        """Compare costs per record."""
+        return self._gram_cost() < self._gradient_cost()
+
+    def _gram_cost(self) -> float:
+        (c, o), (height, width) = self.kernel.channels, self.images[0].shape[2:]
+        pixels, positions = len(self.images) * height * width, len(self.images) * self._positions
+        runs = positions**2 / self.kernel.outputs(height, width)[1]
+        shifts = math.prod(self.kernel.size) * (runs * RUN_COST + positions**2 * COPY_COST)
+        return pixels**2 * c + positions**2 * o + shifts + WEIGHT_COST * positions * self._numel
+
+    def _gradient_cost(self) -> float:
         positions = len(self.images) * self._positions
-        pixels = len(self.images) * math.prod(self.images[0].shape[1:3])
-        products = positions * self._numel
-        shifted = COPY_COST * (math.prod(self.kernel.size) + 2) // 3
-        gram = pixels**2 * c + positions**2 * (o + shifted) + products
-        gradient = products + COPY_COST * positions * self._i + (KEEP_COST * self._numel if self._keeps() else products)
-        return gram < gradient
+        width = self.kernel.outputs(*self.images[0].shape[2:])[1]
+        runs = positions * self._i / (width if self._by_rows else self.kernel.size[1] * self.kernel.channels[0])
+        windows = runs * RUN_COST + positions * self._i * COPY_COST
+        later = KEEP_COST if self._keeps() else WEIGHT_COST * positions
+        return windows + (positions + COPY_COST + later) * self._numel
 
     def _materialised(self) -> Tensor:
         like = self.images[0]
@@ -343,8 +366,8 @@ class Convolutions(Term):
         shape = (self._i, o) if self._by_rows else (o, self._i)
         found = self.images[0].new_empty(stop - start, *shape) if out is None else out.view(-1, *shape)
         for call, (images, backprops) in enumerate(zip(self.images, self.backprops, strict=True)):
-            windows, places = self._unfolded(images[start:stop]), backprops[start:stop]
-            left, right = (windows, places) if self._by_rows else (places.transpose(1, 2), windows)
+            windows, places = self._unfolded(images[start:stop]), backprops[start:stop].flatten(2)
+            left, right = (windows, places.transpose(1, 2)) if self._by_rows else (places, windows)
             torch.baddbmm(found, left, right, out=found) if call else torch.bmm(left, right, out=found)
         return found.flatten(1)
 
@@ -355,13 +378,13 @@ class Convolutions(Term):
         return written.view(len(images), *((self._i, -1) if self._by_rows else (-1, self._i)))
 
     def _gram(self, start: int, stop: int) -> Tensor:
-        pixels = torch.cat([x[start:stop].flatten(1, 2) for x in self.images], 1)
-        backprops = torch.cat([b[start:stop] for b in self.backprops], 1)
-        return gram_norms(self._window_products(pixels @ pixels.transpose(1, 2)), backprops @ backprops.transpose(1, 2))
+        pixels = torch.cat([x[start:stop].flatten(2) for x in self.images], 2)
+        backprops = torch.cat([b[start:stop].flatten(2) for b in self.backprops], 2)
+        return gram_norms(self._window_products(pixels.transpose(1, 2) @ pixels), backprops.transpose(1, 2) @ backprops)
 
     def _window_products(self, products: Tensor) -> Tensor:
         """Products of pixels `[m, LHW, LHW]` to products of windows `[m, P, P]`; L calls of one shape."""
-        calls, (height, width) = len(self.images), self.images[0].shape[1:3]
+        calls, (height, width) = len(self.images), self.images[0].shape[2:]
         shaped = products.view(-1, calls, height, width, calls, height, width)
         total: Tensor | None = None
         for rows, columns in self.kernel.offsets(height, width):
@@ -379,12 +402,11 @@ class Convolutions(Term):
 
     def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> Tensor:
         images, backprops = weighted(images, backprops, weights, clean)
-        pixels = backprops.unflatten(1, self.kernel.outputs(*images.shape[1:3]))
         c, o = self.kernel.channels
         shape = images.new_empty(o, c, *self.kernel.size)
-        nchw = (pixels.permute(0, 3, 1, 2), images.permute(0, 3, 1, 2), shape)
         geometry = (None, self.kernel.stride, (0, 0), self.kernel.dilation, False, (0, 0), 1)
-        return torch.ops.aten.convolution_backward(*nchw, *geometry, (False, True, False))[1]
+        gradient = torch.ops.aten.convolution_backward(backprops, images, shape, *geometry, (False, True, False))
+        return gradient[1]
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
         """`[m, numel]` as they were formed to `[m, o, c, kh, kw]`."""
@@ -400,7 +422,9 @@ class Convolutions(Term):
         if self._records * self._numel <= self._workspace.keep_floats:
             return Vectors(self.gradients(0, self._records)).grouped(units)
         windows = [self.kernel.windows(x).flatten(3).flatten(1, 2) for x in self.images]
-        return Products(torch.cat(windows, 1), torch.cat(list(self.backprops), 1)).grouped(units)
+        return Products(
+            torch.cat(windows, 1), torch.cat([b.flatten(2).transpose(1, 2) for b in self.backprops], 1)
+        ).grouped(units)
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:
