@@ -239,8 +239,7 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
     Raises:
         EquidpError: where the target cannot be met even with infinite gradient noise, naming what it costs.
     """
-    floor = epsilon(events_for(LARGE_NOISE), delta, interval=SEARCH_INTERVAL).value
-    if floor > target:
+    if (floor := _floor(events_for(LARGE_NOISE), target, delta)) > target:
         raise EquidpError(
             f"privacy.epsilon={target:g} cannot be reached: the side releases of this algorithm cost ε = {floor:.3g} "
             f"at δ = {delta:g} on their own. Raise their noise (count_noise_multiplier, best as a ratio, '10x'), "
@@ -257,17 +256,22 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
             tol=tol,
         )
 
-    low, high = _bracket(lambda noise: rdp_epsilon(events_for(noise), delta), target)
-    high = solve(rdp.RdpAccountant, (low, high), tol=high * 1e-5)
-    if _pld_bound(events_for(high), delta) > target:
-        return high  # RDP is the tighter of the two here
+    low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
+    if _pld_bound(events_for(high), delta) > target:  # RDP is the tighter of the two here
+        return solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5)
     low = high
     while _pld_bound(events_for(low), delta) <= target:
         low *= 0.9
     coarse = solve(
-        lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL), (low, high), tol=high * 1e-4
+        lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL), (low, high), tol=high * 5e-4
     )
     return _tightened(events_for, coarse, target, delta)
+
+
+def _floor(events: Sequence[Event], target: float, delta: float) -> float:
+    """ε of these events, or a bound on it that is below the target already."""
+    cheap = live_epsilon(events, delta)
+    return cheap if cheap <= target else epsilon(events, delta, interval=SEARCH_INTERVAL).value
 
 
 def _pld_bound(events: Sequence[Event], delta: float) -> float:
@@ -279,14 +283,14 @@ def _tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, ta
     best, factor = coarse, 0.998
     for _ in range(6):
         candidate = best * factor
-        if epsilon(events_for(candidate), delta).value > target:
+        if _pld_epsilon(_canonical(events_for(candidate)), delta, REPORT_INTERVAL) > target:
             break
         best = candidate
     return best
 
 
 def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, float]:
-    """Noise multipliers on either side of the target. `cost` falls as noise grows."""
+    """Noise multipliers on either side of the target, within 0.1 %. `cost` falls as noise grows."""
     high = 1.0
     while cost(high) > target:
         high *= 2
@@ -297,6 +301,9 @@ def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, floa
         high, low = low, low / 2
         if low < 1e-3:
             raise EquidpError(f"privacy.epsilon={target:g} is so large that no noise would be needed; lower it.")
+    while high > low * 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle) <= target else (middle, high)
     return low, high
 
 

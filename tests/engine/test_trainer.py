@@ -1,0 +1,106 @@
+"""The loop on its own: devices, denominators, gradient masking, losses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equidp.algorithms import algorithm_settings
+from equidp.engine.ledger import Ledger
+from equidp.engine.noise import SeededRandom
+from equidp.engine.plan import Plan
+from equidp.engine.sampling import Population
+from equidp.engine.trainer import Trainer, choose_device
+from equidp.errors import EquidpError
+from equidp.records import Records, Schema
+
+
+def records(size: int = 12, *, unit: Tensor | None = None) -> Records:
+    features = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(size) % 2
+    schema = Schema(
+        name="toy", kind="tabular", shape=(4,), classes=("a", "b"), groupings={"class": ("a", "b")},
+        feature_names=tuple("abcd"),
+    )  # fmt: skip
+    return Records(features=features, labels=labels, groups={"class": labels}, schema=schema, unit=unit)
+
+
+def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def trainer(data: Records, name: str = "dpsgd", *, by_unit: bool = False, seed: int = 0, **options: float) -> Trainer:
+    torch.manual_seed(0)
+    population = Population(data, data.groups["class"], by_unit=by_unit)
+    return Trainer(
+        model=nn.Linear(4, 2),
+        loss=loss,
+        algorithm=algorithm_settings(name, options).build(),
+        plan=Plan(12, 6, 1, 2, 1e-5, 0.0 if name == "sgd" else 1.0),
+        population=population,
+        random=SeededRandom(seed, "cpu"),
+        ledger=Ledger(),
+        learning_rate=1.0,
+    )
+
+
+class TestDevice:
+    """Where to train."""
+
+    def test_auto_is_one_that_exists(self) -> None:
+        assert choose_device("auto").type in ("cpu", "cuda", "mps")
+        assert choose_device("cpu").type == "cpu"
+
+    @pytest.mark.parametrize("name", ["gpu", "cuda:99"])
+    def test_refuses_one_that_does_not(self, name: str) -> None:
+        with pytest.raises(EquidpError, match=r"training\.device"):
+            choose_device(name)
+
+
+class TestStep:
+    """One step, recomputed by hand."""
+
+    def test_divides_by_the_expected_batch_size(self) -> None:
+        run = trainer(records(), "sgd")
+        before = run.engine.flatten()
+        units = SeededRandom(0, "cpu").bernoulli(0.5, 12).nonzero().squeeze(1)
+        assert len(units) != 6  # the actual size differs
+        expected = run.engine.plain_sum(run.population.records.features[units], run.population.records.labels[units])
+        run.run_steps(1)
+        torch.testing.assert_close(before - run.engine.flatten(), expected / 6)
+
+    def test_a_record_without_a_finite_gradient_adds_nothing(self) -> None:
+        data = records()
+        data.features[5] = torch.inf
+        spoilt, without = trainer(data), trainer(data)
+        everyone = torch.arange(12)
+        public = spoilt.public_values(spoilt.segments[0])
+        whole = spoilt.weighted_sum([spoilt.population.batch(everyone)], public)
+        rest = without.weighted_sum([without.population.batch(everyone[everyone != 5])], public)
+        torch.testing.assert_close(whole, rest)
+
+    def test_private_and_plain_runs_of_a_seed_draw_the_same_batches(self) -> None:
+        private, plain = trainer(records()), trainer(records(), "sgd")
+        for _ in range(2):
+            assert torch.equal(private.draw().units, plain.draw().units)
+            private.random.normal(1000)  # noise has a stream of its own
+
+    def test_losses_of_units_are_means_over_their_records(self) -> None:
+        data = records(unit=torch.arange(12) // 3)
+        run = trainer(data, by_unit=True)
+        with torch.no_grad():
+            single = loss(run.model(data.features), data.labels)
+        torch.testing.assert_close(run.losses(torch.tensor([2, 0])), single.view(4, 3).mean(1)[[2, 0]])
+
+    def test_norms_of_all_do_not_depend_on_the_chunks(self) -> None:
+        run = trainer(records())
+        whole = run.norms_of_all()
+        run.physical_batch_size = 5
+        torch.testing.assert_close(run.norms_of_all(), whole)
+
+    def test_the_model_is_trained_in_training_mode(self) -> None:
+        run = trainer(records())
+        run.model.eval()
+        run.train(progress=False)
+        assert run.model.training
