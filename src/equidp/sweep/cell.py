@@ -1,0 +1,203 @@
+"""One cell: a `kedro run` in a process of its own, done exactly once however often it is asked for.
+
+What makes "once" hold when processes are killed at any moment:
+
+* A lock file in the cell's folder, held by worker and run together, and freed by the system once both are gone.
+* A marker, written last: a cell with its marker is never run again. Where the worker died between the run's end and the
+  marker, the run's files and its FINISHED state in MLflow take its place.
+* The run ends when the worker that started it does, because its standard input closes; no orphan writes on.
+* Runs that a crash left open in MLflow are closed as KILLED before the next attempt. A checkpoint is continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from equidp.files import replacing
+
+MARKER, LOG, LOCK = "done.json", "run.log", "sweep.lock"
+CONTEXT = "MLFLOW_RUN_CONTEXT"
+"""Environment variable from which MLflow takes tags for every run it starts."""
+
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker on any machine needs to run a cell; plain values, so that it travels.
+
+    Attributes:
+        key: the cell's name; tags its MLflow run.
+        project: root folder, at the same place on every machine.
+        arguments: of `kedro`, without `run_label` and `resume`.
+        folder: of results, and of log, lock and marker.
+        outputs: files that a finished run has written.
+        journal: file that an interrupted run has left, and a finished one has not.
+        store, experiment: MLflow's address and the experiment's id.
+        sweep: name of the sweep; tags the MLflow run.
+        retries: how often a failed run is tried again.
+    """
+
+    key: str
+    project: Path
+    algorithm: str
+    params: str
+    folder: Path
+    outputs: tuple[Path, ...]
+    journal: Path
+    store: str
+    experiment: str
+    sweep: str = ""
+    env: str | None = None
+    retries: int = 1
+
+    @property
+    def marker(self) -> Path:
+        """Written last of all."""
+        return self.folder / MARKER
+
+    @property
+    def log(self) -> Path:
+        """Everything the run has printed."""
+        return self.folder / LOG
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell.
+
+    Attributes:
+        key: the cell's name.
+        reason: why it failed, None where it did not.
+        seconds: time taken by this call; 0 where it was finished before.
+        attempts: runs started by this call.
+        run_id: of the MLflow run.
+    """
+
+    key: str
+    reason: str | None = None
+    seconds: float = 0.0
+    attempts: int = 0
+    run_id: str | None = None
+
+
+def finished(job: Job) -> bool:
+    """Whether the cell has its marker and its files."""
+    return job.marker.is_file() and all(path.is_file() for path in job.outputs)
+
+
+def run_cell(job: Job) -> Outcome:
+    """Run a cell unless it is finished; never raises for a failed run."""
+    begun = time.monotonic()
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with _locked(job.folder / LOCK) as lock:
+        if finished(job):
+            return Outcome(job.key, run_id=json.loads(job.marker.read_text())["run_id"])
+        job.marker.unlink(missing_ok=True)
+        if run_id := _finished_run(job):
+            _mark(job, run_id, 0.0, 0)
+            return Outcome(job.key, run_id=run_id)
+        reason = None
+        for attempt in range(1, job.retries + 2):
+            _close_left_open(job)
+            reason = _attempt(job, lock)
+            run_id = None if reason else _finished_run(job)
+            if run_id:
+                seconds = time.monotonic() - begun
+                _mark(job, run_id, seconds, attempt)
+                return Outcome(job.key, None, seconds, attempt, run_id)
+            reason = reason or "it ended well, but its files or its MLflow run are missing"
+    return Outcome(job.key, reason, time.monotonic() - begun, job.retries + 1)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Wait for the lock and hold it; its descriptor, which a child that inherits it holds as well."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def _attempt(job: Job, lock: int) -> str | None:
+    """Run it once; why it failed, or None."""
+    resume = ",resume=true" if job.journal.exists() else ""
+    arguments = ["run", f"--pipeline={job.algorithm}", f"--params={job.params}{resume}"]
+    arguments += [f"--env={job.env}"] if job.env else []
+    with job.log.open("w") as log:
+        code = _kedro(arguments, job, log, lock)
+    return None if code == 0 else _reason(job.log, code)
+
+
+def _kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
+    """`python -m kedro …`, which ends when this process does: its standard input is a pipe that only we hold open."""
+    tags = json.dumps({"run_label": job.key, "sweep": job.sweep})
+    environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), CONTEXT: tags, "COLUMNS": "200"}
+    environment["MLFLOW_TRACKING_URI"] = job.store  # the same store on every machine
+    process = subprocess.Popen(
+        [sys.executable, "-m", "equidp.sweep.attended", *arguments],
+        cwd=job.project,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        pass_fds=(lock,),
+        start_new_session=True,  # Ctrl-C is for the sweep: it decides what becomes of its cells
+    )
+    try:
+        return process.wait()
+    finally:
+        process.kill()  # where we are thrown out of the wait
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+def _reason(log: Path, code: int) -> str:
+    """The last line that a failed run has printed."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = lines[-1] if lines else "it printed nothing"
+    return last if code > 0 else f"killed by signal {-code}; last line: {last}"
+
+
+def _mark(job: Job, run_id: str, seconds: float, attempts: int) -> None:
+    facts = {"key": job.key, "command": f"kedro run --pipeline={job.algorithm} --params={job.params}"}
+    with replacing(job.marker) as part:
+        part.write_text(json.dumps({**facts, **asdict(Outcome(job.key, None, seconds, attempts, run_id))}, indent=2))
+
+
+# ----------------------------------------------------------------------------------------------------------- MLflow
+
+
+def _finished_run(job: Job) -> str | None:
+    """Id of the cell's FINISHED run, where all its files are there too."""
+    if not all(path.is_file() for path in job.outputs):
+        return None
+    return next((run.info.run_id for run in _runs(job, "FINISHED")), None)
+
+
+def _close_left_open(job: Job) -> None:
+    """A run that a crash left open would look as if it were still running, forever."""
+    client = _client(job.store)
+    for run in _runs(job, "RUNNING"):
+        client.set_terminated(run.info.run_id, "KILLED")
+
+
+def _runs(job: Job, status: str) -> list[Any]:
+    wanted = f"tags.run_label = '{job.key}' and attributes.status = '{status}'"
+    return list(_client(job.store).search_runs([job.experiment], wanted))
+
+
+def _client(store: str) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(store)

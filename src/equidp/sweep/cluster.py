@@ -1,0 +1,114 @@
+"""The machines a sweep runs on: all cores of this one, its GPUs, or any Dask cluster by its scheduler's address."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster
+
+from equidp.errors import EquidpError
+
+GPU = "GPU"
+"""Name of the Dask resource that stands for one GPU: `dask worker … --resources "GPU=1"`."""
+
+CONNECT_SECONDS = 10
+
+SETTINGS = {
+    "distributed.scheduler.worker-saturation": 1.0,  # a cell waits at the scheduler, not at a busy worker
+    "distributed.scheduler.allowed-failures": 10,  # of workers under one cell, before it is given up
+    "distributed.worker.daemon": False,
+}
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where cells run.
+
+    Attributes:
+        scheduler: address of a running cluster, None for this machine.
+        workers: cells at once on this machine; None for one per core, or per group of GPUs.
+        gpus_per_cell: GPUs that each cell holds; None for one where this machine has any.
+        dashboard: port of the local cluster's dashboard, 0 for any free one.
+    """
+
+    scheduler: str | None = None
+    workers: int | None = None
+    gpus_per_cell: int | None = None
+    dashboard: int = 8787
+
+    @property
+    def resources(self) -> dict[str, float] | None:
+        """What a cell asks of a Dask worker."""
+        held = self.gpus_per_cell if self.scheduler else self._local_gpus_per_cell()
+        return {GPU: float(held)} if held else None
+
+    def _local_gpus_per_cell(self) -> int:
+        return min(1, gpus_here()) if self.gpus_per_cell is None else self.gpus_per_cell
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Client]:
+        """A client, and around it the local cluster where no scheduler is named.
+
+        Raises:
+            EquidpError: where the scheduler does not answer, or this machine has too few GPUs.
+        """
+        with dask.config.set(SETTINGS), _quiet():
+            if self.scheduler:
+                with self._remote() as client:
+                    yield client
+            else:
+                with self._local() as cluster, Client(cluster) as client:
+                    yield client
+
+    def _remote(self) -> Client:
+        try:
+            return Client(self.scheduler, timeout=CONNECT_SECONDS)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise EquidpError(
+                f"No Dask scheduler answers at --scheduler={self.scheduler} ({error}): start one with `dask scheduler`."
+            ) from error
+
+    def _local(self) -> Any:
+        common = {"dashboard_address": f"127.0.0.1:{self.dashboard}"}
+        held = self._local_gpus_per_cell()
+        if not held:
+            count = self.workers or os.cpu_count() or 1
+            return LocalCluster(n_workers=count, threads_per_worker=1, host="127.0.0.1", **common)
+        slots = gpus_here() // held
+        if not slots:
+            raise EquidpError(f"--gpus-per-cell={held} is more than the {gpus_here()} GPUs of this machine.")
+        scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", **common}}
+        workers = {slot: _gpu_worker(slot, held) for slot in range(min(slots, self.workers or slots))}
+        return SpecCluster(workers=workers, scheduler=scheduler)
+
+
+def _gpu_worker(slot: int, held: int) -> dict[str, Any]:
+    """A worker that sees its own GPUs only."""
+    visible = ",".join(str(slot * held + i) for i in range(held))
+    options = {"nthreads": 1, "resources": {GPU: held}, "env": {"CUDA_VISIBLE_DEVICES": visible}, "host": "127.0.0.1"}
+    return {"cls": Nanny, "options": options}
+
+
+def gpus_here() -> int:
+    """CUDA devices of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Dask's remarks about workers that come and go would tear the progress display; failures are told at the end."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,223 @@
+"""`kedro sweep`, from its options to its exit status."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from equidp.engine.checkpoint import JOURNAL_FILE
+from equidp.errors import EquidpError
+from equidp.sweep.cell import Job, Outcome, finished
+from equidp.sweep.grid import Grid, choose_grid, nested
+from equidp.sweep.project import Cell, Project
+from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
+
+UNNAMED = "sweep"
+REPORTS = Path("data") / "08_reporting" / "sweeps"
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+WIDTH = 100
+
+
+def run_command(
+    project_path: Path,
+    name: str | None,
+    *,
+    algorithms: str | None,
+    datasets: str | None,
+    epsilons: str | None,
+    seeds: str | None,
+    params: str,
+    workers: int | None,
+    scheduler: str | None,
+    gpus_per_cell: int | None,
+    dashboard: int,
+    retries: int,
+    env: str | None,
+    dry_run: bool,
+    listing: bool,
+) -> None:
+    """Run a sweep; ends the process with status 0 only if every cell is finished.
+
+    Raises:
+        EquidpError: for any wrong name or value, before anything runs.
+    """
+    console = _console()
+    project = Project(project_path, env)
+    grids = project.grids()
+    if listing:
+        return _list(grids, console)
+    given = {"algorithms": algorithms, "datasets": datasets, "epsilons": epsilons, "seeds": seeds}
+    grid = choose_grid(grids, name, {**given, "params": flat(nested(params))})
+    cells = project.cells(grid)
+    _announce(name, grid, cells, console)
+    if dry_run:
+        for cell in cells:
+            console.print(cell.command, soft_wrap=True, highlight=False, markup=False)
+        return None
+    store, experiment = project.store()
+    jobs = {cell.key: job_of(cell, project, store, experiment, name or UNNAMED, retries) for cell in cells}
+    todo = [cell for cell in cells if not finished(jobs[cell.key])]
+    console.print(f"{len(cells) - len(todo)} of {len(cells)} cells were finished before.", highlight=False)
+
+    # Dask is imported only now: names are refused, and a dry run told, without waiting for it
+    from equidp.sweep.cluster import Machines
+
+    machines = Machines(scheduler, workers, gpus_per_cell, dashboard)
+    outcomes = fan_out(project, machines, jobs, todo, console) if todo else []
+    return _conclude(project, name or UNNAMED, cells, jobs, outcomes, console)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _list(grids: Mapping[str, Any], console: Console) -> None:
+    for name, settings in grids.items():
+        grid = choose_grid(grids, name, {})
+        console.print(f"[bold]{escape(str(name))}[/]  {escape(grid.about)}", highlight=False)
+        for word in ("takes", "expect"):
+            if settings.get(word):
+                console.print(f"    {word}: {escape(str(settings[word]))}", highlight=False)
+
+
+def _announce(name: str | None, grid: Grid, cells: Sequence[Cell], console: Console) -> None:
+    if grid.about:
+        console.print(escape(grid.about), highlight=False)
+    for word, text in (("takes", grid.takes), ("expect", grid.expect)):
+        if text:
+            console.print(f"{word}: {escape(text)}", highlight=False)
+    datasets = ", ".join(dict.fromkeys(cell.dataset for cell in cells))
+    algorithms = ", ".join(dict.fromkeys(cell.algorithm for cell in cells))
+    seeds = len({cell.seed for cell in cells})
+    console.print(
+        f"{name or UNNAMED}: {len(cells)} cells, {algorithms} on {datasets}, {seeds} seed{'s' * (seeds != 1)}.",
+        highlight=False,
+        markup=False,
+    )
+
+
+def job_of(cell: Cell, project: Project, store: str, experiment: str, sweep: str, retries: int) -> Job:
+    """A cell as a worker gets it."""
+    return Job(
+        key=cell.key,
+        project=project.path,
+        algorithm=cell.algorithm,
+        params=cell.params,
+        folder=cell.folder,
+        outputs=tuple(cell.outputs.values()),
+        journal=cell.workplace / JOURNAL_FILE,
+        store=store,
+        experiment=experiment,
+        sweep=sweep,
+        env=project.env,
+        retries=retries,
+    )
+
+
+class Display:
+    """Live progress: cells done, running, failed, and the time left."""
+
+    def __init__(self, total: int, workers: int, console: Console) -> None:
+        self.total, self.workers = total, workers
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self.task: TaskID = self.progress.add_task("cells", total=total, state="encoding records")
+
+    def update(self, outcomes: Sequence[Outcome], running: int) -> None:
+        """Show where the sweep is; without a terminal, print a line per finished cell."""
+        failed = sum(outcome.reason is not None for outcome in outcomes)
+        left = time_left([o.seconds for o in outcomes if o.attempts], self.total - len(outcomes), self.workers)
+        state = f"{running} running, {failed} failed{f', {left} left' if left else ''}"
+        self.progress.update(self.task, completed=len(outcomes), state=state)
+        if not self.progress.console.is_terminal and outcomes:
+            self.progress.console.print(
+                f"{len(outcomes) - failed} of {self.total} done, {state}", highlight=False, soft_wrap=True
+            )
+
+
+def time_left(seconds: Sequence[float], cells: int, workers: int) -> str:
+    """An estimate from the cells so far, in words; empty before the first."""
+    if not seconds or not cells:
+        return ""
+    expected = sum(seconds) / len(seconds) * cells / max(1, min(workers, cells))
+    return f"about {expected / 60:.0f} min" if expected >= 90 else f"about {expected:.0f} s"
+
+
+def fan_out(
+    project: Project, machines: Any, jobs: Mapping[str, Job], cells: Sequence[Cell], console: Console
+) -> list[Outcome]:
+    """Run the cells on the machines. Ctrl-C ends the process, with what is finished kept."""
+    from equidp.sweep.fanout import Sweep, stopping_on_sigterm
+    from equidp.sweep.records import encode
+
+    sweep = None
+    try:
+        with stopping_on_sigterm(), machines.connect() as client:
+            console.print(f"Dask dashboard: {client.dashboard_link}", highlight=False, soft_wrap=True)
+            display = Display(len(cells), sum(client.nthreads().values()) or 1, console)
+            sweep = Sweep(client, dict(jobs), partial(encode, project), machines.resources)
+            with display.progress:
+                return sweep.run(cells, display)
+    except KeyboardInterrupt:
+        done = sum(outcome.reason is None for outcome in sweep.outcomes) if sweep else 0
+        console.print(
+            f"Stopped. {done} cells were finished by this call and stay so; call it again for the rest.",
+            highlight=False,
+        )
+        sys.exit(INTERRUPTED)
+
+
+def _conclude(
+    project: Project,
+    name: str,
+    cells: Sequence[Cell],
+    jobs: Mapping[str, Job],
+    outcomes: Sequence[Outcome],
+    console: Console,
+) -> None:
+    """Tables, pages, and what failed."""
+    complete = [cell for cell in cells if finished(jobs[cell.key])]
+    if complete:
+        rows = rows_of(complete)
+        table = table_of(rows)
+        print_table(table, console)
+        for path in write_summary(rows, table, project.path / REPORTS / name, name):
+            console.print(str(path), highlight=False, soft_wrap=True, markup=False)
+    failed = {outcome.key: outcome.reason for outcome in outcomes if outcome.reason is not None}
+    for cell in cells:
+        if cell.key in failed:
+            console.print(f"failed: {cell}", style="red", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"    {failed[cell.key]}", highlight=False, soft_wrap=True, markup=False)
+            console.print(
+                f"    log: {shlex.quote(str(jobs[cell.key].log))}", highlight=False, soft_wrap=True, markup=False
+            )
+    if len(complete) < len(cells):
+        raise EquidpError(
+            f"{len(cells) - len(complete)} of {len(cells)} cells are not finished; call the sweep again to retry them."
+        )

@@ -1,0 +1,129 @@
+"""Which cell runs when, how far the sweep is, and what happens when it is stopped.
+
+Records are encoded once per dataset, before any cell that needs them. A baseline is trained once too: of the cells that
+share one, the first runs alone and leaves it on the shelf, and the others follow. Dask does the rest: it hands cells to
+workers, and hands a cell to another worker when one dies.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from distributed import Client, Future, as_completed
+
+from equidp.errors import EquidpError
+from equidp.sweep.cell import Job, Outcome, run_cell
+from equidp.sweep.project import Cell
+
+
+class Watcher(Protocol):
+    """Is told how the sweep goes."""
+
+    def update(self, outcomes: Sequence[Outcome], running: int) -> None:
+        """After every cell: all outcomes so far, and how many cells are at work."""
+
+
+@dataclass
+class Sweep:
+    """The cells still to be run, in an order that makes shared work once.
+
+    Args:
+        client: of the cluster.
+        jobs: what a worker needs, by the cell's key.
+        ingest: encodes one cell's records where they are not there yet; returns why it failed, or None. It travels to
+            a worker, so it is a module's function with plain arguments.
+        resources: what each cell asks of a worker.
+    """
+
+    client: Client
+    jobs: dict[str, Job]
+    ingest: Callable[[Cell], str | None]
+    resources: dict[str, float] | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def run(self, cells: Sequence[Cell], watcher: Watcher) -> list[Outcome]:
+        """Run all cells; returns what became of each. On Ctrl-C those finished stay finished."""
+        self._waiting: dict[str, deque[Cell]] = defaultdict(deque)
+        self._open: dict[Future, tuple[str, list[Cell]]] = {}
+        self._completed = as_completed([])
+        for group in _by(cells, lambda cell: cell.records):
+            future = self.client.submit(self.ingest, group[0], key=f"records-{group[0].key}", pure=False)
+            self._watch(future, "records", group)
+        watcher.update(self.outcomes, 0)
+        try:
+            for future in self._completed:
+                kind, concerned = self._open.pop(future)
+                self._after_records(future, concerned) if kind == "records" else self._after_cell(future, concerned[0])
+                watcher.update(self.outcomes, self._running())
+        except BaseException:
+            self.client.cancel(list(self._open), force=True)
+            raise
+        return self.outcomes
+
+    def _after_records(self, future: Future, cells: list[Cell]) -> None:
+        reason = _result(future)
+        if isinstance(reason, str):
+            self.outcomes += [Outcome(cell.key, f"records: {reason}") for cell in cells]
+            return
+        for first, *others in _by(cells, lambda cell: cell.baseline):
+            self._waiting[first.baseline].extend(others)
+            self._submit(first)
+
+    def _after_cell(self, future: Future, cell: Cell) -> None:
+        result = _result(future)
+        self.outcomes.append(result if isinstance(result, Outcome) else Outcome(cell.key, str(result)))
+        # whatever became of it, those that waited for its baseline go on: at worst they train it themselves
+        for follower in self._waiting.pop(cell.baseline, ()):
+            self._submit(follower)
+
+    def _submit(self, cell: Cell) -> None:
+        future = self.client.submit(run_cell, self.jobs[cell.key], key=cell.key, resources=self.resources, pure=False)
+        self._watch(future, "cell", [cell])
+
+    def _watch(self, future: Future, kind: str, cells: list[Cell]) -> None:
+        self._open[future] = (kind, cells)
+        self._completed.add(future)
+
+    def _running(self) -> int:
+        cells = sum(kind == "cell" for kind, _ in self._open.values())
+        return min(cells, sum(self.client.nthreads().values()) or 1)
+
+
+def _by(cells: Sequence[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(key(cell), []).append(cell)
+    return list(groups.values())
+
+
+def _result(future: Future) -> Any:
+    """What the task returned; where it raised, the reason in words."""
+    try:
+        return future.result()
+    except EquidpError as error:
+        return error.message
+    except Exception as error:  # also a worker that was killed too often
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+
+
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """SIGTERM stops a sweep as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,159 @@
+"""What a sweep runs: a grid is the product of its axes, and every point of it is one cell.
+
+demo:
+  algorithms: [dpsgd, dpsgd_f]         # the four axes that nearly every sweep has
+  datasets: [digits]
+  epsilons: [1, 3]
+  seeds: 4                             # 0, 1, 2, 3; or a list of seeds
+  params:                              # any other setting: one value is fixed, a list is one more axis
+    training.epochs: 30
+    dpsgd.options.clip_norm: [0.5, 1]
+  grids:                               # parts that differ: each inherits what stands above, and their union is run
+    - {algorithms: [sad_dpsgd], params: {training.epochs: 50}}
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+from omegaconf import OmegaConf
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from equidp.errors import EquidpError, unknown_name
+
+Values = tuple[str | int | float, ...]
+
+
+def as_list(value: Any) -> Any:
+    """`a,b` or a single value as a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value if value is None or isinstance(value, (list, tuple)) else [value]
+
+
+def as_seeds(value: Any) -> Any:
+    """`5` are the seeds 0 to 4; `3,7` or `[3, 7]` are those two."""
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    return list(range(value)) if isinstance(value, int) else as_list(value)
+
+
+class Grid(BaseModel):
+    """One grid, or a union of grids."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    about: str = ""
+    """What it shows."""
+    takes: str = ""
+    """How long it takes, and on what."""
+    expect: str = ""
+    """The number to expect."""
+    algorithms: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
+    datasets: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
+    epsilons: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(as_list)] = ()
+    """Targets; without any, each dataset's preset decides."""
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_seeds)] = ()
+    params: Mapping[str, Any] = {}
+    """Any setting by its dotted name; a list is an axis."""
+    grids: tuple[Mapping[str, Any], ...] = ()
+
+    def parts(self) -> Iterator[Grid]:
+        """The plain grids that this one is the union of."""
+        if not self.grids:
+            yield self
+        above = self.model_dump(exclude={"grids"})
+        for part in self.grids:
+            merged = {**above, **part, "params": {**self.params, **part.get("params", {})}}
+            yield from grid_from(merged).parts()
+
+    def points(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Algorithm and settings of every point, seeds innermost.
+
+        Raises:
+            EquidpError: where no algorithm is named.
+        """
+        for part in self.parts():
+            if not part.algorithms:
+                raise EquidpError("The sweep names no algorithm: give --algorithms=dpsgd,dpsgd_f or a named grid.")
+            yield from part._product()
+
+    def _product(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        listed = {name: value for name, value in self.params.items() if isinstance(value, (list, tuple))}
+        fixed = {name: value for name, value in self.params.items() if name not in listed}
+        axes: dict[str, Iterable[Any]] = {"dataset": self.datasets, "privacy.epsilon": self.epsilons, **listed}
+        axes = {name: values for name, values in axes.items() if values}
+        for values in itertools.product(*axes.values(), self.algorithms, self.seeds or (0,)):
+            *chosen, algorithm, seed = values
+            yield algorithm, {**fixed, **dict(zip(axes, chosen, strict=True)), "seed": seed}
+
+
+def grid_from(settings: Mapping[str, Any]) -> Grid:
+    """Validate a grid.
+
+    Raises:
+        EquidpError: an unknown key (naming the nearest), or a value of the wrong kind.
+    """
+    for key in settings:
+        if key not in Grid.model_fields:
+            raise unknown_name("key of a sweep", key, Grid.model_fields)
+    try:
+        return Grid.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise EquidpError(f"Sweep setting {where}={first['input']!r}: {first['msg']}.") from error
+
+
+def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, Any]) -> Grid:
+    """The named grid with what was given on the command line in place of its own.
+
+    Raises:
+        EquidpError: for a name that is not in the configuration.
+    """
+    if name is not None and name not in grids:
+        raise unknown_name("sweep", name, grids)
+    base = dict(grids[name]) if name is not None else {}
+    axes = {key: value for key, value in given.items() if key != "params" and value is not None}
+    params = given.get("params") or {}
+    # what the command line says holds for every part of the sweep
+    base["grids"] = [_over(part, axes, params) for part in base.get("grids", ())]
+    return grid_from(_over(base, axes, params))
+
+
+def _over(part: Mapping[str, Any], axes: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    inner = [_over(below, axes, params) for below in part.get("grids", ())]
+    return {**part, **axes, "params": {**part.get("params", {}), **params}, "grids": inner}
+
+
+def params_text(settings: Mapping[str, Any]) -> str:
+    """Settings as the text that follows `--params=`.
+
+    Raises:
+        EquidpError: for a value that cannot be written there.
+    """
+    return ",".join(f"{name}={_text(name, value)}" for name, value in settings.items())
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "+".join(_text(name, part) for part in value)
+    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
+    text = str(value) if text is None else text
+    if "," in text or isinstance(value, Mapping):
+        raise EquidpError(
+            f"{name}={value!r} cannot be a setting of a sweep, as --params has no way to write it: "
+            f"put it into a preset in conf/local."
+        )
+    return text
+
+
+def nested(text: str) -> dict[str, Any]:
+    """What Kedro makes of the text that follows `--params=`."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if "=" not in part:
+            raise EquidpError(f"--params={part!r}: write it as setting=value.")
+    return OmegaConf.to_container(OmegaConf.from_dotlist(parts))  # type: ignore[return-value]

@@ -1,0 +1,198 @@
+"""The Kedro project a sweep belongs to: its configuration, where results lie, and the store that runs are logged to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equidp import __version__
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.config_loader import EquidpConfigLoader
+from equidp.errors import EquidpError, unknown_name
+from equidp.sweep.grid import Grid, nested, params_text
+
+BASELINE = "sgd"
+OUTPUTS = ("metrics", "privacy", "report")
+"""What a finished run has written."""
+
+NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report")
+"""Settings that leave a run's results as they are."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a grid: one run.
+
+    Attributes:
+        algorithm: the pipeline's name.
+        overrides: what is given after `--params`, by dotted name.
+        settings: all settings that the results depend on, defaults included.
+        key: names the cell; a digest of `settings`.
+        baseline: digest of those settings that the baseline depends on.
+        records: digest of those that the encoded records depend on.
+        outputs: files of a finished run, by kind.
+        workplace: folder of checkpoints.
+        folder: of results.
+    """
+
+    algorithm: str
+    overrides: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(repr=False)
+    key: str
+    baseline: str
+    records: str
+    outputs: Mapping[str, Path] = field(repr=False)
+    workplace: Path = field(repr=False)
+    folder: Path = field(repr=False)
+
+    @property
+    def dataset(self) -> str:
+        """The dataset's name."""
+        return self.settings["dataset"]
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self.settings["seed"]
+
+    @property
+    def params(self) -> str:
+        """The text after `--params=`."""
+        return params_text({**self.overrides, "run_label": self.key})
+
+    @property
+    def command(self) -> str:
+        """What a user would type to run this cell alone."""
+        return f"kedro run --pipeline={self.algorithm} --params={self.params}"
+
+    def __str__(self) -> str:
+        return f"{self.algorithm} {params_text(self.overrides)}"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A Kedro project in one of its environments.
+
+    Attributes:
+        path: its root folder.
+        env: configuration environment, None for the default one.
+    """
+
+    path: Path
+    env: str | None = None
+
+    def config(self, runtime_params: Mapping[str, Any] | None = None) -> EquidpConfigLoader:
+        """The project's configuration as a run with these `--params` sees it."""
+        from kedro.framework.project import settings
+
+        arguments = dict(settings.CONFIG_LOADER_ARGS)
+        patterns = {"sweeps": ["sweeps*", "sweeps*/**"], **(arguments.pop("config_patterns", None) or {})}
+        return settings.CONFIG_LOADER_CLASS(
+            conf_source=str(self.path / settings.CONF_SOURCE),
+            env=self.env,
+            runtime_params=dict(runtime_params or {}),
+            config_patterns=patterns,
+            **arguments,
+        )
+
+    def grids(self) -> dict[str, Any]:
+        """Named grids of the configuration."""
+        return dict(self.config()["sweeps"])
+
+    def cells(self, grid: Grid) -> list[Cell]:
+        """Every cell of a grid, once each, all settings validated.
+
+        Raises:
+            EquidpError: for any name or value that does not exist, before anything runs.
+        """
+        found = (self.cell(algorithm, overrides) for algorithm, overrides in grid.points())
+        return list({cell.key: cell for cell in found}.values())
+
+    def cell(self, algorithm: str, overrides: Mapping[str, Any]) -> Cell:
+        """One cell, validated.
+
+        Raises:
+            EquidpError: for any name or value that does not exist.
+        """
+        if algorithm not in ALGORITHMS:
+            raise unknown_name("algorithm", algorithm, ALGORITHMS)
+        config = self.config(nested(params_text(overrides)))
+        parameters = config["parameters"]
+        settings = settings_that_matter(algorithm, parameters)
+        key = f"cell-{digest(settings)}"
+        catalog = self.config(nested(params_text({**overrides, "run_label": key})))["catalog"]
+
+        def place(kind: str) -> Path:
+            return self.path / catalog[f"{{algorithm}}.{kind}"]["filepath"].format(algorithm=algorithm)
+
+        data = settings["data"]
+        shared = {name: settings[name] for name in ("dataset", "seed", "data", "model", "training")}
+        return Cell(
+            algorithm=algorithm,
+            overrides=dict(overrides),
+            settings=settings,
+            key=key,
+            baseline=digest({**shared, "unit": settings["privacy"]["unit"]}),
+            records=digest({"dataset": settings["dataset"], "source": data["source"], "options": data["options"]}),
+            outputs={kind: place(kind) for kind in OUTPUTS},
+            workplace=place("workplace"),
+            folder=place("metrics").parent,
+        )
+
+    def store(self) -> tuple[str, str]:
+        """MLflow's address and the experiment's id, both made now: many processes at once would damage a new database.
+
+        The address is the one that runs of this project log to, as kedro-mlflow set it up.
+        """
+        import mlflow
+        from kedro.framework.session import KedroSession
+
+        session = KedroSession.create(project_path=self.path, env=self.env)
+        with session:
+            session.load_context()  # kedro-mlflow makes store and experiment here
+        client = mlflow.MlflowClient()
+        name = self.config_mlflow()["tracking"]["experiment"]["name"]
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            raise EquidpError(f"MLflow at {mlflow.get_tracking_uri()} has no experiment {name!r}: check mlflow.yml.")
+        return mlflow.get_tracking_uri(), experiment.experiment_id
+
+    def config_mlflow(self) -> dict[str, Any]:
+        """mlflow.yml."""
+        config = self.config()
+        config.config_patterns["mlflow"] = ["mlflow*", "mlflow*/**"]
+        return config["mlflow"]
+
+
+def settings_that_matter(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that one algorithm's results depend on: shared ones, its own and the baseline's."""
+    others = {*ALGORITHMS, "custom"} - {algorithm, BASELINE}
+    kept = {name: value for name, value in parameters.items() if name not in {*others, *NOT_PART_OF_THE_RUN}}
+    if not algorithm_settings(algorithm, parameters[algorithm]["options"]).build().private:
+        # a non-private run is the same for every ε
+        kept["privacy"] = {"unit": kept["privacy"]["unit"]}
+    return {"algorithm": algorithm, "version": __version__, **kept}
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that stand for these settings."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def differing(cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
+    """Per cell, the overrides that are not the same in all of them (dataset, algorithm and seed aside)."""
+    cells = list(cells)
+    shown: dict[str, dict[str, Any]] = {cell.key: {} for cell in cells}
+    names = dict.fromkeys(name for cell in cells for name in cell.overrides if name not in ("dataset", "seed"))
+    for name in names:
+        values = {cell.key: cell.overrides.get(name) for cell in cells}
+        if len({str(value) for value in values.values()}) > 1:
+            for key, value in values.items():
+                if value is not None:
+                    shown[key][name] = value
+    return shown

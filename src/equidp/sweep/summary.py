@@ -1,0 +1,210 @@
+"""What a sweep came to: one row per combination of settings, over its seeds, and one page per dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from equidp.errors import EquidpError
+from equidp.evaluation.seeds import over_seeds
+from equidp.files import replacing
+from equidp.reporting.page import html_report
+from equidp.sweep.project import Cell, differing, digest
+
+WIDTH = 100
+INTERVAL = frozenset({"mean", "low", "high", "seeds"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells that differ in their seed alone.
+
+    Attributes:
+        label: algorithm and those settings that tell the rows of one dataset apart.
+        metrics: `metrics.json` by seed.
+        privacy: `privacy.json` of the first seed: ε and settings are the same for all.
+    """
+
+    dataset: str
+    algorithm: str
+    label: str
+    metrics: Mapping[int, Mapping[str, Any]]
+    privacy: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+def rows_of(cells: Sequence[Cell]) -> list[Row]:
+    """One row per combination of settings; `cells` are the finished ones."""
+    told = differing(cells)
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(digest({**cell.settings, "seed": None}), []).append(cell)
+    return [_row(group, told[group[0].key]) for group in groups.values()]
+
+
+def _row(cells: Sequence[Cell], told: Mapping[str, Any]) -> Row:
+    first = cells[0]
+    own = {k: v for k, v in told.items() if "." not in k or _concerns(k, first)}
+    label = " ".join([first.algorithm, *(f"{_short(name)}={value}" for name, value in own.items())])
+    metrics = {cell.seed: _json(cell.outputs["metrics"]) for cell in cells}
+    return Row(
+        first.dataset,
+        first.algorithm,
+        label,
+        metrics,
+        _highest_epsilon(cells),
+        {**first.settings, "seed": sorted(metrics)},
+    )
+
+
+def _concerns(name: str, cell: Cell) -> bool:
+    """Whether a setting is one of this cell's: another algorithm's options are not, nor a sgd run's ε."""
+    block, _, rest = name.partition(".")
+    return block in cell.settings and (block != "privacy" or rest.partition(".")[0] in cell.settings["privacy"])
+
+
+def _short(name: str) -> str:
+    return {"privacy.epsilon": "ε"}.get(name, name.rpartition(".")[2])
+
+
+def _highest_epsilon(cells: Sequence[Cell]) -> dict[str, Any]:
+    """The statement with the highest ε of the seeds: the number that holds for each of them."""
+    statements = [_json(cell.outputs["privacy"]) for cell in cells]
+    return max(statements, key=lambda statement: statement.get("epsilon") or 0.0)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise EquidpError(f"{path} cannot be read ({error}): delete its folder and call the sweep again.") from error
+
+
+# ------------------------------------------------------------------------------------------------------------ table
+
+
+def table_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """One line per row: ε, and means with the half-width of their 95 % interval over seeds.
+
+    Returns:
+        Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, then per figure (`accuracy`,
+        `cost`, `worst`, `gap`) its mean and `<figure>±`; costs and gaps are paired by seed. Undefined values are NaN.
+        `worst` is the mean over seeds of the worst group's accuracy, of the first grouping.
+    """
+    return pd.DataFrame([_line(row) for row in rows])
+
+
+def _line(row: Row) -> dict[str, Any]:
+    seen = over_seeds(row.metrics)
+    grouping = next(iter(seen["groups"]), "")
+    cost = seen.get("cost_of_privacy") or {}
+    worst = {seed: {"accuracy": _worst(document, grouping)} for seed, document in row.metrics.items()}
+    line: dict[str, Any] = {
+        "dataset": row.dataset,
+        "run": row.label,
+        "algorithm": row.algorithm,
+        "seeds": len(row.metrics),
+        "epsilon": row.privacy.get("epsilon"),
+        "epsilon_published": (row.privacy.get("epsilon_published") or {}).get("value"),
+    }
+    figures = {
+        "accuracy": seen["overall"]["accuracy"],
+        "cost": (cost.get("overall") or {}).get("accuracy"),
+        "worst": over_seeds(worst)["accuracy"],
+        "gap": ((cost.get("gap") or {}).get(grouping) or {}).get("accuracy"),
+    }
+    for name, figure in figures.items():
+        line[name] = figure["mean"] if figure else None
+        line[f"{name}±"] = figure["high"] - figure["mean"] if figure and figure["high"] is not None else None
+    return line
+
+
+def _worst(document: Mapping[str, Any], grouping: str) -> float | None:
+    known = [group["accuracy"] for group in document["groups"].get(grouping, {}).values()]
+    return min((value for value in known if value is not None), default=None)
+
+
+def print_table(table: pd.DataFrame, console: Console) -> None:
+    """The table within 100 columns."""
+    shown = Table(
+        title="Test accuracy, mean ± half of the 95 % interval over seeds",
+        caption="Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ over "
+        "groups. ε holds for each run alone: runs on the same data compose.",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in ("dataset", "run"):
+        shown.add_column(name, overflow="fold")
+    for name in ("seeds", "ε", "overall", "Δ", "worst group", "gap"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for _, line in table.iterrows():
+        figures = [_figure(line, name) for name in ("accuracy", "cost", "worst", "gap")]
+        epsilon = "–" if pd.isna(line["epsilon"]) else f"{line['epsilon']:.3f}"
+        words = (line["dataset"], line["run"], str(line["seeds"]), epsilon, *figures)
+        shown.add_row(*(Text(str(word)) for word in words))
+    console.print(shown, width=min(WIDTH, console.width))
+
+
+def _figure(line: pd.Series, name: str) -> str:
+    mean, half = line[name], line[f"{name}±"]
+    if mean is None or pd.isna(mean):
+        return "–"
+    text = f"{mean:+.3f}" if name == "cost" else f"{mean:.3f}"
+    return text if half is None or pd.isna(half) else f"{text} ± {half:.3f}"
+
+
+# ------------------------------------------------------------------------------------------------------------ pages
+
+
+def write_summary(rows: Sequence[Row], table: pd.DataFrame, folder: Path, title: str) -> list[Path]:
+    """`table.csv`, and one page per dataset, in `folder`; returns what was written."""
+    written = [folder / "table.csv"]
+    with replacing(written[0]) as part:
+        table.to_csv(part, index=False)
+    for dataset in dict.fromkeys(row.dataset for row in rows):
+        mine = [row for row in rows if row.dataset == dataset]
+        page = folder / f"{dataset}.html"
+        with replacing(page) as part:
+            part.write_text(_page(mine, f"{title} on {dataset}"), encoding="utf-8")
+        written.append(page)
+    return written
+
+
+def _page(rows: Sequence[Row], title: str) -> str:
+    documents = {row.label: means(over_seeds(row.metrics)) for row in rows}
+    baselines = {json.dumps(document.get("baseline"), sort_keys=True) for document in documents.values()}
+    if len(baselines - {"null"}) > 1:
+        # several baselines: each row's cost is against its own, and none of them stands for all
+        documents = {
+            label: {k: v for k, v in document.items() if k != "baseline"} for label, document in documents.items()
+        }
+    counts = sorted({len(row.metrics) for row in rows})
+    seeds = " or ".join(map(str, counts))
+    return html_report(
+        f"{title}: means over {seeds} seed{'s' if counts != [1] else ''}",
+        documents,
+        {row.label: row.privacy for row in rows},
+        {},
+        {row.label: row.settings for row in rows},
+        {"runs": sum(len(row.metrics) for row in rows)},
+        pd.DataFrame(columns=["grouping", "group"]),
+    )
+
+
+def means(value: Any) -> Any:
+    """A document over seeds with every interval replaced by its mean, in the shape of one run's."""
+    if isinstance(value, Mapping):
+        if value.keys() == INTERVAL:
+            mean = value["mean"]
+            return int(mean) if float(mean).is_integer() and abs(mean) >= 2 else mean
+        return {key: means(inner) for key, inner in value.items()}
+    return ", ".join(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,43 @@
+"""A project to sweep in, and cells that need no training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kedro.framework.startup import bootstrap_project
+
+from equidp.sweep.cell import Job
+from equidp.sweep.project import Project
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def here() -> Project:
+    """This very project: nothing is written to it."""
+    bootstrap_project(ROOT)
+    return Project(ROOT)
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Callable[..., Job]:
+    """Jobs by key, each with a folder of its own."""
+
+    def make(key: str = "cell-a", **changes: object) -> Job:
+        folder = tmp_path / "results" / key
+        values = {
+            "key": key,
+            "project": ROOT,
+            "algorithm": "dpsgd",
+            "params": f"run_label={key}",
+            "folder": folder,
+            "outputs": (folder / "metrics.json", folder / "privacy.json"),
+            "journal": tmp_path / "workplace" / key / "journal.jsonl",
+            "store": "unused",
+            "experiment": "0",
+        }
+        return Job(**(values | changes))  # type: ignore[arg-type]
+
+    return make

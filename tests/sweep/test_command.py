@@ -1,0 +1,89 @@
+"""`kedro sweep` as a user types it: refusals, a dry run, and one real sweep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from equidp.sweep.command import flat, time_left
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def kedro_sweep(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "kedro", "sweep", *arguments],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def finished_labels(project: Path) -> list[str]:
+    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("equidp")
+    runs = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")
+    client._tracking_client.store.engine.dispose()
+    return [run.data.tags["run_label"] for run in runs]
+
+
+def test_a_mistyped_name_is_refused_in_one_line_before_anything_starts(project):
+    done = kedro_sweep(project, "--algorithms=dpsgd,dpsgdf", "--datasets=digits")
+
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("Error: Unknown algorithm 'dpsgdf'. Did you mean 'dpsgd_f'?")
+    assert "Traceback" not in done.stderr
+    assert not (project / "data" / "08_reporting").exists()
+
+
+def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):
+    """Two cells that run, one that cannot; the second call has nothing to do for the first two."""
+    arguments = (
+        "--algorithms=dpsgd",
+        "--datasets=digits",
+        "--epsilons=3",
+        "--workers=2",
+        "--dashboard=0",
+        "--retries=0",
+    )
+    sweep = (*arguments, "--seeds=2", "--params=training.epochs=1")
+    (project / "conf" / "local" / "sweeps.yml").write_text(
+        "both:\n  grids:\n    - {}\n    - {seeds: [0], params: {training.batch_size: 99999}}\n"
+    )
+
+    first = kedro_sweep(project, "both", *arguments, "--params=training.epochs=1")
+    labels = finished_labels(project)
+
+    assert first.returncode == 1, first.stderr[-2000:]
+    assert len(labels) == 1
+    assert "training.batch_size=99999 exceeds the" in first.stdout
+    assert "1 of 2 cells are not finished" in first.stderr
+
+    second = kedro_sweep(project, *sweep)
+
+    assert second.returncode == 0, second.stderr[-2000:]
+    assert "1 of 2 cells were finished before." in second.stdout
+    assert len(finished_labels(project)) == 2
+    assert set(labels) < set(finished_labels(project))
+    assert (project / "data" / "08_reporting" / "sweeps" / "sweep" / "digits.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cells", "workers", "words"),
+    [([], 3, 2, ""), ([10.0], 0, 2, ""), ([10.0, 30.0], 4, 2, "about 40 s"), ([60.0], 8, 2, "about 4 min")],
+)
+def test_time_left_follows_from_the_cells_so_far(seconds, cells, workers, words):
+    assert time_left(seconds, cells, workers) == words
+
+
+def test_nested_settings_by_dotted_name():
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}

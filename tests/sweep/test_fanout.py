@@ -1,0 +1,144 @@
+"""The order of cells, and what becomes of a sweep whose cells, records or workers fail. Cells are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from equidp.sweep import fanout
+from equidp.sweep.cell import Job, Outcome
+from equidp.sweep.cluster import Machines
+from equidp.sweep.fanout import Sweep, stopping_on_sigterm
+from equidp.sweep.project import Cell
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of Dask's own sockets, as its cluster closes
+
+
+class Seen:
+    """Remembers what it was told."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.states: list[tuple[int, int]] = []
+        self.stop_after = stop_after
+
+    def update(self, outcomes, running):
+        self.states.append((len(outcomes), running))
+        if self.stop_after is not None and len(outcomes) >= self.stop_after:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Two workers in processes of their own."""
+    with Machines(workers=2, gpus_per_cell=0, dashboard=0).connect() as client:
+        yield client
+
+
+def cell(key: str, baseline: str = "b", records: str = "r") -> Cell:
+    return Cell("dpsgd", {"seed": 0}, {"dataset": "digits", "seed": 0}, key, baseline, records, {}, Path(), Path())
+
+
+def record(job: Job) -> Outcome:
+    """Instead of a run: note when it began and ended."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    begun = time.time()
+    time.sleep(0.1)
+    (job.folder / "times").write_text(f"{begun} {time.time()}")
+    return Outcome(job.key, attempts=1, seconds=0.1)
+
+
+def die_once(job: Job) -> Outcome:
+    """The first time, the worker is killed under it."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    if not (job.folder / "died").exists():
+        (job.folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return record(job)
+
+
+def no_records(reason: str | None, cell: Cell) -> str | None:
+    return reason
+
+
+def sweep(client: Client, jobs: list[Job], reason: str | None = None) -> Sweep:
+    return Sweep(client, {job.key: job for job in jobs}, partial(no_records, reason))
+
+
+def test_cells_that_share_a_baseline_wait_for_the_first_of_them(client, make_job: Callable[..., Job], monkeypatch):
+    monkeypatch.setattr(fanout, "run_cell", record)
+    cells = [cell("a0", "A"), cell("a1", "A"), cell("b0", "B"), cell("b1", "B"), cell("a2", "A")]
+    jobs = [make_job(c.key) for c in cells]
+    seen = Seen()
+
+    outcomes = sweep(client, jobs).run(cells, seen)
+
+    assert sorted(outcome.key for outcome in outcomes) == sorted(job.key for job in jobs)
+    times = {job.key: [float(t) for t in (job.folder / "times").read_text().split()] for job in jobs}
+    assert min(times["a1"][0], times["a2"][0]) >= times["a0"][1]
+    assert times["b1"][0] >= times["b0"][1]
+    assert seen.states[0] == (0, 0)
+    assert seen.states[-1] == (5, 0)
+    assert max(running for _, running in seen.states) == 2
+
+
+def test_without_records_no_cell_of_that_dataset_starts(client, make_job, monkeypatch):
+    monkeypatch.setattr(fanout, "run_cell", record)
+    jobs = [make_job("a"), make_job("b")]
+
+    outcomes = sweep(client, jobs, "adult.data is missing").run([cell("a"), cell("b")], Seen())
+
+    assert [outcome.reason for outcome in outcomes] == ["records: adult.data is missing"] * 2
+    assert not any(job.folder.exists() for job in jobs)
+
+
+def test_a_cell_outlives_its_worker(client, make_job, monkeypatch):
+    monkeypatch.setattr(fanout, "run_cell", die_once)
+    job = make_job("a")
+
+    (outcome,) = sweep(client, [job]).run([cell("a")], Seen())
+
+    assert outcome.reason is None
+    assert (job.folder / "died").exists()
+
+
+def test_a_task_that_raises_is_a_failed_cell_and_the_others_go_on(client, make_job, monkeypatch):
+    monkeypatch.setattr(fanout, "run_cell", record)
+    first = make_job("a")
+    first.folder.parent.mkdir(parents=True)
+    first.folder.write_text("a file where its folder should be")
+
+    outcomes = sweep(client, [first, make_job("b")]).run([cell("a"), cell("b")], Seen())
+
+    reasons = {outcome.key: outcome.reason for outcome in outcomes}
+    assert reasons["b"] is None
+    assert "FileExistsError" in (reasons["a"] or "")
+
+
+def test_ctrl_c_keeps_what_is_finished(client, make_job, monkeypatch):
+    monkeypatch.setattr(fanout, "run_cell", record)
+    cells = [cell(f"c{i}", baseline=str(i)) for i in range(8)]
+    running = sweep(client, [make_job(c.key) for c in cells])
+
+    with pytest.raises(KeyboardInterrupt):
+        running.run(cells, Seen(stop_after=2))
+
+    assert len(running.outcomes) == 2
+    assert all(outcome.reason is None for outcome in running.outcomes)
+
+
+def test_sigterm_is_ctrl_c():
+    with stopping_on_sigterm(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_gpu_slots_are_dask_resources():
+    assert Machines(gpus_per_cell=0).resources is None
+    assert Machines(scheduler="tcp://there:1", gpus_per_cell=2).resources == {"GPU": 2.0}
+    assert Machines(scheduler="tcp://there:1").resources is None

@@ -1,0 +1,96 @@
+"""Grids: products, unions, what the command line changes, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from equidp.errors import EquidpError
+from equidp.sweep.grid import choose_grid, grid_from, nested, params_text
+
+GRIDS = {
+    "two": {
+        "algorithms": ["dpsgd", "naive"],
+        "datasets": ["digits"],
+        "epsilons": [1, 3],
+        "seeds": 2,
+        "params": {"training.epochs": 5},
+        "grids": [{}, {"algorithms": ["dpsgd_f"], "seeds": [7], "params": {"dpsgd_f.options.ratio_over": ["batch"]}}],
+    }
+}
+
+
+def test_a_grid_is_the_product_of_its_axes():
+    grid = grid_from(
+        {"algorithms": "dpsgd,naive", "epsilons": "1,3", "seeds": 2, "params": {"a.b": [1, 2], "training.epochs": 5}}
+    )
+
+    points = list(grid.points())
+
+    assert len(points) == 2 * 2 * 2 * 2
+    assert len({str(point) for point in points}) == 16
+    assert all(settings["training.epochs"] == 5 for _, settings in points)
+    assert {settings["a.b"] for _, settings in points} == {1, 2}
+    assert [settings["seed"] for _, settings in points[:2]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"), [(3, (0, 1, 2)), ("3", (0, 1, 2)), ("3,7", (3, 7)), ([4], (4,)), (None, ())]
+)
+def test_seeds_are_a_number_of_seeds_or_a_list(given, seeds):
+    assert grid_from({"algorithms": ["dpsgd"]} | ({} if given is None else {"seeds": given})).seeds == seeds
+
+
+def test_parts_inherit_what_stands_above_and_their_union_is_run():
+    points = list(choose_grid(GRIDS, "two", {}).points())
+
+    first, second = points[:8], points[8:]
+    assert {algorithm for algorithm, _ in first} == {"dpsgd", "naive"}
+    assert [(algorithm, settings["seed"]) for algorithm, settings in second] == [("dpsgd_f", 7), ("dpsgd_f", 7)]
+    assert all(settings["training.epochs"] == 5 for _, settings in points)
+    assert all(settings["dpsgd_f.options.ratio_over"] == "batch" for _, settings in second)
+
+
+def test_the_command_line_holds_for_every_part():
+    grid = choose_grid(GRIDS, "two", {"epsilons": "8", "algorithms": None, "params": {"training.epochs": 1}})
+
+    points = list(grid.points())
+
+    assert {settings["privacy.epsilon"] for _, settings in points} == {8.0}
+    assert {settings["training.epochs"] for _, settings in points} == {1}
+    assert {algorithm for algorithm, _ in points} == {"dpsgd", "naive", "dpsgd_f"}
+
+
+def test_wrong_names_and_values_are_refused():
+    with pytest.raises(EquidpError, match=r"Unknown sweep 'tow'\. Did you mean 'two'"):
+        choose_grid(GRIDS, "tow", {})
+    with pytest.raises(EquidpError, match="Did you mean 'epsilons'"):
+        grid_from({"epsilon": [1]})
+    with pytest.raises(EquidpError, match="epsilons"):
+        grid_from({"algorithms": ["dpsgd"], "epsilons": "1,x"})
+    with pytest.raises(EquidpError, match="names no algorithm"):
+        list(grid_from({"datasets": ["digits"]}).points())
+
+
+def test_params_are_written_as_kedro_reads_them():
+    settings = {"privacy.epsilon": None, "privacy.secure": True, "data.groups": ["sex", "race"], "seed": 3, "x.y": 1e-5}
+
+    text = params_text(settings)
+
+    assert text == "privacy.epsilon=null,privacy.secure=true,data.groups=sex+race,seed=3,x.y=1e-05"
+    assert nested(text) == {
+        "privacy": {"epsilon": None, "secure": True},
+        "data": {"groups": "sex+race"},
+        "seed": 3,
+        "x": {"y": 1e-5},
+    }
+
+
+@pytest.mark.parametrize("value", ["a,b", {"a": 1}])
+def test_values_that_params_cannot_hold_are_refused(value):
+    with pytest.raises(EquidpError, match="preset"):
+        params_text({"model.options": value})
+
+
+def test_a_param_without_a_value_is_refused():
+    with pytest.raises(EquidpError, match="setting=value"):
+        nested("training.epochs")

@@ -1,0 +1,146 @@
+"""The table over seeds and the pages, from results written by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from equidp.errors import EquidpError
+from equidp.sweep.project import Cell
+from equidp.sweep.summary import means, print_table, rows_of, table_of, write_summary
+
+BASELINE = {"a": 0.9, "b": 0.8}
+
+
+STATEMENT = {
+    "algorithm": "dpsgd",
+    "private": True,
+    "delta": 1e-5,
+    "records": 1000,
+    "steps": 10,
+    "adjacency": "add or remove one record",
+    "sampling": "Poisson",
+    "unit": "record",
+    "ledger": [{"event": "poisson_gaussian", "sampling_rate": 0.1, "noise_multiplier": 1.0, "count": 10}],
+}
+"""What the page reads of privacy.json."""
+
+
+def document(a: float, b: float) -> dict:
+    """metrics.json of a run with these two groups' accuracies, and a baseline at 0.9 and 0.8."""
+
+    def figures(x: float, y: float) -> dict:
+        return {
+            "overall": {"accuracy": (x + y) / 2},
+            "groups": {"class": {"a": {"count": 50, "accuracy": x}, "b": {"count": 50, "accuracy": y}}},
+        }
+
+    cost = {"a": a - BASELINE["a"], "b": b - BASELINE["b"]}
+    return {
+        **figures(a, b),
+        "baseline": figures(BASELINE["a"], BASELINE["b"]),
+        "cost_of_privacy": {
+            "overall": {"accuracy": sum(cost.values()) / 2},
+            "groups": {"class": {name: {"accuracy": value} for name, value in cost.items()}},
+            "gap": {"class": {"accuracy": max(cost.values()) - min(cost.values())}},
+        },
+    }
+
+
+def finished_cell(folder: Path, seed: int, epsilon: float, a: float, b: float) -> Cell:
+    """A cell with its files."""
+    place = folder / f"{seed}-{epsilon}"
+    place.mkdir()
+    outputs = {"metrics": place / "metrics.json", "privacy": place / "privacy.json"}
+    outputs["metrics"].write_text(json.dumps(document(a, b)))
+    outputs["privacy"].write_text(json.dumps({**STATEMENT, "epsilon": epsilon}))
+    settings = {"dataset": "digits", "seed": seed, "privacy": {"epsilon": epsilon}}
+    overrides = {"dataset": "digits", "seed": seed, "privacy.epsilon": epsilon}
+    return Cell("dpsgd", overrides, settings, f"cell-{seed}-{epsilon}", "b", "r", outputs, place, place)
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> list[Cell]:
+    """Two seeds at ε 1, one at ε 3."""
+    return [
+        finished_cell(tmp_path, 0, 1.0, 0.8, 0.4),
+        finished_cell(tmp_path, 1, 1.0, 0.8, 0.6),
+        finished_cell(tmp_path, 0, 3.0, 0.9, 0.7),
+    ]
+
+
+def test_one_row_per_setting_with_intervals_over_its_seeds(cells):
+    table = table_of(rows_of(cells)).set_index("run")
+
+    assert list(table.index) == ["dpsgd ε=1.0", "dpsgd ε=3.0"]
+    low = table.loc["dpsgd ε=1.0"]
+    assert low["seeds"] == 2
+    assert low["accuracy"] == pytest.approx(0.65)  # (0.6 + 0.7)/2
+    # Student's t with one degree of freedom: 12.706 · s/√2, s = 0.1/√2
+    assert low["accuracy±"] == pytest.approx(12.7062 * 0.05, rel=1e-4)
+    assert low["cost"] == pytest.approx(-0.20)  # (−0.25 − 0.15)/2
+    assert low["worst"] == pytest.approx(0.5)
+    assert low["gap"] == pytest.approx(0.2)  # (0.3 + 0.1)/2
+    assert table.loc["dpsgd ε=3.0", "accuracy±"] is None or table["accuracy±"].isna()["dpsgd ε=3.0"]
+
+
+def test_the_table_fits_100_columns(cells):
+    console = Console(file=io.StringIO(), width=100)
+
+    print_table(table_of(rows_of(cells)), console)
+
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 100
+    assert "0.650 ± 0.635" in text
+    assert "-0.200 ± 0.635" in text
+
+
+def test_a_table_and_a_page_per_dataset_are_written(cells, tmp_path):
+    rows = rows_of(cells)
+
+    written = write_summary(rows, table_of(rows), tmp_path / "out", "demo")
+
+    assert [path.name for path in written] == ["table.csv", "digits.html"]
+    page = written[1].read_text()
+    assert "dpsgd ε=1.0" in page
+    assert "means over 1 or 2 seeds" in page
+
+
+def test_a_page_shows_no_common_baseline_where_there_is_none(cells, tmp_path):
+    other = json.loads(cells[2].outputs["metrics"].read_text())
+    other["baseline"]["overall"]["accuracy"] = 0.123
+    cells[2].outputs["metrics"].write_text(json.dumps(other))
+    rows = rows_of(cells)
+
+    page = write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text()
+
+    assert "sgd" not in page.split("<table", 1)[1].split("</table>", 1)[0].replace("dpsgd", "")
+
+
+def test_damaged_results_say_what_to_do(cells):
+    cells[0].outputs["metrics"].write_text("{")
+
+    with pytest.raises(EquidpError, match="delete its folder and call the sweep again"):
+        rows_of(cells)
+
+
+def test_a_setting_that_is_not_the_rows_own_is_not_told(cells):
+    other = replace(cells[2], overrides={**cells[2].overrides, "naive.options.base_clip_norm": 2})
+
+    labels = [row.label for row in rows_of([*cells[:2], other])]
+
+    assert labels == ["dpsgd ε=1.0", "dpsgd ε=3.0"]
+
+
+def test_means_have_the_shape_of_one_run():
+    interval = {"mean": 50.0, "low": 49.0, "high": 51.0, "seeds": 3}
+
+    assert means({"count": interval, "worst": {"group": ["a", "b"], "x": None}}) == {
+        "count": 50,
+        "worst": {"group": "a, b", "x": None},
+    }
