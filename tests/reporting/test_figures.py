@@ -135,6 +135,12 @@ def test_diagnostics_take_the_last_epochs_and_say_they_are_not_private(sample):
     assert len(figures.group_gradient_norms(sample.histories["dpsgd"], "dpsgd").data) == 10
 
 
+def test_diagnostics_that_an_algorithm_adds_are_drawn_too():
+    history = pd.DataFrame({"epoch": [1], "nonprivate/outgrown_proposals": [0.2], "nonprivate/gradient_norm/8": [3.0]})
+    assert figures.diagnostics_in({"dpis": history}) == ["outgrown_proposals"]
+    assert figures.diagnostic_curve({"dpis": history}, "outgrown_proposals").data[0].y == (0.2,)
+
+
 def test_distribution_adds_up_bins_of_the_last_epochs():
     prefix = "nonprivate/gradient_norm_histogram/"
     history = pd.DataFrame(
@@ -150,7 +156,7 @@ def test_schedule_report_draws_what_the_report_has():
     report = pd.DataFrame(
         {"noise_decay": [0.9, 0.6], "mean": [1.2, 1.5], "variance": [0.1, 0.2], "first_noise_multiplier": [1, 0.7]}
     )
-    chart = figures.schedule_report(report, "noise_decay")
+    chart = figures.schedule_figure(report, "noise_decay")
     assert len(chart.data) == 3
     assert list(chart.data[0].x) == [0.6, 0.9]
     assert list(chart.data[0].y) == [1.5, 1.2]

@@ -112,7 +112,8 @@ def test_one_run_shows_its_baseline_and_its_headline(sample):
 
 def test_research_mode_is_announced_once_and_secure_mode_is_not(sample, page):
     notes = [attrs for tag, attrs in page.tags if attrs.get("class") == "warning"]
-    assert len(notes) == 1  # two algorithms, one seed
+    assert len(notes) == 2  # one seed for both algorithms; and one published figure that understates
+    assert "dpsgd_f: the published formula gives" in page.text
     assert "Research mode: sampling and noise were drawn from the fixed seed 0" in page.text
     secure = {name: {**facts, "secure": True, "seed": None} for name, facts in sample.privacy.items()}
     assert "Research mode" not in Reader(html_report(**(sample.arguments() | {"privacy": secure}))).text

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from equidp.engine.ledger import Event, epsilon
-from equidp.reporting.privacy_report import epsilon_text, privacy_report, privacy_sections, research_mode
+from equidp.reporting.privacy_report import epsilon_text, privacy_report, privacy_sections, research_mode, understated
 
 from .conftest import privacy_facts
 
@@ -82,6 +82,11 @@ def test_delta_is_judged_against_the_number_of_records(delta, words):
 def test_a_published_figure_below_ours_is_called_an_understatement():
     low = privacy_report(honest(epsilon_published={"value": 0.5, "formula": "counts left out"}))
     assert "understates" in low
+    assert "rule that does not hold" in privacy_report(
+        honest(epsilon_published={"value": 99.0, "formula": "x", "guarantee": False})
+    )
+    assert understated(honest(epsilon_published={"value": 0.5, "formula": "x"})).startswith("dpsgd_f: the published")
+    assert understated({"algorithm": "sgd", "private": False, "epsilon": None}) is None
     assert "counts left out" in low
     assert "understates" not in privacy_report(honest(epsilon_published={"value": 99.0, "formula": "classic"}))
     assert "no published formula" in privacy_report(honest(epsilon_published=None))
@@ -89,6 +94,8 @@ def test_a_published_figure_below_ours_is_called_an_understatement():
 
 def test_an_epsilon_that_is_a_cap_is_not_explained_by_the_ledger():
     capped = honest() | {"epsilon": 8.0}
+    assert "a cap fixed before training" in privacy_report(honest(epsilon_fixed_before_training=False))
+    assert "the smaller of RDP and PLD" in privacy_report(capped | {"epsilon_fixed_before_training": True})
     assert "a cap fixed before training" in privacy_report(capped)
     assert "basic composition: ε = 24.0000 at δ = 3e-05" in privacy_report(capped, trials=3)
 
@@ -103,11 +110,10 @@ def test_many_kinds_of_steps_are_summed_up_by_kind():
 
 
 def test_diagnostics_notes_and_seed_are_named():
-    text = privacy_report(
-        honest(diagnostics_published=["nonprivate/*"], notes=["1,024 public records are unprotected."])
-    )
+    text = privacy_report(honest(diagnostics_published=["nonprivate/*"], notes=["A note."], public_records=1024))
     assert "nonprivate/\\*" in text
-    assert "1,024 public records" in text
+    assert "A note." in text
+    assert "1,024 records were used as public data" in text
     assert "Fixed to 0" in text
 
 

@@ -35,7 +35,7 @@ DIAGNOSTICS = {
     "batch_size": "records in a batch",
     "nonfinite": "records with a non-finite gradient",
 }
-"""Exact training figures, outside the guarantee: columns `nonprivate/<name>` of a history."""
+"""Exact training figures, outside the guarantee: columns `nonprivate/<name>` of a history. Algorithms add others."""
 
 SCHEDULE_FIGURES = {
     "mean": "mean σ",
@@ -193,15 +193,22 @@ def metric_against(runs: pd.DataFrame, setting: str, metric: str = "accuracy") -
     return _sweep(runs, setting, metric, f"{_capital(name)} against {words}", words, name)
 
 
+def diagnostics_in(histories: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Names of the exact training figures with one value per epoch, in the order of first appearance."""
+    columns = dict.fromkeys(str(c) for history in histories.values() for c in history.columns)
+    names = (c.removeprefix("nonprivate/") for c in columns if c.startswith("nonprivate/"))
+    return [name for name in names if "/" not in name]
+
+
 def diagnostic_curve(histories: Mapping[str, pd.DataFrame], quantity: str, last: int | None = None) -> go.Figure:
     """An exact training figure over the (last) epochs, by algorithm. *Outside the guarantee.*
 
     Args:
         histories: history frames by algorithm, with `nonprivate/<quantity>`.
-        quantity: one of `DIAGNOSTICS`.
+        quantity: one of `DIAGNOSTICS`, or another figure that an algorithm adds.
         last: only so many epochs at the end.
     """
-    name, column = DIAGNOSTICS[quantity], f"nonprivate/{quantity}"
+    name, column = DIAGNOSTICS.get(quantity, _words(quantity)), f"nonprivate/{quantity}"
     chart = figure(f"{_capital(name)} (not private)", "epoch", name)
     tails = {a: h.tail(last or len(h)) for a, h in histories.items() if column in h}
     return _lines(chart, {a: (h["epoch"], h[column]) for a, h in tails.items()}, known=histories)
@@ -240,7 +247,7 @@ def diagnostic_distribution(
     return chart.update_traces(line_shape="hv", mode="lines")
 
 
-def schedule_report(report: pd.DataFrame, parameter: str) -> go.Figure:
+def schedule_figure(report: pd.DataFrame, parameter: str) -> go.Figure:
     """How a schedule's noise depends on one of its parameters: mean, variance and first σ, length of the first phase.
 
     Args:

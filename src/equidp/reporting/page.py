@@ -24,7 +24,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from equidp.reporting import figures, tables
-from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode
+from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode, understated
 from equidp.reporting.tables import BASELINE, groupings_of
 
 MAX_FIGURE_GROUPS = 40
@@ -196,7 +196,7 @@ def _diagnostic_figures(histories: Mapping[str, pd.DataFrame]) -> Iterator[tuple
     outside = "Exact figures of training records: outside the guarantee."
     yield figures.diagnostic_distribution(histories), outside
     yield figures.diagnostic_distribution(histories, "cosine"), outside
-    for quantity in figures.DIAGNOSTICS:
+    for quantity in figures.diagnostics_in(histories):
         yield figures.diagnostic_curve(histories, quantity), outside
     for name, history in histories.items():
         yield figures.group_gradient_norms(history, name), outside
@@ -208,8 +208,8 @@ def _facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
 
 
 def _warnings(privacy: Mapping[str, Mapping]) -> list[str]:
-    found = [warning for facts in privacy.values() if (warning := research_mode(facts))]
-    return list(dict.fromkeys(found))
+    found = [check(facts) for check in (research_mode, understated) for facts in privacy.values()]
+    return list(dict.fromkeys(warning for warning in found if warning))
 
 
 def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[tuple[str, str, str]]:

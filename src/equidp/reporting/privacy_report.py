@@ -109,7 +109,7 @@ def _no_guarantee() -> Section:
 
 
 def _protected(privacy: Mapping) -> Section:
-    unit, size = _unit(privacy), privacy.get("records")
+    unit, size, public = _unit(privacy), privacy.get("records"), privacy.get("public_records")
     return Section(
         "Who is protected",
         (
@@ -118,6 +118,7 @@ def _protected(privacy: Mapping) -> Section:
             + f". Neighbouring data sets differ by: {privacy['adjacency']}. Batches: {privacy['sampling']}.",
             f"A person with k {unit}s in the data has a weaker guarantee: k times the ε, and a δ that grows faster. "
             "The test records are not protected at all: accuracies are exact counts over them.",
+            *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
         ),
     )
 
@@ -156,7 +157,7 @@ def _figures(privacy: Mapping) -> Section:
             "typically 8 to 12 % lower than RDP. The figure as published follows the paper's own formula, so that "
             "results can be put beside its tables; it may use a looser conversion, or leave out releases or steps that "
             "cost privacy, and it is not a guarantee.",
-            _published_verdict(privacy["epsilon"], published.get("value")),
+            _published_verdict(privacy),
         ),
         ("figure", "value", "how"),
         tuple(rows),
@@ -171,18 +172,31 @@ def _stand_by(privacy: Mapping) -> str:
 
 def _fixed_ledger(privacy: Mapping) -> bool:
     """Whether ε is that of the ledger as listed, and not a budget's, when the events depended on outputs."""
+    if "epsilon_fixed_before_training" in privacy:
+        return bool(privacy["epsilon_fixed_before_training"])
     bounds = [privacy[k] for k in ("epsilon_rdp", "epsilon_pld") if privacy.get(k) is not None]
     return bool(bounds) and math.isclose(privacy["epsilon"], min(bounds), rel_tol=1e-3)
 
 
-def _published_verdict(epsilon: float, published: float | None) -> str:
+def understated(privacy: Mapping) -> str | None:
+    """A warning where the published figure is below the guarantee, or follows a rule known not to hold; else None."""
+    published = privacy.get("epsilon_published") or {}
+    value, ours = published.get("value"), privacy.get("epsilon")
+    if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
+        return None
+    fault = "which understates" if value < ours else "by a rule that does not hold"
+    return (
+        f"{privacy['algorithm']}: the published formula gives ε = {epsilon_text(value)}, {fault}. Do not quote it: "
+        f"what is guaranteed is ε = {epsilon_text(ours)}."
+    )
+
+
+def _published_verdict(privacy: Mapping) -> str:
+    published = (privacy.get("epsilon_published") or {}).get("value")
     if published is None:
         return "There is no published formula for this combination."
-    if published < 0.999 * epsilon:
-        return (
-            f"Here the published formula understates: {epsilon_text(published)} against {epsilon_text(epsilon)}. Do "
-            "not quote it as the guarantee."
-        )
+    if warning := understated(privacy):
+        return warning
     return f"Here the published formula gives {epsilon_text(published)}: no less than ours, by a looser computation."
 
 
