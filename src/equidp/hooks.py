@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import pandas as pd
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 from kedro_mlflow.framework.hooks.mlflow_hook import mlflow_hook
 from mlflow import MlflowClient
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from equidp.algorithms import ALGORITHMS
 from equidp.evaluation.metrics import flat_metrics
@@ -91,6 +95,8 @@ class RunHook:
                 results_table(results_of(catalog, finished, "metrics"), results_of(catalog, finished, "privacy")),
                 console,
             )
+        if names_of(run_params) == ("ingestion",):
+            _print_groups(catalog.load("groups"), _filepath(catalog, "groups"))
         for name in sorted(pipeline.outputs()):
             if name.endswith(".report"):
                 terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
@@ -169,6 +175,17 @@ class TrackingHook:
             "git_commit": git_commit(),
         }
         return shared | ({"algorithm": algorithm} if algorithm else {})
+
+
+def _print_groups(groups: pd.DataFrame, path: Path) -> None:
+    """The groups and their sizes in each part of the split."""
+    table = Table(title="Records of each group in each part of the split", box=box.SIMPLE_HEAD)
+    for column in groups.columns:
+        table.add_column(column, justify="right" if pd.api.types.is_numeric_dtype(groups[column]) else "left")
+    for row in groups.itertuples(index=False):
+        table.add_row(*(escape(str(value)) for value in row))
+    terminal().print(table)
+    terminal().print(f"groups: {path}", soft_wrap=True, highlight=False)
 
 
 def _print_audit(findings: dict[str, Any], path: Path) -> None:
