@@ -30,7 +30,7 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 class Section(BaseModel):
     """A block of settings; frozen, and refusing keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def _listed(value: Any) -> Any:
@@ -73,8 +73,11 @@ class PrivacySettings(Section):
     """The guarantee asked for: a target ε, or a noise multiplier whose ε is then reported."""
 
     epsilon: Annotated[float, Field(gt=0)] | None = None
+    """Target ε; the noise is solved for."""
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
+    """The noise, given directly; ε is then reported."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ; keep it below one over the number of training records."""
     unit: Literal["record", "image", "unit", "lesion"] = "record"
     """What one person's influence is bounded as: one record, or all records of one unit."""
     secure: bool = False
@@ -101,16 +104,21 @@ class TrainingSettings(Section):
     """The update loop."""
 
     epochs: Annotated[int, Field(ge=1)] = 10
+    """Expected passes over the training part."""
     batch_size: Annotated[int, Field(ge=1)] = 256
     """Expected batch size B; the actual one varies with the Poisson sample."""
     learning_rate: Annotated[float, Field(gt=0)] | Literal["1/sqrt(steps)"] = 0.1
+    """Step size, or `1/sqrt(steps)`."""
     optimizer: str = "sgd"
+    """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone."""
     device: str = "auto"
+    """`auto` takes CUDA, then MPS, then the CPU."""
     devices: Annotated[int, Field(ge=1)] = 1
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
     """At most so many units in memory at once; the result does not depend on it."""
     precision: Literal["float32", "bf16"] = "float32"
+    """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     """Epochs between checkpoints; null: none."""
     diagnostics: bool = False
@@ -136,7 +144,9 @@ class ModelSettings(Section):
     """Which model."""
 
     name: str = "mlp"
+    """Registry name of the model."""
     options: dict[str, Any] = {}
+    """Options of the model family; see docs/datasets.md."""
 
     @field_validator("name")
     @classmethod
@@ -160,6 +170,7 @@ class ReportSettings(Section):
     dataset: str | None = None
     """Only runs on this dataset; null: all."""
     experiment: str = "equidp"
+    """Name of the MLflow experiment."""
     tags: dict[str, str] = {}
     """Only runs with these tags, such as {sweep: demo}."""
     runs: Annotated[int, Field(ge=1)] = 200
@@ -183,11 +194,12 @@ def section(kind: type[BaseModel], name: str, values: Mapping[str, Any] | None) 
     Raises:
         EquidpError: an unknown key (naming the nearest) or a value out of range, with the setting's dotted name.
     """
-    for key in values or {}:
+    values = _block(name, values)
+    for key in values:
         if key not in kind.model_fields:
             raise unknown_name("setting", f"{name}.{key}", (f"{name}.{field}" for field in kind.model_fields))
     try:
-        return kind.model_validate(dict(values or {}))
+        return kind.model_validate(values)
     except ValidationError as error:
         raise _readable(name, error) from error
 
@@ -226,7 +238,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
         resolved[name] = {"options": _options(name, given.get(name))}
     for name, settings in PIPELINE_SECTIONS.items():
         resolved[name] = section(settings, name, given.get(name)).model_dump(mode="json")
-    audited = given.get("algorithm") or AUDITED
+    audited = str(given.get("algorithm") or AUDITED)
     if audited not in ALGORITHMS:
         raise unknown_name("algorithm", audited, ALGORITHMS)
     resolved["audited"] = {"algorithm": audited, **resolved[audited]}
@@ -242,10 +254,20 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
 
 
 def _options(name: str, block: Mapping[str, Any] | None) -> dict[str, Any]:
-    for key in block or {}:
+    block = _block(name, block)
+    for key in block:
         if key != "options":
             raise unknown_name("setting", f"{name}.{key}", [f"{name}.options"])
-    return algorithm_settings(name, (block or {}).get("options") or {}).model_dump(mode="json")
+    return algorithm_settings(name, _block(f"{name}.options", block.get("options"))).model_dump(mode="json")
+
+
+def _block(name: str, values: object) -> dict[str, Any]:
+    """A block of settings as a dict; an empty one where nothing is given."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise EquidpError(f"{name}={values!r}: give settings below it, such as {name}.<setting>=<value>.")
+    return {str(key): value for key, value in values.items()}
 
 
 def _folder_name(setting: str, value: object, *, empty: bool = False) -> str:

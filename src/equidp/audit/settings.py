@@ -13,7 +13,7 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 class AuditSettings(BaseModel):
     """What is audited and how hard. A count of 0 leaves that attack out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     gradient_canaries: Count = 10_000
     """Canaries with a prescribed gradient each; fewer than some thousands find no ordinary fault."""

@@ -58,7 +58,7 @@ TINY, HUGE = 1e-12, 1e12
 class Part(BaseModel):
     """A frozen, validated piece of an algorithm. Its fields are its settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     def objection(self, algorithm: Algorithm) -> str | None:
         """Why this part cannot hold in that combination; None where it can."""

@@ -1,0 +1,67 @@
+"""Writes docs/settings.md from the classes that validate the settings: `python docs/make_settings.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from equidp.algorithms import ALGORITHMS
+from equidp.audit.settings import AuditSettings
+from equidp.parameters import SECTIONS, ReportSettings
+
+PAGE = Path(__file__).with_name("settings.md")
+
+HEAD = """# Settings
+
+Made by `python docs/make_settings.py`; do not edit. These are the defaults in code. Each dataset's preset
+(`conf/base/parameters/presets.yml`) comes over them, then blocks of the same names in `conf/local`, then `--params`:
+`kedro run --pipeline=dpsgd_f --params=dataset=adult,privacy.epsilon=3,training.epochs=5`. Of `privacy.epsilon` and
+`privacy.noise_multiplier` exactly one is given; giving one replaces a preset's other. An unknown name is refused with
+the nearest valid one.
+
+| setting | default | what it is |
+|---|---|---|
+| `dataset` | `digits` | name of a preset |
+| `seed` | `0` | of split, initial weights, batches and noise |
+| `raw_dir` | `data/01_raw` | where raw files lie; `EQUIDP_RAW_DIR` sets it too |
+| `run_label` | | a level in the output path when set |
+| `resume` | `false` | continue what an interrupted run left |
+| `algorithm` | `dpsgd_f` | what the pipeline `audit` audits |
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    blocks = [
+        block(name, kind) for name, kind in {**SECTIONS, "audit": AuditSettings, "report": ReportSettings}.items()
+    ]
+    blocks += [block(f"{name}.options", kind) for name, kind in ALGORITHMS.items() if kind.model_fields]
+    return HEAD + "\n".join(["", *blocks])
+
+
+def block(prefix: str, kind: type[BaseModel]) -> str:
+    """One table."""
+    rows = [f"| `{prefix}.{name}` | {default(field)} | {told(field)} |" for name, field in kind.model_fields.items()]
+    return "\n".join([f"## `{prefix}`", "", "| setting | default | what it is |", "|---|---|---|", *rows, ""])
+
+
+def default(field: FieldInfo) -> str:
+    """A default as it is typed in YAML."""
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def told(field: FieldInfo) -> str:
+    """The field's own sentence, on one line of a table."""
+    return " ".join((field.description or "").split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
