@@ -57,6 +57,19 @@ class EpochCallback(Protocol):
         """Return further columns for this epoch's row."""
 
 
+HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
+    "gradient_norm": (0.0, *(2.0**k for k in range(-8, 8))),
+    "cosine": tuple(k / 10 for k in range(-10, 10)),
+}
+"""Lower edges of the bins in which diagnostics count records' norms and steps' cosines; the last bin is open."""
+
+
+def binned(values: Tensor, edges: tuple[float, ...]) -> Tensor:
+    """Counts of `values` per bin, `[len(edges)]`; values below the first edge count in the first bin."""
+    inner = torch.tensor(edges[1:], device=values.device)
+    return torch.bincount(torch.bucketize(values, inner, right=True), minlength=len(edges)).float()
+
+
 @dataclass
 class Diagnostics:
     """Exact figures of one epoch's batches. *Outside the guarantee*: off unless asked for, named `nonprivate/…`."""
@@ -391,6 +404,7 @@ class Trainer:
                 "weight": weights.sum(),
                 "group_units": zeros.index_add(0, batch.groups, ones),
                 "group_norm": zeros.index_add(0, batch.groups, torch.where(finite, norms, 0.0)),
+                "gradient_norm_histogram": binned(norms[finite], HISTOGRAMS["gradient_norm"]),
             }
         )
         self.diagnostics.observe(self.sampling.diagnostics())
@@ -401,7 +415,10 @@ class Trainer:
             return
         clean, self.diagnostics.clean_sum = self.diagnostics.clean_sum, None
         self.diagnostics.steps += 1
-        self.diagnostics.observe({"cosine": torch.nn.functional.cosine_similarity(used, clean, dim=0)})
+        cosine = torch.nn.functional.cosine_similarity(used, clean, dim=0)
+        self.diagnostics.observe(
+            {"cosine": cosine, "cosine_histogram": binned(cosine.reshape(1), HISTOGRAMS["cosine"])}
+        )
 
     def _diagnostic_row(self) -> dict[str, float]:
         assert self.diagnostics is not None
@@ -419,6 +436,11 @@ class Trainer:
             "nonprivate/cosine": float(totals["cosine"]) / steps,
             **{f"nonprivate/gradient_norm/{k}": float(v) for k, v in enumerate(mean_norm)},
             **shares,
+            **{
+                f"nonprivate/{name}_histogram/{edge:.3f}": float(count)
+                for name, edges in HISTOGRAMS.items()
+                for edge, count in zip(edges, totals[f"{name}_histogram"], strict=True)
+            },
         }
 
     # -------------------------------------------------------------------------------------------------------- state

@@ -234,17 +234,24 @@ def diagnostic_distribution(
         last: so many epochs at the end are added up.
     """
     name, prefix = DIAGNOSTICS[quantity], f"nonprivate/{quantity}_histogram/"
-    chart = figure(f"Distribution of the {name}, last {last} epochs (not private)", name, "share")
-    series = {}
-    for algorithm, history in histories.items():
-        columns = [str(c) for c in history.columns if str(c).startswith(prefix)]
-        counts = {float(c.removeprefix(prefix)): history[c].tail(last).sum() for c in columns}
-        total = sum(counts.values())
-        if total > 0:
-            edges = sorted(counts)
-            series[algorithm] = (edges, [counts[edge] / total for edge in edges])
-    _lines(chart, series, known=histories)
-    return chart.update_traces(line_shape="hv", mode="lines")
+    chart = figure(f"Distribution of the {name}, last {last} epochs (not private)", f"{name}, from", "share")
+    shares = {algorithm: _binned_shares(history, prefix, last) for algorithm, history in histories.items()}
+    table = looks(histories)
+    edges = sorted({edge for of in shares.values() for edge, share in of.items() if share > 0})
+    shown = [e for e in sorted({e for of in shares.values() for e in of}) if edges and edges[0] <= e <= edges[-1]]
+    for algorithm, of in shares.items():
+        if of:
+            chart.add_trace(bars(algorithm, table[algorithm], [f"{e:g}" for e in shown], [of.get(e) for e in shown]))
+    categories(chart, [f"{e:g}" for e in shown])
+    return chart.update_layout(barmode="group")
+
+
+def _binned_shares(history: pd.DataFrame, prefix: str, last: int) -> dict[float, float]:
+    """Share of each bin over the last epochs, by the bin's lower edge; empty without a count."""
+    columns = [str(c) for c in history.columns if str(c).startswith(prefix)]
+    counts = {float(c.removeprefix(prefix)): float(history[c].tail(last).sum()) for c in columns}
+    total = sum(counts.values())
+    return {edge: count / total for edge, count in counts.items()} if total else {}
 
 
 def schedule_figure(report: pd.DataFrame, parameter: str) -> go.Figure:

@@ -1,0 +1,66 @@
+"""From exact training figures to their drawings: counts per bin, never the records' own values."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from equidp.algorithms import algorithm_settings
+from equidp.engine.ledger import Ledger
+from equidp.engine.noise import SeededRandom
+from equidp.engine.sampling import Population
+from equidp.engine.trainer import HISTOGRAMS, Trainer, binned
+from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.records import Records, Schema
+from equidp.reporting import figures
+from equidp.training import named_columns, plan_run
+
+RECORDS, EPOCHS = 200, 3
+
+
+@pytest.fixture(scope="module")
+def history() -> pd.DataFrame:
+    """Three epochs of full-batch DPSGD with diagnostics."""
+    torch.manual_seed(0)
+    labels = torch.arange(RECORDS) % 2
+    schema = Schema("toy", "tabular", (4,), ("0", "1"), {"class": ("0", "1")})
+    records = Records(torch.rand(RECORDS, 4), labels, {"class": labels}, schema)
+    algorithm = algorithm_settings("dpsgd", {"clip_norm": 0.5}).build()
+    privacy = PrivacySettings(noise_multiplier=1.0, delta=1e-5)
+    training = TrainingSettings(epochs=EPOCHS, batch_size=RECORDS)
+    trainer = Trainer(
+        model=nn.Linear(4, 2),
+        loss=lambda out, y: nn.functional.cross_entropy(out, y, reduction="none"),
+        algorithm=algorithm,
+        plan=plan_run(algorithm, units=RECORDS, groups=2, privacy=privacy, training=training),
+        population=Population(records, labels),
+        random=SeededRandom(0, "cpu"),
+        ledger=Ledger(),
+        learning_rate=0.1,
+        diagnostics=True,
+    )
+    return pd.DataFrame(named_columns(row, ("0", "1")) for row in trainer.train(progress=False))
+
+
+def test_values_are_counted_in_their_bins():
+    # edges 0, 1, 2 and open above: .5 | 1, 1.5 | 2, 9; below the first edge counts there too
+    assert binned(torch.tensor([0.5, 1.0, 1.5, 2.0, 9.0, -1.0]), (0.0, 1.0, 2.0)).tolist() == [2, 2, 2]
+    assert binned(torch.tensor([]), (0.0, 1.0)).tolist() == [0, 0]
+
+
+def test_every_sampled_record_and_every_step_is_counted_once_per_epoch(history):
+    norms = history.filter(like="nonprivate/gradient_norm_histogram/")
+    assert norms.shape == (EPOCHS, len(HISTOGRAMS["gradient_norm"]))
+    assert norms.sum(axis=1).tolist() == [RECORDS] * EPOCHS
+    assert history.filter(like="nonprivate/cosine_histogram/").sum(axis=1).tolist() == [1] * EPOCHS
+
+
+def test_the_diagnostic_figures_draw_what_was_logged(history):
+    chart = figures.diagnostic_distribution({"dpsgd": history}, last=2)
+    assert sum(y or 0 for y in chart.data[0].y) == pytest.approx(1)
+    assert len(figures.diagnostic_distribution({"dpsgd": history}, "cosine").data) == 1
+    assert figures.diagnostics_in({"dpsgd": history}) == ["batch_size", "nonfinite", "mean_weight", "cosine"]
+    assert figures.diagnostic_curve({"dpsgd": history}, "cosine").data[0].y[-1] == history["nonprivate/cosine"].iloc[-1]
+    assert [t.name for t in figures.group_gradient_norms(history, "dpsgd").data] == ["0", "1"]
