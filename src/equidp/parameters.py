@@ -255,6 +255,8 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
 
 def _options(name: str, block: Mapping[str, Any] | None) -> dict[str, Any]:
     block = _block(name, block)
+    if not ALGORITHMS[name].below_options:
+        return algorithm_settings(name, block).model_dump(mode="json")
     for key in block:
         if key != "options":
             raise unknown_name("setting", f"{name}.{key}", [f"{name}.options"])
