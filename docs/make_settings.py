@@ -38,7 +38,11 @@ def page() -> str:
     blocks = [
         block(name, kind) for name, kind in {**SECTIONS, "audit": AuditSettings, "report": ReportSettings}.items()
     ]
-    blocks += [block(f"{name}.options", kind) for name, kind in ALGORITHMS.items() if kind.model_fields]
+    blocks += [
+        block(f"{name}.options" if kind.below_options else name, kind)
+        for name, kind in ALGORITHMS.items()
+        if kind.model_fields
+    ]
     return HEAD + "\n".join(["", *blocks])
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equidp.algorithms import ALGORITHMS
+from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.evaluation.metrics import flat_metrics
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
@@ -76,6 +76,8 @@ class RunHook:
         options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
         if audits(pipeline):
             options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]
+        for name, chosen in options.items():
+            algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
         catalog["algorithms"] = options
         # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
         mlflow_hook.run_id = None

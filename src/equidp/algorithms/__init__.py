@@ -65,13 +65,14 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     kind = ALGORITHMS[name]
+    place = f"{name}.options" if kind.below_options else name
     for option in options or {}:
         if option not in kind.model_fields:
-            raise unknown_name(f"setting of {name}.options", option, kind.model_fields)
+            raise unknown_name(f"setting of {place}", option, kind.model_fields)
     try:
         return kind(**(options or {}))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join([f"{name}.options", *map(str, first["loc"][:1])])
+        where = ".".join([place, *map(str, first["loc"][:1])])
         given = f"={first['input']!r}" if first["loc"] else ""
         raise EquidpError(f"{where}{given} is not valid: {first['msg']}.") from error

@@ -12,7 +12,7 @@ A part that is not named is the plain one. A combination that cannot hold is ref
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -105,6 +105,8 @@ def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
 
 class Custom(AlgorithmSettings):
     """A combination of parts; see `PARTS` for the names of each kind."""
+
+    below_options: ClassVar[bool] = False
 
     sampler: Choice = Field(default={"name": "poisson"})
     """Who is in the batch."""

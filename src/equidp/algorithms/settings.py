@@ -14,9 +14,11 @@ class AlgorithmSettings(Part, ABC):
 
     Attributes:
         features: name of a fixed map of the records that the algorithm trains on, or None.
+        below_options: settings are typed as `<algorithm>.options.<name>`; otherwise as `<algorithm>.<name>`.
     """
 
     features: ClassVar[str | None] = None
+    below_options: ClassVar[bool] = True
 
     @abstractmethod
     def build(self) -> Algorithm:

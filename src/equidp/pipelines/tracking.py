@@ -6,6 +6,7 @@ have one child run each, written through `MlflowClient` alone: the fluent API kn
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -98,6 +99,7 @@ def log_model(algorithm: str, weights: Path) -> None:
         return
     import mlflow.pyfunc  # late: it brings a second of imports
 
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for one small file
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
         mlflow.pyfunc.save_model(
