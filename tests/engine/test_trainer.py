@@ -11,7 +11,7 @@ from equidp.engine.ledger import Ledger
 from equidp.engine.noise import SeededRandom
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
-from equidp.engine.trainer import Trainer, choose_device
+from equidp.engine.trainer import Diagnostics, Trainer, choose_device
 from equidp.errors import EquidpError
 from equidp.records import Records, Schema
 
@@ -98,6 +98,17 @@ class TestStep:
         whole = run.norms_of_all()
         run.physical_batch_size = 5
         torch.testing.assert_close(run.norms_of_all(), whole)
+
+    def test_diagnostics_count_what_was_sampled(self) -> None:
+        run = trainer(records(), clip_norm=1e-3)
+        run.diagnostics = Diagnostics()
+        copy = SeededRandom(0, "cpu")
+        sizes = [int(copy.bernoulli(0.5, 12).sum()) for _ in range(2)]
+        (row,) = run.train(progress=False)
+        assert row["nonprivate/batch_size"] == sum(sizes) / 2
+        assert sum(v for k, v in row.items() if "gradient_norm_histogram" in k) == sum(sizes)
+        assert -1 <= row["nonprivate/cosine"] <= 1
+        assert 0 < row["nonprivate/mean_weight"] < 1
 
     def test_the_model_is_trained_in_training_mode(self) -> None:
         run = trainer(records())
