@@ -90,9 +90,13 @@ class Records:
             if len(column) != n:
                 raise ValueError(f"{name} has {len(column)} rows where labels have {n}.")
         if tuple(self.features.shape[1:]) != self.schema.shape:
-            raise ValueError(f"features have shape {tuple(self.features.shape[1:])}, the schema says {self.schema.shape}.")
+            raise ValueError(
+                f"features have shape {tuple(self.features.shape[1:])}, the schema says {self.schema.shape}."
+            )
         if set(self.groups) != set(self.schema.groupings):
-            raise ValueError(f"groupings {sorted(self.groups)} differ from the schema's {sorted(self.schema.groupings)}.")
+            raise ValueError(
+                f"groupings {sorted(self.groups)} differ from the schema's {sorted(self.schema.groupings)}."
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
