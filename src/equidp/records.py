@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class Schema:
     @classmethod
     def from_dict(cls, facts: Mapping) -> Schema:
         """Rebuild a schema from `to_dict`'s result."""
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
         values["groupings"] = {name: tuple(names) for name, names in facts["groupings"].items()}
         return cls(**values)
 
@@ -135,7 +135,7 @@ class Records:
         factors = [part.strip() for part in name.split(PRODUCT)]
         if len(set(factors)) != len(factors):
             raise EquidpError(f"Grouping {name!r} names one grouping twice.")
-        ids, names = torch.zeros_like(self.labels), ("",)
+        ids, names = torch.zeros_like(self.labels), tuple([""])
         for factor in factors:
             if factor not in self.groups:
                 raise unknown_name(f"grouping of dataset {self.schema.name!r}", factor, self.schema.groupings)

@@ -53,7 +53,7 @@ def choose_device(name: str) -> torch.device:
 class EpochCallback(Protocol):
     """Called after every epoch, with what may be shown; may add columns to the history row."""
 
-    def __call__(self, row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
+    def __call__(self, row: dict[str, float], model: nn.Module, /) -> Mapping[str, float]:
         """Return further columns for this epoch's row."""
 
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from equidp.errors import unknown_name
 from equidp.network import attempt
@@ -85,6 +87,14 @@ class Source(ABC):
         Raises:
             EquidpError: the data break the schema; the message names file, row and column.
         """
+
+    def encode(self, frame: pd.DataFrame) -> Tensor:
+        """Features of rows with the provider's column names, for a model that is served; tables only.
+
+        Raises:
+            EquidpError: the dataset is no table, or a value breaks the schema.
+        """
+        raise EquidpError(f"Dataset {self.name!r} is no table: give its features as an array instead.")
 
     def download(self, raw_dir: Path) -> None:
         """Fetch the files with the provider's own client. Sources without one leave this as it is."""
