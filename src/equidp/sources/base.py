@@ -11,7 +11,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from equidp.errors import unknown_name
+from equidp.errors import EquidpError, unknown_name
 from equidp.network import attempt
 from equidp.options import checked_options
 from equidp.records import Records
