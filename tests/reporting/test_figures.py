@@ -60,6 +60,15 @@ def test_clip_norms_per_group_or_one_for_all(sample):
     assert not figures.clip_norms(sample.histories["sgd"], "sgd").data
 
 
+def test_clip_norms_of_long_runs_are_running_means():
+    history = pd.DataFrame({"epoch": range(1, 31), "clip_norm/a": [1.0, 3.0] * 15})
+    chart = figures.clip_norms(history, "dpsgd_f")
+    assert chart.layout.yaxis.title.text == "clip norm, mean of 2 epochs"
+    assert set(chart.data[0].y[1:]) == {2.0}
+    short = figures.clip_norms(history.head(29), "dpsgd_f")
+    assert list(short.data[0].y[:2]) == [1.0, 3.0]
+
+
 def test_schedules_stack_noise_and_clip_norm_over_one_axis():
     epochs = [1, 2, 3]
     chart = figures.schedules(

@@ -37,6 +37,9 @@ DIAGNOSTICS = {
 }
 """Exact training figures, outside the guarantee: columns `nonprivate/<name>` of a history. Algorithms add others."""
 
+SMOOTHED_FROM = 30
+"""Clip norms of runs with at least so many epochs are drawn as running means."""
+
 SCHEDULE_FIGURES = {
     "mean": "mean σ",
     "variance": "variance of σ",
@@ -80,12 +83,18 @@ def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
 
 
 def clip_norms(history: pd.DataFrame, algorithm: str) -> go.Figure:
-    """The clip norm of every group over the epochs (one line if the algorithm has one for all)."""
+    """The clip norm of every group over the epochs (one line if the algorithm has one for all).
+
+    Group clip norms rest on noisy counts. With many epochs their running mean is drawn; the axis says so.
+    """
     prefix = "clip_norm/"
     columns = {c: c.removeprefix(prefix) for c in history.columns if c.startswith(prefix)}
     columns = columns or {c: "all records" for c in ("clip_norm",) if c in history}
-    chart = figure(f"Clip norm over training: {label(algorithm)}", "epoch", "clip norm")
-    return _lines(chart, {name: (history["epoch"], history[c]) for c, name in columns.items()})
+    window = 1 + len(history) // SMOOTHED_FROM
+    named = "clip norm" if window == 1 else f"clip norm, mean of {window} epochs"
+    chart = figure(f"Clip norm over training: {label(algorithm)}", "epoch", named)
+    smooth = history[list(columns)].rolling(window, center=True, min_periods=1).mean()
+    return _lines(chart, {name: (history["epoch"], smooth[c]) for c, name in columns.items()})
 
 
 def schedules(histories: Mapping[str, pd.DataFrame]) -> go.Figure:
@@ -99,7 +108,7 @@ def schedules(histories: Mapping[str, pd.DataFrame]) -> go.Figure:
     for row, quantity in enumerate(present, start=1):
         drawn = {a: (h["epoch"], h[quantity]) for a, h in histories.items() if quantity in h}
         _lines(chart, drawn, row=row, known=histories, legend=row == 1)
-        chart.update_yaxes(title_text=quantities[quantity], row=row, col=1)
+        chart.update_yaxes(title_text=quantities[quantity], rangemode="tozero", row=row, col=1)
     chart.update_xaxes(title_text="epoch", row=len(present), col=1)
     return chart
 

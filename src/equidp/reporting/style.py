@@ -22,6 +22,8 @@ HEIGHT = 380
 
 LONGEST_TICK = 24
 LONGEST_NAME = 48
+MOST_MARKERS = 15
+"""A line of many points shows this many markers, enough to tell it from the others."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def line(name: str, look: Look, x: Iterable, y: Iterable, spread: Sequence | Non
         y=list(y),
         mode="lines+markers",
         line={"color": look.colour, "dash": look.dash, "width": 2},
-        marker={"symbol": look.symbol, "size": 6, "color": look.colour},
+        marker={"symbol": look.symbol, "size": 6, "color": look.colour, "maxdisplayed": MOST_MARKERS},
         error_y=None if spread is None else {"type": "data", "array": list(spread), "thickness": 1, "width": 3},
         **more,
     )
