@@ -119,6 +119,13 @@ def test_research_mode_is_announced_once_and_secure_mode_is_not(sample, page):
     assert "Research mode" not in Reader(html_report(**(sample.arguments() | {"privacy": secure}))).text
 
 
+def test_costs_against_another_baseline_are_pointed_out(sample, page):
+    assert "another baseline" not in page.text
+    other = {**sample.documents["sgd"], "overall": {**sample.documents["sgd"]["overall"], "accuracy": 0.5}}
+    mixed = Reader(html_report(**(sample.arguments() | {"documents": {**sample.documents, "sgd": other}})))
+    assert "Costs of privacy of dpsgd, dpsgd_f refer to another baseline" in mixed.text
+
+
 def test_hostile_names_stay_text_everywhere(hostile, page):
     arguments = hostile.arguments()
     arguments |= {"title": HOSTILE, "settings": {HOSTILE: {"k": HOSTILE}}, "provenance": {"commit": HOSTILE}}

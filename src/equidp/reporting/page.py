@@ -95,7 +95,7 @@ def html_report(
         style=Markup(_asset("report.css")),
         plotly=Markup(plotly),
         script=Markup(script),
-        warnings=_warnings(privacy),
+        warnings=_warnings(documents, privacy),
         cards=_cards(documents, privacy),
         overview=_grid(tables.results_table(documents, privacy).reset_index()),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
@@ -207,8 +207,10 @@ def _facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
     return {"private": True, **privacy[name]} if name in privacy else {"algorithm": name, "private": False}
 
 
-def _warnings(privacy: Mapping[str, Mapping]) -> list[str]:
+def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
     found = [check(facts) for check in (research_mode, understated) for facts in privacy.values()]
+    if others := tables.other_baseline(documents):
+        found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
     return list(dict.fromkeys(warning for warning in found if warning))
 
 

@@ -56,6 +56,12 @@ def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:
     return dict(documents)
 
 
+def other_baseline(documents: Mapping[str, Mapping]) -> list[str]:
+    """Algorithms whose cost of privacy was measured against another baseline than the one that is shown."""
+    shown = with_baseline(documents).get(BASELINE, {}).get("overall")
+    return [name for name, d in documents.items() if "baseline" in d and d["baseline"]["overall"] != shown]
+
+
 def groupings_of(documents: Mapping[str, Mapping]) -> list[str]:
     """Every grouping that some document has, in the documents' order."""
     return list(dict.fromkeys(grouping for document in documents.values() for grouping in document["groups"]))
