@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -50,6 +51,9 @@ def recipe(name: str, *, count: int = 60, batch_size: int = 60, epochs: int = 10
     """An algorithm with its defaults, its noise solved for ε."""
     algorithm = algorithm_of(name)
     plan = Plan(records=count, batch_size=batch_size, epochs=epochs, groups=2, delta=1e-6, noise_multiplier=1.0)
+    if name == "dpis":
+        # it cannot take everybody, its releases of N and K pay off at size only, and its budget holds at one δ
+        plan = replace(plan, records=5000, batch_size=2500, epochs=5, delta=3e-5)
     if algorithm.private:
         plan = algorithm.calibrated(plan, epsilon)
     return Recipe(
@@ -65,5 +69,13 @@ def recipe(name: str, *, count: int = 60, batch_size: int = 60, epochs: int = 10
 class HalfNoise(SeededRandom):
     """A mechanism that adds half the noise that its ledger is charged for."""
 
+    share = 1 / 2
+
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
-        return super().perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier / 2)
+        return super().perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier * self.share)
+
+
+class ThirdNoise(HalfNoise):
+    """A third of it."""
+
+    share = 1 / 3
