@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -135,7 +135,7 @@ class Records:
         factors = [part.strip() for part in name.split(PRODUCT)]
         if len(set(factors)) != len(factors):
             raise EquidpError(f"Grouping {name!r} names one grouping twice.")
-        ids, names = torch.zeros_like(self.labels), tuple([""])
+        ids, names = torch.zeros_like(self.labels), cast("tuple[str, ...]", ("",))
         for factor in factors:
             if factor not in self.groups:
                 raise unknown_name(f"grouping of dataset {self.schema.name!r}", factor, self.schema.groupings)
