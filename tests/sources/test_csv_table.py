@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import yaml
 from tests.sources.tiny import CSV_OPTIONS, write_tiny
 
 from equidp.errors import EquidpError
@@ -114,3 +115,13 @@ def test_encode_takes_rows_with_the_declared_names(tmp_path: Path) -> None:
     records = read(tmp_path, "p1,ill,A,50,f,30")
     frame = pd.DataFrame({"weight": [50], "ward": ["A"]})
     assert torch.equal(source("csv", CSV_OPTIONS).encode(frame), records.features)
+
+
+def test_the_example_in_the_docs_is_a_valid_declaration() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
+    example = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    data = example["presets"]["clinic"]["data"]
+    schema = source(data["source"], data["options"]).schema
+    assert schema.classes == ("no", "yes")
+    assert set(schema.groupings) == {"class", "sex", "age_band"}
+    assert schema.shape == (3,)

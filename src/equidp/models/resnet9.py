@@ -26,7 +26,7 @@ class ResNet9Options(ModelOptions):
 
 
 class ResNet9(Model):
-    """Eight convolutions with GroupNorm, two residual blocks, global max-pool and a linear layer."""
+    """Eight convolutions with GroupNorm, two residual blocks, global average and a linear layer."""
 
     kinds = ("image",)
     Options = ResNet9Options
@@ -43,7 +43,7 @@ class ResNet9(Model):
             _unit(2 * w, 4 * w, options, pooled=True),
             _unit(4 * w, 8 * w, options, pooled=True),
             Residual(_unit(8 * w, 8 * w, options), _unit(8 * w, 8 * w, options)),
-            nn.AdaptiveMaxPool2d(1),
+            nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             nn.Linear(8 * w, len(schema.classes)),
         )
