@@ -568,6 +568,13 @@ class TestLedger:
         assert published.value > 0
         assert len(published.formula) > 20
 
+    def test_says_how_it_samples_and_what_it_releases(self, name: str) -> None:
+        algorithm = algorithm_settings(name).build()
+        assert "lesion" in algorithm.sampler.told("lesion")
+        releases = [part.released for part in algorithm.parts if part.released]
+        charged = algorithm.side_release is not None or algorithm.sampler.gives or not algorithm.acceptance.always
+        assert bool(releases) == bool(charged)
+
     def test_more_noise_costs_less(self, lab: Any, name: str) -> None:
         algorithm = algorithm_settings(name).build()
         costs = [algorithm.published_epsilon(lab.plan(noise_multiplier=s)).value for s in (0.8, 1.6)]

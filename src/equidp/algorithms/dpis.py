@@ -127,6 +127,16 @@ class ImportanceSampler(Sampler):
         """Proposals of every record."""
         return ImportanceSampling(self, run)
 
+    def told(self, unit: str) -> str:
+        """Importance sampling."""
+        return f"Poisson: every {unit} enters a batch independently, with a probability of its own that is at most q"
+
+    @property
+    def released(self) -> str:
+        """Ñ, K̃ and K*."""
+        mean = ", and once more within a wider bound" if self.adaptive_clip else ""
+        return f"The noised number of records, once, and the noised sum of their clipped norms in every epoch{mean}."
+
     def objection(self, algorithm: Algorithm) -> str | None:
         """Its noise is set, and its divergence bounded, for one kind of step."""
         if "contribution" not in (algorithm.weights.reads if algorithm.weights else ()):

@@ -42,6 +42,11 @@ class GroupClipCounts(SideRelease):
     max_clip_ratio: Positive = 10.0
     ratio_over: Literal["batch", "counted"] = "batch"
 
+    @property
+    def released(self) -> str:
+        """m̃^k and õ^k."""
+        return "The noised numbers of each group's gradients above and not above the base bound, in every batch."
+
     def noise(self, plan: Plan) -> float:
         """σ_1."""
         return noise_level(self.count_noise_multiplier, plan)

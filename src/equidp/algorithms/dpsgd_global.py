@@ -79,6 +79,11 @@ class StrictBoundCount(SideRelease):
     count_noise_multiplier: NoiseLevel = 10.0
     """σ_b."""
 
+    @property
+    def released(self) -> str:
+        """The count."""
+        return "The noised number of gradients near the strict bound, in every batch."
+
     def noise(self, plan: Plan) -> float:
         """σ_b."""
         return noise_level(self.count_noise_multiplier, plan)

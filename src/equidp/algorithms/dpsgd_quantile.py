@@ -42,6 +42,11 @@ class QuantileCount(SideRelease):
     centred: bool = False
     """Count each record as ±½ instead of 0 or 1."""
 
+    @property
+    def released(self) -> str:
+        """The count."""
+        return "The noised number of gradients within the bound, in every batch."
+
     def noise(self, plan: Plan) -> float:
         """σ_b."""
         level = plan.batch_size / 20 if self.count_noise_multiplier is None else self.count_noise_multiplier

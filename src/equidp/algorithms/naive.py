@@ -36,6 +36,11 @@ class GroupSizeCounts(SideRelease):
     gives: ClassVar[frozenset[str]] = frozenset({"scale"})
     count_noise_multiplier: NoiseLevel = "10x"
 
+    @property
+    def released(self) -> str:
+        """b̃^k."""
+        return "The noised number of each group's records in every batch."
+
     def noise(self, plan: Plan) -> float:
         """σ_1."""
         return noise_level(self.count_noise_multiplier, plan)

@@ -44,6 +44,10 @@ class FullBatch(Sampler):
         """No coins."""
         return Everybody(self, run)
 
+    def told(self, unit: str) -> str:
+        """None."""
+        return f"none: every {unit} takes part in every step"
+
 
 class Everybody(Sampling):
     """The full batch during one run."""

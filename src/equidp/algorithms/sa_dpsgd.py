@@ -80,6 +80,13 @@ class Annealing(Acceptance):
         return self.energy_records if self.energy == "public" else 0
 
     @property
+    def released(self) -> str:
+        """Decisions, and what a private energy releases."""
+        if self.energy == "public":
+            return "Which candidate steps were accepted, as the loss of public records decided."
+        return "The noised change of a sample's clipped losses, for every candidate step."
+
+    @property
     def may_stop(self) -> bool:
         """Where accepted steps are counted."""
         return self.stop_on == "published_epsilon"

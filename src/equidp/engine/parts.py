@@ -60,6 +60,11 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
+    @property
+    def released(self) -> str:
+        """What it releases besides the model, in a reader's words; empty for nothing."""
+        return ""
+
     def objection(self, algorithm: Algorithm) -> str | None:
         """Why this part cannot hold in that combination; None where it can."""
         return None
@@ -135,6 +140,10 @@ class Sampler(Part, ABC):
     def start(self, run: Run) -> Sampling:
         """The sampler at work."""
 
+    @abstractmethod
+    def told(self, unit: str) -> str:
+        """How batches are drawn, in a reader's words; `unit` is what is drawn."""
+
     def adapt(self, plan: Plan) -> Plan:
         """The plan as this sampler runs it."""
         return plan
@@ -200,6 +209,10 @@ class PoissonSampler(Sampler):
     def start(self, run: Run) -> Sampling:
         """Coins of the `sampling` stream."""
         return PoissonSampling(self, run)
+
+    def told(self, unit: str) -> str:
+        """Poisson."""
+        return f"Poisson: every {unit} enters a batch independently with probability q"
 
 
 class PoissonSampling(Sampling):
