@@ -102,7 +102,12 @@ def _convolved(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]
     if layer.groups == 1 and len({x.shape for x in images}) == 1:
         return Convolutions(kernel, images, backprops, page.workspace, layer)
     # [b, oh, ow, kh, kw, c] to [b, g, P, c/g·kernel], the layout of the layer's weight
-    windows = [kernel.windows(x).permute(0, 5, 1, 2, 3, 4).unflatten(1, (layer.groups, -1)) for x in images]
+    windows = [
+        kernel.windows(x.contiguous(memory_format=torch.channels_last))
+        .permute(0, 5, 1, 2, 3, 4)
+        .unflatten(1, (layer.groups, -1))
+        for x in images
+    ]
     inputs = [w.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3) for w in windows]
     grouped = [b.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for b in backprops]
     return GroupedProducts(_along_positions(inputs, 2), _along_positions(grouped, 2))

@@ -243,30 +243,29 @@ class Kernel:
         return self.dilation[axis] * (self.size[axis] - 1) + 1
 
     def windows(self, images: Tensor) -> Tensor:
-        """`[b, c, H, W]` to a view `[b, oh, ow, kh, kw, c]` of channels-last memory: what each output pixel sees."""
-        images = images.contiguous(memory_format=torch.channels_last)
+        """`[b, c, H, W]` in channels-last memory to a view `[b, oh, ow, kh, kw, c]`: what each output pixel sees."""
         b, channels, height, width = images.shape
         image, row, column = width * height * channels, width * channels, channels
         shape = (b, *self.outputs(height, width), *self.size, channels)
         steps = (row * self.stride[0], column * self.stride[1], row * self.dilation[0], column * self.dilation[1])
         return images.as_strided(shape, (image, *steps, 1), images.storage_offset())
 
-    def rows(self, images: Tensor) -> Tensor:
-        """`[b, c, H, W]` to a view `[b, c, kh, kw/s, s, oh, ow]` of channels-first memory: those windows, pixels last.
+    def planes(self, images: Tensor) -> Tensor:
+        """`[b, c, H, W]` to `[b, c, s, H, W/s]`: every s-th column together, so that a row of outputs is one run."""
+        stride = self.stride[1]
+        if stride == 1:
+            return images.contiguous().unsqueeze(2)
+        return (
+            F.pad(images, (0, -images.shape[3] % stride)).unflatten(3, (-1, stride)).permute(0, 1, 4, 2, 3).contiguous()
+        )
 
-        With a stride s the columns are dealt out to s planes first: a row of output pixels is then one run of memory.
-        """
-        stride, images = self.stride[1], images.contiguous()
-        b, channels, height, width = images.shape
-        (oh, ow), step = self.outputs(height, width), (1 if stride == 1 else stride)
-        if stride > 1:
-            images = F.pad(images, (0, -width % stride)).unflatten(3, (-1, stride)).permute(0, 1, 4, 2, 3).contiguous()
-        else:
-            images = images.unsqueeze(2)
-        image, channel, plane, row, column = images.stride()
-        shape = (b, channels, self.size[0], self.size[1] // step, step, oh, ow)
+    def rows(self, planes: Tensor, outputs: tuple[int, int]) -> Tensor:
+        """Planes to a view `[b, c, kh, kw/s, s, oh, ow]`: the same windows as `windows`, output pixels last."""
+        b, channels, stride = planes.shape[:3]
+        image, channel, plane, row, column = planes.stride()
+        shape = (b, channels, self.size[0], self.size[1] // stride, stride, *outputs)
         steps = (row * self.dilation[0], self.dilation[1], plane, row * self.stride[0], column)
-        return images.as_strided(shape, (image, channel, *steps), images.storage_offset())
+        return planes.as_strided(shape, (image, channel, *steps), planes.storage_offset())
 
     def prefers_rows(self, images: Tensor) -> bool:
         """Whether `rows` copies faster than `windows`: longer runs, or images that lie the right way already."""
@@ -317,7 +316,9 @@ class Convolutions(Term):
         self._records, self._positions = len(backprops[0]), backprops[0][0, 0].numel()
         self._i = math.prod(kernel.size) * kernel.channels[0]
         self._numel = self._i * kernel.channels[1]
+        self._outputs = kernel.outputs(*images[0].shape[2:])
         self._by_rows = kernel.prefers_rows(images[0])
+        self._sources: list[Tensor] = []
 
     def squared_norms(self) -> Tensor:
         if self._gram_is_cheaper():
@@ -337,14 +338,15 @@ class Convolutions(Term):
     def _gram_cost(self) -> float:
         (c, o), (height, width) = self.kernel.channels, self.images[0].shape[2:]
         pixels, positions = len(self.images) * height * width, len(self.images) * self._positions
-        runs = positions**2 / self.kernel.outputs(height, width)[1]
+        runs = positions**2 / self._outputs[1]
         shifts = math.prod(self.kernel.size) * (runs * RUN_COST + positions**2 * COPY_COST)
         return pixels**2 * c + positions**2 * o + shifts + WEIGHT_COST * positions * self._numel
 
     def _gradient_cost(self) -> float:
         positions = len(self.images) * self._positions
-        width = self.kernel.outputs(*self.images[0].shape[2:])[1]
-        runs = positions * self._i / (width if self._by_rows else self.kernel.size[1] * self.kernel.channels[0])
+        runs = (
+            positions * self._i / (self._outputs[1] if self._by_rows else self.kernel.size[1] * self.kernel.channels[0])
+        )
         windows = runs * RUN_COST + positions * self._i * COPY_COST
         later = KEEP_COST if self._keeps() else WEIGHT_COST * positions
         return windows + (positions + COPY_COST + later) * self._numel
@@ -353,19 +355,25 @@ class Convolutions(Term):
         like = self.images[0]
         kept = self._workspace.take(self._owner, self._records, self._numel, like=like) if self._keeps() else None
         norms = []
+        self._prepare()
         for start, stop in self._workspace.chunks(self._records, self._positions * self._i + self._numel):
             brief = self._workspace.take("gradients", stop - start, self._numel, like=like) if kept is None else kept
             found = self._products(start, stop, brief if kept is None else kept[start:stop])
             norms.append(norms_of(found))
-        self._kept = kept
+        self._kept, self._sources = kept, []
         return torch.cat(norms)
+
+    def _prepare(self) -> None:
+        """Turn the images, if need be, into what windows are cut from; once for the whole batch."""
+        turn = self.kernel.planes if self._by_rows else _channels_last
+        self._sources = [turn(images) for images in self.images]
 
     def _products(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """`[m, numel]` gradients of some records, summed over the calls, in the order that was cheap to form."""
         o = self.kernel.channels[1]
         shape = (self._i, o) if self._by_rows else (o, self._i)
         found = self.images[0].new_empty(stop - start, *shape) if out is None else out.view(-1, *shape)
-        for call, (images, backprops) in enumerate(zip(self.images, self.backprops, strict=True)):
+        for call, (images, backprops) in enumerate(zip(self._sources, self.backprops, strict=True)):
             windows, places = self._unfolded(images[start:stop]), backprops[start:stop].flatten(2)
             left, right = (windows, places.transpose(1, 2)) if self._by_rows else (places, windows)
             torch.baddbmm(found, left, right, out=found) if call else torch.bmm(left, right, out=found)
@@ -373,7 +381,7 @@ class Convolutions(Term):
 
     def _unfolded(self, images: Tensor) -> Tensor:
         """Windows written out: `[m, P, i]`, or `[m, i, P]` by rows."""
-        view = self.kernel.rows(images) if self._by_rows else self.kernel.windows(images)
+        view = self.kernel.rows(images, self._outputs) if self._by_rows else self.kernel.windows(images)
         written = self._workspace.take("windows", *view.shape, like=images).copy_(view)
         return written.view(len(images), *((self._i, -1) if self._by_rows else (-1, self._i)))
 
@@ -416,15 +424,21 @@ class Convolutions(Term):
         return gradients.view(-1, o, *self.kernel.size, c).permute(0, 1, 4, 2, 3)
 
     def gradients(self, start: int, stop: int) -> Tensor:
+        if not self._sources:
+            self._prepare()
         return self._as_weight(self._products(start, stop)).flatten(1)
 
     def grouped(self, units: Units) -> Term:
         if self._records * self._numel <= self._workspace.keep_floats:
             return Vectors(self.gradients(0, self._records)).grouped(units)
-        windows = [self.kernel.windows(x).flatten(3).flatten(1, 2) for x in self.images]
+        windows = [self.kernel.windows(_channels_last(x)).flatten(3).flatten(1, 2) for x in self.images]
         return Products(
             torch.cat(windows, 1), torch.cat([b.flatten(2).transpose(1, 2) for b in self.backprops], 1)
         ).grouped(units)
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:
