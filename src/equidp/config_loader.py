@@ -63,4 +63,9 @@ class EquidpConfigLoader(OmegaConfigLoader):
             if len(chosen) == 1:
                 merged.get("privacy", {}).update({name: None for name in EITHER_OR if name not in chosen})
             merged = OmegaConf.to_container(OmegaConf.merge(merged, layer))  # type: ignore[assignment]
+        if "seed" in layers[-1] and (merged.get("privacy") or {}).get("secure"):
+            raise EquidpError(
+                "privacy.secure=true draws batches and noise that no seed can repeat: leave seed out. The split and the "
+                "initial weights, which are public, are drawn with the project's seed (conf/base/globals.yml)."
+            )
         return merged

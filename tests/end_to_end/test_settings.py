@@ -71,6 +71,7 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
         ({"privacy.noise_multiplier": None}, r"give exactly one of .*\(neither is set"),
         ({"dataset": "../adult"}, r"Unknown dataset"),
         ({"run_label": "../../x"}, r"run_label='../../x': use letters"),
+        ({"privacy.secure": True, "seed": 3}, r"privacy.secure=true draws .* that no seed can repeat"),
         ({"seed": "one"}, r"seed='one': give a whole number"),
     ],
 )
