@@ -65,7 +65,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
             merged = OmegaConf.to_container(OmegaConf.merge(merged, layer))  # type: ignore[assignment]
         if "seed" in layers[-1] and (merged.get("privacy") or {}).get("secure"):
             raise EquidpError(
-                "privacy.secure=true draws batches and noise that no seed can repeat: leave seed out. The split and the "
-                "initial weights, which are public, are drawn with the project's seed (conf/base/globals.yml)."
+                "privacy.secure=true draws batches and noise that no seed can repeat: leave seed out. The split and "
+                "the initial weights, which are public, are drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from equidp.algorithms import algorithm_settings
+from equidp.distributed.peers import Peers
+from equidp.distributed.trainer import ParallelTrainer
 from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.checkpoint import Checkpointer
 from equidp.engine.ledger import Epsilon, Ledger, epsilon
-from equidp.engine.noise import SeededRandom, derived_seed
+from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
 from equidp.engine.secure import SecureRandom
@@ -111,6 +114,7 @@ def train_model(
     privacy: PrivacySettings,
     training: TrainingSettings,
     seed: int,
+    options: Mapping[str, Any] | None = None,
     on_epoch: EpochCallback | None = None,
     workplace: Path | None = None,
     resume: bool = False,
@@ -120,6 +124,7 @@ def train_model(
 
     Args:
         grouping: the partition that group-aware algorithms use.
+        options: of the algorithm, where they are not its defaults; several processes build it again from them.
         on_epoch: called after every epoch with the row so far and the model; returns more columns.
         workplace: folder of this run alone, for checkpoints and the ledger's journal; None keeps nothing.
         resume: continue what an interrupted run left in `workplace`.
@@ -127,9 +132,163 @@ def train_model(
     Raises:
         EquidpError: for settings that do not fit the data, or a checkpoint of other settings.
     """
+    if training.devices == 1:
+        prepared = prepare(
+            algorithm,
+            plan,
+            split,
+            grouping=grouping,
+            model=model,
+            privacy=privacy,
+            training=training,
+            seed=seed,
+            workplace=workplace,
+            resume=resume,
+        )
+        return conclude(prepared, prepared.run(on_epoch, progress=progress))
+    job = {
+        "algorithm": algorithm.name,
+        "options": dict(options or {}),
+        "plan": dataclasses.asdict(plan),
+        "grouping": grouping,
+        "model": model.model_dump(mode="json"),
+        "privacy": privacy.model_dump(mode="json"),
+        "training": training.model_dump(mode="json"),
+        "seed": seed,
+        "workplace": str(workplace.resolve()) if workplace is not None else None,
+        "resume": resume,
+        "progress": progress,
+    }
+    return _train_on_ranks(algorithm, job, split, model, training, seed, on_epoch)
+
+
+def _train_on_ranks(
+    algorithm: Algorithm,
+    job: Mapping[str, Any],
+    split: Split,
+    model: ModelSettings,
+    training: TrainingSettings,
+    seed: int,
+    on_epoch: EpochCallback | None,
+) -> Trained:
+    """Hand the training to several processes; evaluate here."""
+    from equidp.distributed.launch import train  # which starts processes that import this module
+
+    again = settings_of(job)["algorithm"]
+    if repr(again.parts) != repr(algorithm.parts):
+        raise EquidpError(
+            f"training.devices={training.devices} needs the options that {algorithm.name} was built from."
+        )
+    network = make_model(split.train.schema, model, algorithm, seed).to(choose_device(training.device))
+
+    def evaluate(row: dict[str, float], weights: dict[str, Tensor]) -> Mapping[str, float]:
+        network.load_state_dict(weights)
+        return on_epoch(row, network) if on_epoch is not None else {}
+
+    results = train(job, split, training.devices, evaluate if on_epoch is not None else None)
+    return Trained(*results)
+
+
+def settings_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What `prepare` takes, from plain values."""
+    return {
+        "algorithm": algorithm_settings(job["algorithm"], job["options"]).build(),
+        "plan": Plan(**job["plan"]),
+        "grouping": job["grouping"],
+        "model": ModelSettings(**job["model"]),
+        "privacy": PrivacySettings(**job["privacy"]),
+        "training": TrainingSettings(**job["training"]),
+        "seed": job["seed"],
+    }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training that is ready to run: the loop, its keeper, and what the statement will need."""
+
+    trainer: Trainer
+    keeper: Checkpointer | None
+    group_names: tuple[str, ...]
+    privacy: PrivacySettings
+    training: TrainingSettings
+    seed: int
+    public: int
+
+    def run(self, on_epoch: EpochCallback | None, *, progress: bool) -> list[dict[str, float]]:
+        """Run it to its end; one row per epoch, those before a resumption included."""
+        if self.keeper is None:
+            return self.trainer.train(on_epoch, progress=progress)
+        try:
+            return self.keeper.train(self.trainer, on_epoch, progress=progress)
+        finally:
+            self.keeper.close()
+
+
+def prepare(
+    algorithm: Algorithm,
+    plan: Plan,
+    split: Split,
+    *,
+    grouping: str,
+    model: ModelSettings,
+    privacy: PrivacySettings,
+    training: TrainingSettings,
+    seed: int,
+    workplace: Path | None = None,
+    resume: bool = False,
+    peers: Peers | None = None,
+) -> Prepared:
+    """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     device = choose_device(training.device)
-    random = SecureRandom(device) if privacy.secure else SeededRandom(seed, device)
-    settings = {
+    train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
+    random = _random(privacy, seed, device, peers)
+    keeper = None
+    if workplace is not None and algorithm.private and (peers is None or peers.first):
+        asked = _asked(algorithm, plan, grouping, model, privacy, training, seed)
+        keeper = Checkpointer(workplace, asked, resume=resume, every_epochs=training.checkpoint_every)
+    ledger: Ledger = keeper.ledger(random) if keeper else Ledger()
+    ids, names = train.grouping(grouping)
+    network = make_model(train.schema, model, algorithm, seed).to(device)
+    arguments: dict[str, Any] = {
+        "model": network,
+        "loss": record_loss(training.class_weights, device),
+        "algorithm": algorithm,
+        "plan": plan,
+        "population": Population(train, ids, by_unit=privacy.by_unit),
+        "random": random,
+        "ledger": ledger,
+        "learning_rate": training.rate(plan.steps),
+        "optimizer": training.optimizer,
+        "physical_batch_size": training.physical_batch_size,
+        "precision": training.precision,
+        "diagnostics": training.diagnostics,
+        "public": split.public.to(device) if len(split.public) else None,
+    }
+    saved = keeper.saved.state if keeper and keeper.saved else None
+    trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
+    return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
+
+
+def _random(privacy: PrivacySettings, seed: int, device: torch.device, peers: Peers | None) -> RandomSource:
+    own: RandomSource
+    if privacy.secure:
+        own = SecureRandom(device)
+    else:
+        own = SeededRandom(seed if peers is None else peers.seed(seed), device)
+    return own if peers is None else peers.random(own)
+
+
+def _asked(
+    algorithm: Algorithm,
+    plan: Plan,
+    grouping: str,
+    model: ModelSettings,
+    privacy: PrivacySettings,
+    training: TrainingSettings,
+    seed: int,
+) -> dict[str, Any]:
+    """Everything a checkpoint must agree with."""
+    return {
         "algorithm": {"name": algorithm.name, "parts": [repr(part) for part in algorithm.parts]},
         "plan": dataclasses.asdict(plan),
         "model": model.model_dump(mode="json"),
@@ -138,43 +297,26 @@ def train_model(
         "grouping": grouping,
         "seed": seed,
     }
-    keeper = (
-        Checkpointer(workplace, settings, resume=resume, every_epochs=training.checkpoint_every)
-        if workplace is not None and algorithm.private
-        else None
-    )
-    train = split.train.to(device)
-    ids, names = train.grouping(grouping)
-    network = make_model(train.schema, model, algorithm, seed).to(device)
-    trainer = Trainer(
-        model=network,
-        loss=record_loss(training.class_weights, device),
-        algorithm=algorithm,
-        plan=plan,
-        population=Population(train, ids, by_unit=privacy.by_unit),
-        random=random,
-        ledger=keeper.ledger(random) if keeper else Ledger(),
-        learning_rate=training.rate(plan.steps),
-        optimizer=training.optimizer,
-        physical_batch_size=training.physical_batch_size,
-        precision=training.precision,
-        diagnostics=training.diagnostics,
-        public=split.public.to(device) if len(split.public) else None,
-    )
-    try:
-        rows = (keeper or trainer).train(*((trainer,) if keeper else ()), on_epoch, progress=progress)
-    finally:
-        if keeper:
-            keeper.close()
-    history = pd.DataFrame(named_columns(row, names) for row in rows)
+
+
+def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained:
+    """Weights, history and statement of a finished training; its checkpoint goes."""
+    trainer, algorithm = prepared.trainer, prepared.trainer.algorithm
+    history = pd.DataFrame(named_columns(row, prepared.group_names) for row in rows)
     if algorithm.private:
-        history.insert(1, "epsilon", algorithm.epsilon_path(plan)[: len(history)])
+        history.insert(1, "epsilon", algorithm.epsilon_path(trainer.plan)[: len(history)])
     statement = privacy_statement(
-        algorithm, plan, trainer.outcome(), privacy=privacy, training=training, seed=seed, public=len(split.public)
+        algorithm,
+        trainer.plan,
+        trainer.outcome(),
+        privacy=prepared.privacy,
+        training=prepared.training,
+        seed=prepared.seed,
+        public=prepared.public,
     )
-    weights = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-    if keeper:
-        keeper.discard()
+    weights = {name: value.detach().cpu().contiguous() for name, value in trainer.model.state_dict().items()}
+    if prepared.keeper:
+        prepared.keeper.discard()
     return Trained(weights, history, statement)
 
 
@@ -238,9 +380,10 @@ def privacy_statement(
         "target_epsilon": privacy.epsilon,
         "noise_multiplier": plan.noise_multiplier,
         "adjacency": f"add or remove one {privacy.unit}" + (" with all its records" if privacy.by_unit else ""),
-        "sampling": f"Poisson: every {privacy.unit} enters a batch independently with probability q",
+        "sampling": algorithm.sampler.told(privacy.unit),
         "sampling_rate": algorithm.sampler.sampling_rate(plan),
         "ledger": [event.to_dict() for event in outcome.events],
+        **_filter(algorithm, plan),
         "accepted_steps": outcome.accepted_steps,
         "releases": _releases(algorithm),
         "public_records": public,
@@ -257,9 +400,13 @@ def privacy_statement(
 
 def _releases(algorithm: Algorithm) -> list[str]:
     """What leaves the training: the model, and the noised values that parts work with."""
-    sources = [part for part in (algorithm.side_release, algorithm.sampler) if part is not None and part.gives]
-    told = [(type(part).__doc__ or type(part).__name__).splitlines()[0] for part in sources]
-    return ["The model after every step.", *told]
+    return ["The model after every step.", *(part.released for part in algorithm.parts if part.released)]
+
+
+def _filter(algorithm: Algorithm, plan: Plan) -> dict[str, float]:
+    """Order and total of the Rényi budget that the noise was chosen within, where there is one."""
+    budget = algorithm.sampler.budget(plan)
+    return {} if budget is None else {"filter_order": budget.order, "filter_total": budget.total}
 
 
 def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:

@@ -103,6 +103,7 @@ def train_network(
             privacy=PrivacySettings(**privacy),
             training=settings,
             seed=seed,
+            options=options,
             on_epoch=on_epoch,
             workplace=workplace,
             resume=resume,
