@@ -1,0 +1,37 @@
+"""Lend this machine to a training that another one was asked for: `python -m equidp.distributed --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from equidp.distributed.job import JOB
+from equidp.distributed.launch import FOLDER, Machines, launch
+from equidp.errors import EquidpError
+
+
+def main() -> None:
+    """Wait for the job, and run this machine's ranks."""
+    parser = argparse.ArgumentParser(prog="python -m equidp.distributed", description=__doc__)
+    parser.add_argument("--nodes", type=int, required=True, help="number of machines")
+    parser.add_argument("--node", type=int, required=True, help="which one this is, from 1")
+    parser.add_argument("--rendezvous", required=True, help="host:port, the same on all machines")
+    parser.add_argument("--folder", type=Path, required=True, help=f"the {FOLDER} of the asking machine")
+    given = parser.parse_args()
+    while not (given.folder / JOB).exists():
+        time.sleep(0.5)
+    job = json.loads((given.folder / JOB).read_text())
+    try:
+        launch(
+            Machines(given.nodes, given.node, given.rendezvous).launch(job["training"]["devices"]), given.folder, job
+        )
+    except EquidpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

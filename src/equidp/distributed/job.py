@@ -1,0 +1,16 @@
+"""What the asking process and the ranks leave for each other in a job's folder."""
+
+JOB = "job.json"
+"""Plain settings; written last by the asking process."""
+
+TRAIN, PUBLIC = "train.safetensors", "public.safetensors"
+"""Records: the folder is private, and goes at the end."""
+
+WEIGHTS, HISTORY, STATEMENT = "weights.safetensors", "history.parquet", "privacy.json"
+"""Results, written by rank 0; weights after every epoch too."""
+
+FAILURE = "failure.json"
+"""What a rank had to say before it stopped."""
+
+SOCKET = "epochs"
+"""Where rank 0 asks for an evaluation."""

@@ -1,0 +1,151 @@
+"""Asking for ranks: a whole training, killed and stopped on its way; refusals; machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.distributed.ranks import RECORDS, toy
+
+from equidp.algorithms import algorithm_settings
+from equidp.distributed import launch as launching
+from equidp.distributed.job import WEIGHTS
+from equidp.distributed.launch import Machines, _answer_one
+from equidp.engine.checkpoint import CHECKPOINT_FILE
+from equidp.errors import EquidpError
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.training import Trained, plan_run, train_model
+
+EPOCHS = 5
+OPTIONS = {"base_clip_norm": 0.7}
+
+
+def train(workplace: Path, *, resume: bool = False, at_epoch: Any = None, rows: list | None = None) -> Trained:
+    """Five epochs of DPSGD-F on two ranks; `at_epoch` is called with the epoch's number."""
+    algorithm = algorithm_settings("dpsgd_f", OPTIONS).build()
+    privacy = PrivacySettings(noise_multiplier=1.0, delta=1e-2)
+    training = TrainingSettings(
+        epochs=EPOCHS, batch_size=8, learning_rate=0.5, device="cpu", devices=2, checkpoint_every=1
+    )
+
+    def on_epoch(row: dict[str, float], network: torch.nn.Module) -> dict[str, float]:
+        if rows is not None:
+            rows.append(row)
+        if at_epoch is not None:
+            at_epoch(int(row["epoch"]))
+        return {"size": float(sum(p.detach().abs().sum() for p in network.parameters()))}
+
+    return train_model(
+        algorithm,
+        plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training),
+        toy(),
+        grouping="sex",
+        model=ModelSettings(name="logistic"),
+        privacy=privacy,
+        training=training,
+        seed=5,
+        options=OPTIONS,
+        on_epoch=on_epoch,
+        workplace=workplace,
+        resume=resume,
+        progress=False,
+    )
+
+
+def kill_a_rank(epoch: int) -> None:
+    """SIGKILL to the rank started last, after epoch 2."""
+    if epoch == 2:
+        children = psutil.Process().children()
+        ranks = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        max(ranks, key=lambda child: child.create_time()).kill()
+
+
+def stop_us(epoch: int) -> None:
+    """What Ctrl-C or a scheduler does, after epoch 4."""
+    if epoch == 4:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, tmp_path):
+    whole, rows = found[0]["whole"], []
+
+    with pytest.raises(EquidpError, match=r"Rank \d of 2 was killed by signal 9.*resume=true"):
+        train(tmp_path, at_epoch=kill_a_rank, rows=rows)
+    assert (tmp_path / CHECKPOINT_FILE).exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    with pytest.raises(EquidpError, match="Stopped by SIGTERM") as stopped:
+        train(tmp_path, resume=True, at_epoch=stop_us, rows=rows)
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+
+    resumed = train(tmp_path, resume=True, rows=rows)
+    assert not (tmp_path / CHECKPOINT_FILE).exists()
+    weights = torch.cat([resumed.weights[name].flatten() for name in ("layers.2.weight", "layers.2.bias")])
+    assert weights.tolist() == whole["weights"]
+    assert resumed.privacy["ledger"] == whole["ledger"]
+    # the asking process has evaluated every epoch, with the weights of that epoch
+    assert {row["epoch"] for row in rows} == set(range(1, EPOCHS + 1))
+    sizes = resumed.history["size"]
+    assert sizes.nunique() == EPOCHS
+    assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
+
+
+def test_options_that_were_left_out_are_noticed(tmp_path):
+    algorithm = algorithm_settings("dpsgd_f", {"ratio_over": "counted"}).build()
+    privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(batch_size=8, device="cpu", devices=2)
+
+    with pytest.raises(EquidpError, match="needs the options that dpsgd_f was built from"):
+        train_model(
+            algorithm,
+            plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training),
+            toy(),
+            grouping="sex",
+            model=ModelSettings(name="logistic"),
+            privacy=privacy,
+            training=training,
+            seed=0,
+        )
+
+
+def test_an_evaluation_that_fails_is_told_to_the_ranks(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / WEIGHTS)
+    ours, theirs = Pipe()
+    theirs.send_bytes(json.dumps({"epoch": 3.0}).encode())
+
+    def fails(row: dict[str, float], weights: dict[str, torch.Tensor]) -> dict[str, float]:
+        raise EquidpError(f"no room for {len(weights)} weights")
+
+    _answer_one(ours, tmp_path, fails)
+
+    assert json.loads(theirs.recv_bytes()) == {"error": "After epoch 3: no room for 1 weights"}
+
+
+def test_more_ranks_than_gpus_or_records_are_refused(monkeypatch):
+    with pytest.raises(EquidpError, match="exceeds the 3 training records"):
+        launching._refuse_too_many("cpu", 4, Machines(), 3)
+    monkeypatch.setattr(launching, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(EquidpError, match="asks for 4 GPUs here, and there are 1"):
+        launching._refuse_too_many("auto", 4, Machines(), 100)
+
+
+def test_several_machines_need_a_place_to_meet(monkeypatch, tmp_path):
+    monkeypatch.setenv("EQUIDP_NODES", "2")
+    with pytest.raises(EquidpError, match="EQUIDP_RENDEZVOUS=host:port"):
+        Machines.from_environment()
+    monkeypatch.setenv("EQUIDP_RENDEZVOUS", "there:1")
+    monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
+
+    machines = Machines.from_environment()
+
+    assert machines.launch(4).nproc_per_node == 2
+    with pytest.raises(EquidpError, match="cannot be divided among 2 machines"):
+        machines.launch(3)
