@@ -9,10 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from tests.models.conftest import SCHEMAS, batch
 from torch import Tensor, nn
 
 from equidp.engine.gradients import GradientEngine
 from equidp.errors import EquidpError
+from equidp.models import build_model
 
 TOLERANCE = 1e-5
 
@@ -152,6 +154,23 @@ def test_a_tie_between_modules_adds_gradients_before_the_norm(check) -> None:
     model, tokens = tied()
     engine = check(model, tokens)
     assert engine.dimension == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn_small", "cnn4", "cnn9", "resnet9", "bilstm"])
+def test_equals_exact_gradients_on_the_projects_models(name, materialise) -> None:
+    """Against float64: what differs is the engine's rounding. Pretrained and fixed-feature models: tests/models."""
+    kind = {"logistic": "table", "bilstm": "reviews", "cnn9": "cifar10", "resnet9": "cifar10"}.get(name, "mnist")
+    options = {"resnet9": {"width": 16}}.get(name, {})
+    model = build_model(name, SCHEMAS[kind], options=options, seed=3)
+    features, labels = batch(SCHEMAS[kind], 4), torch.tensor([0, 1, 1, 0])
+    exact = copy.deepcopy(model).double()
+    stored = features.double() if features.is_floating_point() else features
+    expected = materialise(exact, stored, labels, cross_entropy)
+    engine = GradientEngine(model, cross_entropy)
+    norms = engine.norms(features, labels)
+    torch.testing.assert_close(norms.double(), expected.norm(dim=1), rtol=TOLERANCE, atol=1e-9)
+    weights = torch.tensor([0.5, 0.0, 1.0, 2.0])
+    close(engine.weighted_sum(weights).double(), weights.double() @ expected)
 
 
 @pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "3.weight"])
@@ -366,3 +385,52 @@ def test_bf16_norms_are_near_those_of_float32() -> None:
     torch.testing.assert_close(
         rough, GradientEngine(model, cross_entropy).norms(features, labels), rtol=0.05, atol=1e-3
     )
+
+
+class Borrowed(nn.Module):
+    """Uses a layer's weight without calling the layer a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)) @ self.first.weight)
+
+
+class Mixing(nn.Module):
+    """Centres a batch on its own mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [(Borrowed(), "'first.weight' are not those"), (Mixing(), "mixes records")]
+)
+def test_the_first_batch_finds_out_models_whose_books_would_be_wrong(model, message) -> None:
+    engine = GradientEngine(model, cross_entropy)
+    for _ in range(2):
+        with pytest.raises(EquidpError, match=message):
+            engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
+
+
+def test_dropout_is_trained_and_the_probe_leaves_its_random_numbers_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(), nn.Linear(40, 3))
+    engine = GradientEngine(model, cross_entropy)
+    features, labels = torch.randn(4, 6), torch.arange(4) % 3
+    torch.manual_seed(3)
+    first = engine.norms(features, labels)
+    torch.manual_seed(3)
+    assert engine.norms(features, labels).equal(first)
+
+
+def test_a_first_batch_that_cannot_be_tried_leaves_the_trial_to_the_next() -> None:
+    engine = GradientEngine(Mixing(), cross_entropy)
+    engine.norms(torch.full((4, 6), float("nan")), torch.arange(4) % 3)
+    with pytest.raises(EquidpError, match="mixes records"):
+        engine.norms(torch.randn(4, 6), torch.arange(4) % 3)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.engine.layers import Call, Site, fallback, sites
+from equidp.engine.probe import probe
 from equidp.engine.terms import Term, Units, Workspace, materialised_norms
 from equidp.errors import EquidpError
 
@@ -53,6 +54,7 @@ class GradientEngine:
             raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
         _refuse_mixing(model)
         self.sites = sites(model)
+        self._batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, _BATCH_NORMS)]
         self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
         if self.device.type != "cpu" or any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
             self._convolutions = []  # torch's GroupNorm is up to ten times slower on channels-last images
@@ -61,6 +63,7 @@ class GradientEngine:
         self._units: Units | None = None
         self._terms: dict[nn.Parameter, list[Term]] | None = None
         self._clean = True
+        self._probed = False
         self._records = 0
         self._workspace = Workspace(self.device)
         for parameter in self.parameters:
@@ -93,8 +96,22 @@ class GradientEngine:
             `[b]` (or `[U]`) float32. What is not finite stays so: the caller masks it.
 
         Raises:
-            EquidpError: for a layer called in a way that the books cannot hold.
+            EquidpError: for a layer called in a way that the books cannot hold, or if a model's first batch shows that
+                its gradients would be wrong (`probe.py`).
         """
+        if not self._probed and len(features):
+            self._probed = probe(self, features, labels)
+        return self.unprobed_norms(features, labels, owners=owners, iterates=iterates)
+
+    def unprobed_norms(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        owners: Tensor | None = None,
+        iterates: Sequence[Iterate] | None = None,
+    ) -> Tensor:
+        """`norms` for a model that is trusted; `norms` tries two records of the first batch before it trusts any."""
         self.clear()
         self._records = len(features)
         self._units = None if owners is None else Units.of(owners)
@@ -248,8 +265,8 @@ class GradientEngine:
         return total
 
     def _refuse_training_batch_norm(self) -> None:
-        for name, layer in self.model.named_modules():
-            if isinstance(layer, _BATCH_NORMS) and layer.training:
+        for name, layer in self._batch_norms:
+            if layer.training:
                 raise EquidpError(_batch_norm_message(name))
 
 

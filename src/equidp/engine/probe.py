@@ -1,0 +1,83 @@
+"""Probe: one look, at a run's first batch, at whether a model's per-record gradients are what they claim to be.
+
+The books are kept per layer. A parameter that reaches the loss past its own layer (a weight used by a function, say),
+or a layer of the user's own in which records meet, would make them wrong without any sign of it. So two records are
+tried: the sum of their gradients has to be autograd's, and neither's norm may depend on the other being there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError
+
+if TYPE_CHECKING:
+    from equidp.engine.gradients import GradientEngine
+
+RECORDS = 2
+TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
+"""Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
+
+
+def probe(engine: GradientEngine, features: Tensor, labels: Tensor) -> bool:
+    """Try the first records of a batch; true once there is nothing left to try.
+
+    Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
+
+    Raises:
+        EquidpError: naming a parameter whose gradients are wrong, or saying that records mix.
+    """
+    features, labels = features[:RECORDS], labels[:RECORDS]
+    seed = torch.random.initial_seed()
+    devices = [engine.device] if engine.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        norms = _norms(engine, features, labels, seed)
+        ours = engine.weighted_sum(torch.ones_like(norms))
+        losses = engine.losses
+        _reseed(engine, seed)
+        expected = engine.plain_sum(features, labels)
+        if not (norms.isfinite().all() and expected.isfinite().all()):
+            return False
+        _compare_sums(engine, ours, expected)
+        if len(features) < RECORDS:
+            return False
+        other = _norms(engine, features, labels, seed + 1)
+        if losses is not None and engine.losses is not None and torch.equal(losses, engine.losses):
+            # with dropout a record on its own draws other numbers, so nothing could be compared
+            alone = [_norms(engine, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
+            _compare_norms(engine, other, torch.cat(alone))
+    return True
+
+
+def _norms(engine: GradientEngine, features: Tensor, labels: Tensor, seed: int) -> Tensor:
+    _reseed(engine, seed)
+    return engine.unprobed_norms(features, labels)
+
+
+def _reseed(engine: GradientEngine, seed: int) -> None:
+    torch.random.default_generator.manual_seed(seed)
+    if engine.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def _compare_sums(engine: GradientEngine, ours: Tensor, expected: Tensor) -> None:
+    names = {p: name for name, p in engine.model.named_parameters()}
+    sizes = [p.numel() for p in engine.parameters]
+    allowed = TOLERANCE[engine.precision]
+    for parameter, mine, true in zip(engine.parameters, ours.split(sizes), expected.split(sizes), strict=True):
+        if (mine - true).norm() > allowed * (true.norm() + 0.1 * expected.norm()):
+            raise EquidpError(
+                f"The per-record gradients of parameter {names[parameter]!r} are not those of the loss; let it be used "
+                "only by the layer that owns it, and let that layer be called by its name."
+            )
+
+
+def _compare_norms(engine: GradientEngine, together: Tensor, alone: Tensor) -> None:
+    if ((together - alone).abs() > TOLERANCE[engine.precision] * (together + 1e-6)).any():
+        raise EquidpError(
+            "A record's gradient changes with the other records of its batch: some layer or the loss mixes records; "
+            "let each record's loss depend on that record alone."
+        )
