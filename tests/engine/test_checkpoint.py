@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -244,6 +245,12 @@ class TestFile:
         assert (state["pair"], state["numbers"]) == (self.STATE["pair"], self.STATE["numbers"])
         assert state["nothing"] is None
         assert state["flag"] is True
+
+    def test_numbers_of_numpy_are_numbers(self, tmp_path: Path) -> None:
+        path = tmp_path / CHECKPOINT_FILE
+        row = {"a": np.float64(0.1), "b": np.float32(0.5), "c": np.int64(7)}
+        write_checkpoint(path, EMPTY | {"history": [row]}, SETTINGS)
+        assert read_checkpoint(path, SETTINGS).history == [{"a": 0.1, "b": 0.5, "c": 7}]
 
     def test_it_holds_no_pickle(self, tmp_path: Path) -> None:
         path = tmp_path / CHECKPOINT_FILE

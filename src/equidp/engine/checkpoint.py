@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -353,8 +354,12 @@ def _pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_pack(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]}
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):  # NumPy's numbers too
+        return float(value)
     raise TypeError(f"{where.lstrip('.')}: a {type(value).__name__} cannot be kept in a checkpoint.")
 
 

@@ -1,0 +1,72 @@
+"""What a user sees who interrupts `kedro run`, and what the resumed run comes to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, read_json, report_folder
+
+from equidp.errors import EquidpError
+
+PARAMS = {"training.epochs": 12, "training.batch_size": 64, "training.device": "cpu", "training.checkpoint_every": 1}
+
+
+def _workplace(project: Path, label: str) -> Path:
+    return next((project / "data" / "06_models" / "digits" / "dpsgd").rglob(f"{label}/workplace"))
+
+
+def _interrupt(project: Path, label: str) -> subprocess.CompletedProcess[str]:
+    """Start a run in a process of its own, and send SIGTERM once its first checkpoint is there."""
+    params = ",".join(f"{name}={value}" for name, value in (PARAMS | {"run_label": label}).items())
+    command = [sys.executable, "-m", "kedro", "run", "--pipeline=dpsgd", f"--params={params}"]
+    run = subprocess.Popen(
+        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_one_thread()
+    )
+    deadline = time.monotonic() + 120
+    while run.poll() is None and time.monotonic() < deadline:
+        if any((project / "data" / "06_models").rglob(f"{label}/workplace/checkpoint.safetensors")):
+            run.send_signal(signal.SIGTERM)
+            break
+        time.sleep(0.005)
+    out, err = run.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, run.returncode, out, err)
+
+
+def _one_thread() -> dict[str, str]:
+    # the thread count decides the order of sums, and with it what a repeated step gives
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once on Windows")
+def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path) -> None:
+    kedro_run(project, "dpsgd", run_label="whole", **PARAMS)
+    stopped = _interrupt(project, "cut")
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert "Stopped by SIGTERM after step" in stopped.stderr
+    assert "resume=true" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert {path.name for path in _workplace(project, "cut").iterdir()} >= {"checkpoint.safetensors", "journal.jsonl"}
+
+    with pytest.raises(EquidpError, match=r"training\.learning_rate was .* and is 0\.77"):
+        kedro_run(project, "dpsgd", run_label="cut", resume=True, **PARAMS, **{"training.learning_rate": 0.77})
+
+    kedro_run(project, "dpsgd", run_label="cut", resume=True, **PARAMS)
+    whole, cut = (report_folder(project, "dpsgd") / label for label in ("whole", "cut"))
+    assert read_json(cut / "metrics.json") == read_json(whole / "metrics.json")
+    assert read_json(cut / "privacy.json")["ledger"] == read_json(whole / "privacy.json")["ledger"]
+    assert read_json(cut / "privacy.json")["epsilon"] == read_json(whole / "privacy.json")["epsilon"]
+    weights = [load_file(_weights(project, label)) for label in ("whole", "cut")]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert [run.info.status for run in mlflow_runs(project)].count("FINISHED") == 2
+
+
+def _weights(project: Path, label: str) -> Path:
+    found = (project / "data" / "06_models").rglob(f"{label}/*.safetensors")
+    return next(path for path in found if "checkpoint" not in path.name)
