@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from equidp.engine.algorithm import Algorithm, Outcome, Published
 from equidp.engine.gradients import GradientEngine
-from equidp.engine.ledger import Event, Ledger, live_epsilon
+from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Draw, per_record, scheduled, sensitivity, tensors
 from equidp.engine.plan import Plan, Segment, segment_at
@@ -476,10 +476,6 @@ class Trainer:
             getattr(self, name).load_state_dict(state[name])
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**state["diagnostics"])
-
-    def charge(self) -> tuple[Event, ...]:
-        """What has been charged so far."""
-        return self.ledger.events
 
 
 def _with_text_keys(state: dict[str, Any]) -> dict[str, Any]:
