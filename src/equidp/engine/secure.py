@@ -21,10 +21,10 @@ that depends on public values only,
 
     K = round(x/g),   Z = round(s·ξ/g),   released: g·(K + Z).
 
-All of it is exact in float64 (|K + Z| < 2⁵³), and as K is an integer K + round(s·ξ/g) = round(K + s·ξ/g): we see
-the Gaussian mechanism on g·K followed by a fixed rounding, so by post-processing its guarantee is the ordinary one for
-the sensitivity of g·K. Rounding moves each of d entries of either of two neighbouring sums by g/2 at most, so that
-sensitivity is at most Δ' = Δ + g·√d, and the noise is made for it: s = σ·Δ'. With g ≤ Δ·2⁻¹⁶/√d this costs
+All of it is exact in float64 (|K + Z| < 2⁵³), and as K is an integer K + round(s·ξ/g) = round(K + s·ξ/g): the released
+number is the Gaussian mechanism on g·K after a fixed rounding, so by post-processing its guarantee is the ordinary
+one for the sensitivity of g·K. Rounding moves each of d entries of either of two neighbouring sums by g/2 at most, so
+that sensitivity is at most Δ' = Δ + g·√d, and the noise is made for it: s = σ·Δ'. With g ≤ Δ·2⁻¹⁶/√d this costs
 1.5·10⁻⁵ of noise, and leaves every integer of the bulk with more than 2²⁰⁰ ways to come about. Turning the released
 number into float32 afterwards is post-processing too. The noise ends at 13.4 standard deviations, beyond which a true
 Gaussian has mass 10⁻⁴⁰.
