@@ -17,9 +17,11 @@ import ctypes
 import gc
 import json
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,17 +34,23 @@ from equidp.engine.noise import SeededRandom
 from equidp.engine.parts import Plan
 from equidp.engine.sampling import Population
 from equidp.engine.trainer import Trainer
+from equidp.errors import EquidpError
 from equidp.models import build_model
 from equidp.records import Records, Schema
 
 Step = Callable[[], object]
 
 NOISE_MULTIPLIER, CLIP_NORM, LEARNING_RATE, SEED = 1.0, 1.0, 0.05, 0
+WARM_UP, PUBLIC_RECORDS = 3, 1_024
+NOT_BY_BATCH = ("sgd", "dpsgd", "psasc_momentum_gd")
+"""Not in `all`: measured already, or taking every record in every step."""
 OPACUS = ("hooks", "functorch", "ew", "ghost")
 GRID = [
     ("cnn4", 256), ("cnn4", 512), ("cnn4", 1024), ("cnn_small", 256), ("resnet9", 64), ("bilstm", 64), ("mlp", 256),
     ("logistic", 256),
 ]  # fmt: skip
+SLOW = ("resnet9", "bilstm")
+"""A fifth of the rounds, in the grid."""
 DATA = {"logistic": "tabular", "resnet9": "colour", "bilstm": "text"}
 """Which data a model is measured on; MNIST-like images where nothing is said."""
 
@@ -82,6 +90,7 @@ class Bench:
         torch.manual_seed(SEED)
         facts = schema(DATA.get(model, "grey"))
         self.records = random_records(facts, max(records, 2 * batch_size)).to(device)
+        self.public = random_records(facts, PUBLIC_RECORDS).to(device)
         self.model = build_model(model, facts, seed=SEED).to(device)
         self.plan = Plan(len(self.records), batch_size, 1_000, len(facts.classes), 1e-5, NOISE_MULTIPLIER)
         self.device = torch.device(device)
@@ -98,12 +107,14 @@ class Bench:
             ledger=Ledger(),
             learning_rate=LEARNING_RATE,
             physical_batch_size=physical_batch_size,
+            public=self.public,
         )
 
     def step(self, algorithm: str, **settings: int | None) -> Step:
         """A complete step of the trainer."""
         trainer = self.trainer(algorithm, **settings)
         segment = trainer.segments[0]
+        trainer.begin_epoch(0)
         return lambda: trainer.step(segment)
 
     def sampled(self) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -125,7 +136,7 @@ class Bench:
         """A complete step of Opacus, batches drawn as for everybody else."""
         model = copy.deepcopy(self.model).train()
         if channels_last:
-            model = model.to(memory_format=torch.channels_last)
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return _ghost(model, self) if mode == "ghost" else _stored(model, self, mode)
 
 
@@ -185,33 +196,43 @@ def _privacy(bench: Bench) -> dict[str, float]:
     }
 
 
-def elapsed(step: Step, device: torch.device) -> float:
-    """Seconds of one step, the device's queue included."""
-    started = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
+@dataclass(frozen=True)
+class Stopwatch:
+    """Times steps on one device.
 
+    Attributes:
+        device: its queue is waited for.
+        clock: seconds on the wall, or of this process's processor time where a busy machine would blur the wall's
+            (with one thread only: threads that wait for each other burn processor time).
+    """
 
-def interleaved(steps: Mapping[str, Step], device: torch.device, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every step, round by round; what disturbs the machine disturbs neighbours alike."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for name, step in steps.items():
-        for _ in range(3):
-            elapsed(step, device)
-        del name
-    for _ in range(rounds):
-        for name, step in steps.items():
-            times[name].append(elapsed(step, device))
-    return times
+    device: torch.device
+    clock: Callable[[], float] = time.perf_counter
+
+    def elapsed(self, step: Step) -> float:
+        """Seconds of one step."""
+        started = self.clock()
+        step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return self.clock() - started
+
+    def interleaved(self, steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
+        """Seconds of every step, round by round; what disturbs the machine disturbs neighbours alike."""
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for step in list(steps.values()) * WARM_UP:
+            step()
+        for _ in range(rounds):
+            for name, step in steps.items():
+                times[name].append(self.elapsed(step))
+        return times
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
     """Median and quartiles of the ratios of measurements of the same round."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return middle, low, high
+    quartiles: list[float] = statistics.quantiles(ratios, n=4)
+    return quartiles[1], quartiles[0], quartiles[2]
 
 
 def peak_memory(step: Step, device: torch.device) -> float | None:
@@ -220,7 +241,8 @@ def peak_memory(step: Step, device: torch.device) -> float | None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        elapsed(step, device)
+        step()
+        torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -238,32 +260,38 @@ def _status(field: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
-def contenders(bench: Bench, algorithms: Sequence[str], opacus: Sequence[str]) -> dict[str, Step]:
+def contenders(bench: Bench, watch: Stopwatch, algorithms: Sequence[str], opacus: Sequence[str]) -> dict[str, Step]:
     """Every step that runs here; an Opacus mode that cannot run the model is left out and said so.
 
     Opacus gets the memory layout in which it is faster.
     """
     steps: dict[str, Step] = {"sgd": bench.step("sgd"), "floor": bench.floor()}
-    steps |= {f"ours:{name}": bench.step(name) for name in algorithms}
+    for name in algorithms:
+        try:
+            steps[f"ours:{name}"] = bench.step(name)
+        except EquidpError as error:
+            print(f"{name} left out: {error.message}", file=sys.stderr)
     for mode in opacus:
         try:
             layouts = [bench.opacus(mode, channels_last=last) for last in (False, True)]
-            tried = interleaved(dict(enumerate(layouts)), bench.device, 3)  # type: ignore[arg-type]
+            tried = watch.interleaved({str(i): step for i, step in enumerate(layouts)}, WARM_UP)
         except Exception as error:
-            print(f"# opacus {mode} left out: {type(error).__name__}: {str(error)[:120]}")
+            print(f"opacus {mode} left out: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
             continue
-        steps[f"opacus:{mode}"] = layouts[min(tried, key=lambda k: statistics.median(tried[k]))]  # type: ignore[index]
+        steps[f"opacus:{mode}"] = layouts[int(min(tried, key=lambda k: statistics.median(tried[k])))]
     return steps
 
 
 def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, object]:
     """All ratios for one model and batch size."""
     bench = Bench(model, batch_size, args.device, args.records)
-    steps = contenders(bench, args.algorithms, args.opacus)
-    times = interleaved(steps, bench.device, args.rounds)
-    names = {k.replace("ours:dpsgd", "ours") if k == "ours:dpsgd" else k.replace(":", "_"): k for k in steps}
+    watch = Stopwatch(bench.device, time.process_time if args.clock == "processor" else time.perf_counter)
+    steps = contenders(bench, watch, args.algorithms, args.opacus)
+    times = watch.interleaved(steps, args.rounds)
+    names = {"ours" if k == "ours:dpsgd" else k.replace(":", "_"): k for k in steps}
     result: dict[str, object] = {"model": model, "batch_size": batch_size, "device": args.device}
     result |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "rounds": args.rounds}
+    result |= {"clock": args.clock}
     result["sgd_ms"] = 1e3 * statistics.median(times["sgd"])
     for name, key in names.items():
         if key != "sgd":
@@ -304,6 +332,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor needs --threads 1")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--records", type=int, default=20_000, help="size N of the training data sampled from")
     parser.add_argument("--algorithms", nargs="*", default=["dpsgd"], help="names, or `all`")
@@ -311,8 +340,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--grid", action="store_true", help="every model of docs/performance.md")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.clock == "processor" and args.threads != 1:
+        parser.error("--clock processor needs --threads 1")
     if args.algorithms == ["all"]:
-        args.algorithms = ["dpsgd", *(name for name in ALGORITHMS if name not in ("sgd", "dpsgd"))]
+        args.algorithms = ["dpsgd", *(name for name in ALGORITHMS if name not in NOT_BY_BATCH)]
     return args
 
 
@@ -327,9 +358,11 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
+    rounds = args.rounds
     for model, batch_size in GRID if args.grid else [(args.model, args.batch_size)]:
+        args.rounds = max(5, rounds // 5) if args.grid and model in SLOW else rounds
         result = measure(args, model, batch_size)
-        print(json.dumps(result)) if args.json else show(result)
+        print(json.dumps(result), flush=True) if args.json else show(result)
 
 
 if __name__ == "__main__":
