@@ -17,8 +17,8 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit.settings import AuditSettings
 from equidp.engine.trainer import OPTIMIZERS
 from equidp.errors import EquidpError, unknown_name
-from equidp.models import MODELS
-from equidp.sources import SOURCES
+from equidp.models import MODELS, model_options
+from equidp.sources import SOURCES, source
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
 """A learning rate that falls with the length of the run, as in DPSGD-F's census experiments."""
@@ -234,6 +234,8 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
     resolved["data"]["source"] = resolved["data"]["source"] or dataset
     if resolved["data"]["source"] not in SOURCES:
         raise unknown_name("dataset", resolved["data"]["source"], SOURCES)
+    source(resolved["data"]["source"], resolved["data"]["options"])
+    model_options(resolved["model"]["name"], resolved["model"]["options"])
     for name in ALGORITHMS:
         resolved[name] = {"options": _options(name, given.get(name))}
     for name, settings in PIPELINE_SECTIONS.items():

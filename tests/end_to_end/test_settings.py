@@ -8,9 +8,11 @@ import sys
 import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
+from omegaconf import OmegaConf
 from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, nested
 
 from equidp.errors import EquidpError
+from equidp.sources import SOURCES
 
 
 def resolved(project, **params):
@@ -25,6 +27,14 @@ def test_preset_of_the_dataset_applies_whatever_the_order(project):
     assert first == second
     assert first["training"]["learning_rate"] == "1/sqrt(steps)"
     assert first["privacy"] == {**first["privacy"], "noise_multiplier": 1.0, "epsilon": None, "delta": 1e-7}
+
+
+def test_every_preset_resolves(project):
+    presets = OmegaConf.load(project / "conf/base/parameters/presets.yml").presets
+    for dataset in presets:
+        params = resolved(project, dataset=dataset)
+        assert params["dataset"] == dataset
+        assert params["data"]["source"] in SOURCES
 
 
 @pytest.mark.parametrize("given", [{"privacy.epsilon": 3.0}, {"privacy.noise_multiplier": 1.5}])
@@ -64,6 +74,8 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
         ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
         ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
         ({"dpsgd.options.clip_norm": -1}, r"dpsgd.options.clip_norm=-1 is not valid"),
+        ({"model.options.widht": 3}, r"Unknown option of model 'logistic' 'widht'"),
+        ({"data.options.verfy": False}, r"Unknown data option of dataset 'digits' 'verfy'. Did you mean 'verify'\?"),
         ({"model.name": "logistc"}, r"Unknown model 'logistc'. Did you mean 'logistic'\?"),
         ({"training.optimizer": "adm"}, r"Unknown training.optimizer 'adm'. Did you mean 'adam'\?"),
         ({"training.epochs": 0}, r"training.epochs=0: .*greater than or equal to 1"),
