@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
@@ -49,6 +50,13 @@ def audits(pipeline: Pipeline) -> bool:
 def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
     """The pipelines that were asked for."""
     return tuple(run_params.get("pipeline_names") or ["__default__"])
+
+
+def refusal_in(error: BaseException | None) -> EquidpError | None:
+    """The refusal that an error is, or was caused by; None where there is none."""
+    while error is not None and not isinstance(error, EquidpError):
+        error = error.__cause__
+    return error
 
 
 def results_of(catalog: DataCatalog, algorithms: Sequence[str], kind: str) -> dict[str, Any]:
@@ -102,6 +110,14 @@ class RunHook:
         for name in sorted(pipeline.outputs()):
             if name.endswith(".report"):
                 terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
+
+    @hook_impl(wrapper=True)
+    def on_pipeline_error(self, error: Exception) -> Generator[None, Any, Any]:
+        """Refused input stays one sentence: Kedro wraps whatever a dataset raises while it saves or loads."""
+        result = yield  # the other hooks close their runs first
+        if refusal := refusal_in(error):
+            raise refusal from None
+        return result
 
 
 class TrackingHook:

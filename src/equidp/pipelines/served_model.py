@@ -30,8 +30,8 @@ class ServedModel(PythonModel):
         self.card = weights.card
         self.network = load_network(weights)
 
-    def predict(self, context: Any, model_input: pd.DataFrame | np.ndarray, params: Any = None) -> pd.DataFrame:
-        """`[n, classes]` probabilities, columns named by class."""
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+        """`[n, classes]` probabilities, columns named by class; takes arrays too, but MLflow warns of such a hint."""
         if isinstance(model_input, pd.DataFrame):
             features = source(self.card["source"], self.card["source_options"]).encode(model_input.astype(str))
         else:
