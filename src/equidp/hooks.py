@@ -26,6 +26,7 @@ from equidp.evaluation.metrics import flat_metrics
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.tables import print_table, results_table
+from equidp.training import forget
 
 ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure")
 AUDIT = "audit"
@@ -73,10 +74,11 @@ def terminal() -> Console:
 class RunHook:
     """Tells nodes which algorithms run, and tells the user what came out."""
 
-    @hook_impl
+    @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
         self._parameters = context.config_loader["parameters"]
+        tracking.check_server(str(context.config_loader["mlflow"]["server"]["mlflow_tracking_uri"]))
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
@@ -96,6 +98,8 @@ class RunHook:
     @hook_impl(trylast=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Print the table of results and where everything lies."""
+        for name in algorithms_in(pipeline):
+            forget(catalog.load(f"{name}.workplace"))
         if audits(pipeline):
             _print_audit(catalog.load("audit_findings"), _filepath(catalog, "audit_findings"))
         finished = [name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.datasets()]

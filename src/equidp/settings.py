@@ -16,6 +16,7 @@ CONFIG_LOADER_CLASS = EquidpConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
+    "config_patterns": {"mlflow": ["mlflow*"], "sweeps": ["sweeps*"]},
     # without this, any file in conf/local would make --params drop the other keys of a block
     "merge_strategy": {"parameters": "soft"},
 }

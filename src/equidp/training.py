@@ -8,6 +8,7 @@ scores = predict(model, split.test.features)
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.distributed.peers import Peers
 from equidp.distributed.trainer import ParallelTrainer
 from equidp.engine.algorithm import Algorithm, Outcome
-from equidp.engine.checkpoint import Checkpointer
+from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer
 from equidp.engine.ledger import Epsilon, Ledger, epsilon
 from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
 from equidp.engine.plan import Plan
@@ -126,7 +127,8 @@ def train_model(
         grouping: the partition that group-aware algorithms use.
         options: of the algorithm, where they are not its defaults; several processes build it again from them.
         on_epoch: called after every epoch with the row so far and the model; returns more columns.
-        workplace: folder of this run alone, for checkpoints and the ledger's journal; None keeps nothing.
+        workplace: folder of this run alone, for checkpoints and the ledger's journal, which stay until `forget`; None
+            keeps nothing.
         resume: continue what an interrupted run left in `workplace`.
 
     Raises:
@@ -219,7 +221,9 @@ class Prepared:
         if self.keeper is None:
             return self.trainer.train(on_epoch, progress=progress)
         try:
-            return self.keeper.train(self.trainer, on_epoch, progress=progress)
+            rows = self.keeper.train(self.trainer, on_epoch, progress=progress)
+            self.keeper.save(self.trainer)  # kept until the results are written, see `forget`
+            return rows
         finally:
             self.keeper.close()
 
@@ -244,7 +248,9 @@ def prepare(
     random = _random(privacy, seed, device, peers)
     keeper = None
     if workplace is not None and algorithm.private and (peers is None or peers.first):
-        asked = _asked(algorithm, plan, grouping, model, privacy, training, seed)
+        asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
+            "records": fingerprint(split.train)
+        }
         keeper = Checkpointer(workplace, asked, resume=resume, every_epochs=training.checkpoint_every)
     ledger: Ledger = keeper.ledger(random) if keeper else Ledger()
     ids, names = train.grouping(grouping)
@@ -267,6 +273,14 @@ def prepare(
     saved = keeper.saved.state if keeper and keeper.saved else None
     trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
     return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
+
+
+def fingerprint(records: Records) -> str:
+    """sha256 of features, labels and groups: a checkpoint of other records is refused."""
+    digest = hashlib.sha256()
+    for column in (records.features, records.labels, *records.groups.values()):
+        digest.update(column.contiguous().cpu().numpy().data)
+    return digest.hexdigest()
 
 
 def _random(privacy: PrivacySettings, seed: int, device: torch.device, peers: Peers | None) -> RandomSource:
@@ -300,7 +314,7 @@ def _asked(
 
 
 def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained:
-    """Weights, history and statement of a finished training; its checkpoint goes."""
+    """Weights, history and statement of a finished training."""
     trainer, algorithm = prepared.trainer, prepared.trainer.algorithm
     history = pd.DataFrame(named_columns(row, prepared.group_names) for row in rows)
     if algorithm.private:
@@ -315,9 +329,13 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
         public=prepared.public,
     )
     weights = {name: value.detach().cpu().contiguous() for name, value in trainer.model.state_dict().items()}
-    if prepared.keeper:
-        prepared.keeper.discard()
     return Trained(weights, history, statement)
+
+
+def forget(workplace: Path) -> None:
+    """Remove what a run kept to be resumed by: its results are written. It is as sensitive as the training data."""
+    for name in (CHECKPOINT_FILE, JOURNAL_FILE):
+        (workplace / name).unlink(missing_ok=True)
 
 
 def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:

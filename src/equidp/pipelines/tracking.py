@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -20,6 +22,9 @@ from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 
 import equidp
+from equidp.errors import EquidpError
+
+PORTS = {"http": 80, "https": 443}
 
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
@@ -56,6 +61,24 @@ def close_runs(status: str) -> None:
 def open_runs_cleared() -> None:
     """No run is written to from here on."""
     _current.client, _current.runs, _current.children = None, {}, []
+
+
+def check_server(uri: str) -> None:
+    """Refuse a tracking server that does not answer, before MLflow's client has retried for minutes.
+
+    Raises:
+        EquidpError: naming the address.
+    """
+    address = urlparse(uri)
+    if address.scheme not in ("http", "https") or address.hostname is None:
+        return
+    try:
+        socket.create_connection((address.hostname, address.port or PORTS[address.scheme]), timeout=5).close()
+    except OSError as error:
+        raise EquidpError(
+            f"The MLflow server at {uri} does not answer ({error}): start it, or take the project's own store by "
+            "unsetting MLFLOW_TRACKING_URI and mlflow_tracking_uri in conf/local/mlflow.yml."
+        ) from error
 
 
 def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
