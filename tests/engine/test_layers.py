@@ -176,3 +176,17 @@ def test_cancellation_in_a_gram_sum_never_understates_a_norm() -> None:
     term = Products(inputs, backprops)
     truth = (backprops.double().transpose(1, 2) @ inputs.double()).flatten(1).square().sum(1)
     assert (term.squared_norms().double() >= truth * (1 - 1e-4)).all()
+
+
+def test_convolutions_that_share_a_weight_and_one_that_is_called_at_two_sizes(holds) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.second(torch.tanh(self.first(x)))
+            return self.first(x[:, :, ::2, 1:]).flatten(1)
+
+    holds(Shared(), torch.randn(4, 3, 6, 5))

@@ -19,7 +19,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.engine.layers import Call, Site, fallback, sites
 from equidp.engine.probe import probe
-from equidp.engine.terms import Term, Units, Workspace, materialised_norms
+from equidp.engine.terms import Term, Units, materialised_norms
+from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
 
 LossFn = Callable[[Tensor, Tensor], Tensor]

@@ -19,7 +19,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from equidp.engine.terms import Convolutions, GroupedProducts, Kernel, Lookups, Products, Term, Vectors, Workspace
+from equidp.engine.terms import Convolutions, GroupedProducts, Lookups, Products, Term, Vectors
+from equidp.engine.windows import Kernel
+from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
 
 

@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from equidp.engine.windows import COPY_COST, RUN_COST, Kernel, cheapest
+from equidp.engine.workspace import Workspace
 
 CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
 SLACK = 1e-6  # and is raised by this share: a norm may be overstated, never understated (Δ depends on it)
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
 # What things cost on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
-COPY_COST = 8  # a float copied, or summed, in cache
-RUN_COST = 330  # starting another run of contiguous floats
-TURN_COST = 50  # a float moved between channels-first and channels-last
 KEEP_COST = 30  # a float written to main memory and read again
 WEIGHT_COST = 1.3  # a multiplication in torch's own weight gradient
 
@@ -70,33 +69,6 @@ class Units:
     def spread(self, values: Tensor) -> Tensor:
         """`[b, …]` values, each scaled by its record's share."""
         return scaled(values, self.share())
-
-
-class Workspace:
-    """Buffers that live from step to step: fresh memory of this size would cost a page fault every 4 KiB.
-
-    Args:
-        device: decides how much scratch is worth having at a time: a core's cache, or a large share of a GPU's memory.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.scratch_floats = 1 << 20 if device.type == "cpu" else 1 << 27
-        self.keep_floats = 1 << 25 if device.type == "cpu" else 1 << 30
-        self._buffers: dict[object, Tensor] = {}
-
-    def take(self, owner: object, *shape: int, like: Tensor) -> Tensor:
-        """A tensor of unknown content that only the next `take` of the same owner overwrites."""
-        numel = math.prod(shape)
-        buffer = self._buffers.get(owner)
-        if buffer is None or buffer.numel() < numel or buffer.dtype != like.dtype or buffer.device != like.device:
-            # Poisson batches vary in size: a little more spares the next reallocation
-            buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
-        return buffer[:numel].view(shape)
-
-    def chunks(self, records: int, floats: int) -> Iterator[tuple[int, int]]:
-        """Ranges of records so that `floats` of scratch per record stay within bounds."""
-        size = max(2, self.scratch_floats // max(floats, 1))
-        return ((start, min(start + size, records)) for start in range(0, records, size))
 
 
 class Term(ABC):
@@ -220,78 +192,6 @@ class Lookups(Term):
         return Lookups(units.gather(self.ids), units.gather(units.spread(self.backprops)), self.rows)
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Geometry of a convolution without groups, padding already applied.
-
-    Attributes:
-        size, stride, dilation: per axis (height, width).
-        channels: in and out.
-    """
-
-    size: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    channels: tuple[int, int]
-
-    def outputs(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the output."""
-        return (height - self.reach(0)) // self.stride[0] + 1, (width - self.reach(1)) // self.stride[1] + 1
-
-    def reach(self, axis: int) -> int:
-        """Pixels from one end of the kernel to the other."""
-        return self.dilation[axis] * (self.size[axis] - 1) + 1
-
-    def windows(self, images: Tensor) -> Tensor:
-        """`[b, c, H, W]` in channels-last memory to a view `[b, oh, ow, kh, kw, c]`: what each output pixel sees."""
-        b, channels, height, width = images.shape
-        image, row, column = width * height * channels, width * channels, channels
-        shape = (b, *self.outputs(height, width), *self.size, channels)
-        steps = (row * self.stride[0], column * self.stride[1], row * self.dilation[0], column * self.dilation[1])
-        return images.as_strided(shape, (image, *steps, 1), images.storage_offset())
-
-    def planes(self, images: Tensor) -> Tensor:
-        """`[b, c, H, W]` to `[b, c, s, H, W/s]`: every s-th column together, so that a row of outputs is one run."""
-        stride = self.stride[1]
-        if stride == 1:
-            return images.contiguous().unsqueeze(2)
-        return (
-            F.pad(images, (0, -images.shape[3] % stride)).unflatten(3, (-1, stride)).permute(0, 1, 4, 2, 3).contiguous()
-        )
-
-    def rows(self, planes: Tensor, outputs: tuple[int, int]) -> Tensor:
-        """Planes to a view `[b, c, kh, kw/s, s, oh, ow]`: the same windows as `windows`, output pixels last."""
-        b, channels, stride = planes.shape[:3]
-        image, channel, plane, row, column = planes.stride()
-        shape = (b, channels, self.size[0], self.size[1] // stride, stride, *outputs)
-        steps = (row * self.dilation[0], self.dilation[1], plane, row * self.stride[0], column)
-        return planes.as_strided(shape, (image, channel, *steps), planes.storage_offset())
-
-    def prefers_rows(self, images: Tensor) -> bool:
-        """Whether `rows` copies faster than `windows`: longer runs, or images that lie the right way already."""
-        stride, size, channels = self.stride[1], self.size, self.channels[0]
-        if stride > 1 and (self.dilation[1] > 1 or size[1] % stride):
-            return False
-        oh, ow = self.outputs(*images.shape[2:])
-        turned = images[0].numel() * TURN_COST
-        windows = oh * ow * size[0] * RUN_COST
-        rows = channels * math.prod(size) * oh * RUN_COST
-        windows += 0 if images.is_contiguous(memory_format=torch.channels_last) else turned
-        rows += 0 if images.is_contiguous() and stride == 1 else turned
-        return rows < windows
-
-    def offsets(self, height: int, width: int) -> Iterator[tuple[slice, slice]]:
-        """For every place of the kernel: which rows and columns of the image it meets over all output pixels."""
-        oh, ow = self.outputs(height, width)
-        for i in range(self.size[0]):
-            for j in range(self.size[1]):
-                top, left = i * self.dilation[0], j * self.dilation[1]
-                yield (
-                    slice(top, top + self.stride[0] * (oh - 1) + 1, self.stride[0]),
-                    slice(left, left + self.stride[1] * (ow - 1) + 1, self.stride[1]),
-                )
-
-
 class Convolutions(Term):
     """Gradients of a convolution's weight `[o, c, kh, kw]`: outer products whose positions are the output's pixels.
 
@@ -313,77 +213,52 @@ class Convolutions(Term):
         self.kernel, self.images, self.backprops = kernel, images, backprops
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
-        self._records, self._positions = len(backprops[0]), backprops[0][0, 0].numel()
-        self._i = math.prod(kernel.size) * kernel.channels[0]
-        self._numel = self._i * kernel.channels[1]
-        self._outputs = kernel.outputs(*images[0].shape[2:])
-        self._by_rows = kernel.prefers_rows(images[0])
         self._sources: list[Tensor] = []
+        self._cut = cheapest(kernel, images[0])
+        self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
+        self._pixels = len(images) * math.prod(images[0].shape[2:])
+        self._numel = kernel.fan_in * kernel.channels[1]
 
     def squared_norms(self) -> Tensor:
-        if self._gram_is_cheaper():
-            pixels = len(self.images) * math.prod(self.images[0].shape[2:])
-            return torch.cat([self._gram(*chunk) for chunk in self._workspace.chunks(self._records, pixels**2)])
+        if self._gram_cost() < self._gradient_cost():
+            return torch.cat([self._gram(*chunk) for chunk in self._workspace.chunks(self._records, self._pixels**2)])
         return self._materialised()
 
     def _keeps(self) -> bool:
         """Whether to keep the gradients: where forming them again costs more than a trip to main memory and back."""
-        fits = self._records * self._numel <= self._workspace.keep_floats
-        return fits and len(self.images) * self._positions > KEEP_COST
-
-    def _gram_is_cheaper(self) -> bool:
-        """Compare costs per record."""
-        return self._gram_cost() < self._gradient_cost()
+        return self._records * self._numel <= self._workspace.keep_floats and self._positions > KEEP_COST
 
     def _gram_cost(self) -> float:
-        (c, o), (height, width) = self.kernel.channels, self.images[0].shape[2:]
-        pixels, positions = len(self.images) * height * width, len(self.images) * self._positions
-        runs = positions**2 / self._outputs[1]
-        shifts = math.prod(self.kernel.size) * (runs * RUN_COST + positions**2 * COPY_COST)
-        return pixels**2 * c + positions**2 * o + shifts + WEIGHT_COST * positions * self._numel
+        """Per record, as `_gradient_cost`."""
+        c, o = self.kernel.channels
+        shift = self._positions**2 / self._cut.outputs[1] * RUN_COST + self._positions**2 * COPY_COST
+        products = self._pixels**2 * c + self._positions**2 * o
+        return products + math.prod(self.kernel.size) * shift + WEIGHT_COST * self._positions * self._numel
 
     def _gradient_cost(self) -> float:
-        positions = len(self.images) * self._positions
-        runs = (
-            positions * self._i / (self._outputs[1] if self._by_rows else self.kernel.size[1] * self.kernel.channels[0])
-        )
-        windows = runs * RUN_COST + positions * self._i * COPY_COST
-        later = KEEP_COST if self._keeps() else WEIGHT_COST * positions
-        return windows + (positions + COPY_COST + later) * self._numel
+        later = KEEP_COST if self._keeps() else WEIGHT_COST * self._positions
+        copies = sum(self._cut.cost(images) for images in self.images)
+        return copies + (self._positions + COPY_COST + later) * self._numel
 
     def _materialised(self) -> Tensor:
-        like = self.images[0]
-        kept = self._workspace.take(self._owner, self._records, self._numel, like=like) if self._keeps() else None
-        norms = []
-        self._prepare()
-        for start, stop in self._workspace.chunks(self._records, self._positions * self._i + self._numel):
-            brief = self._workspace.take("gradients", stop - start, self._numel, like=like) if kept is None else kept
-            found = self._products(start, stop, brief if kept is None else kept[start:stop])
-            norms.append(norms_of(found))
+        keep, norms = self._keeps(), []
+        kept = self._room(self._owner, self._records) if keep else None
+        for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel):
+            found = self._room("gradients", stop - start) if kept is None else kept[:, start:stop]
+            self._form(start, stop, found)
+            norms.append(sum((norms_of(part) for part in found[1:]), norms_of(found[0])))
         self._kept, self._sources = kept, []
         return torch.cat(norms)
 
-    def _prepare(self) -> None:
-        """Turn the images, if need be, into what windows are cut from; once for the whole batch."""
-        turn = self.kernel.planes if self._by_rows else _channels_last
-        self._sources = [turn(images) for images in self.images]
+    def _room(self, owner: object, records: int) -> Tensor:
+        parts = self._cut.parts
+        return self._workspace.take(owner, parts, records, self._numel // parts, like=self.images[0])
 
-    def _products(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """`[m, numel]` gradients of some records, summed over the calls, in the order that was cheap to form."""
-        o = self.kernel.channels[1]
-        shape = (self._i, o) if self._by_rows else (o, self._i)
-        found = self.images[0].new_empty(stop - start, *shape) if out is None else out.view(-1, *shape)
-        for call, (images, backprops) in enumerate(zip(self._sources, self.backprops, strict=True)):
-            windows, places = self._unfolded(images[start:stop]), backprops[start:stop].flatten(2)
-            left, right = (windows, places.transpose(1, 2)) if self._by_rows else (places, windows)
-            torch.baddbmm(found, left, right, out=found) if call else torch.bmm(left, right, out=found)
-        return found.flatten(1)
-
-    def _unfolded(self, images: Tensor) -> Tensor:
-        """Windows written out: `[m, P, i]`, or `[m, i, P]` by rows."""
-        view = self.kernel.rows(images, self._outputs) if self._by_rows else self.kernel.windows(images)
-        written = self._workspace.take("windows", *view.shape, like=images).copy_(view)
-        return written.view(len(images), *((self._i, -1) if self._by_rows else (-1, self._i)))
+    def _form(self, start: int, stop: int, out: Tensor) -> None:
+        """Write the gradients of some records, summed over the calls, to `out [parts, m, numel/parts]`."""
+        self._sources = self._sources or [self._cut.prepare(images) for images in self.images]
+        for call, (source, backprops) in enumerate(zip(self._sources, self.backprops, strict=True)):
+            self._cut.multiply(source[start:stop], backprops[start:stop], out, call > 0, self._workspace)
 
     def _gram(self, start: int, stop: int) -> Tensor:
         pixels = torch.cat([x[start:stop].flatten(2) for x in self.images], 2)
@@ -403,8 +278,9 @@ class Convolutions(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
-            kept = self._kept if clean else silenced(self._kept, weights)
-            return self._as_weight((weights.to(kept.dtype) @ kept).unsqueeze(0)).flatten()
+            weights = weights.to(self._kept.dtype)
+            sums = [weights @ (part if clean else silenced(part, weights)) for part in self._kept]
+            return self._cut.as_weight(torch.stack(sums).unsqueeze(1)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
         return sum(parts[1:], parts[0]).flatten()
 
@@ -416,29 +292,18 @@ class Convolutions(Term):
         gradient = torch.ops.aten.convolution_backward(backprops, images, shape, *geometry, (False, True, False))
         return gradient[1]
 
-    def _as_weight(self, gradients: Tensor) -> Tensor:
-        """`[m, numel]` as they were formed to `[m, o, c, kh, kw]`."""
-        c, o = self.kernel.channels
-        if self._by_rows:
-            return gradients.view(-1, c, *self.kernel.size, o).permute(0, 4, 1, 2, 3)
-        return gradients.view(-1, o, *self.kernel.size, c).permute(0, 1, 4, 2, 3)
-
     def gradients(self, start: int, stop: int) -> Tensor:
-        if not self._sources:
-            self._prepare()
-        return self._as_weight(self._products(start, stop)).flatten(1)
+        parts = self._cut.parts
+        room = self.images[0].new_empty(parts, stop - start, self._numel // parts)  # the caller keeps it: no buffer
+        self._form(start, stop, room)
+        return self._cut.as_weight(room).flatten(1)
 
     def grouped(self, units: Units) -> Term:
         if self._records * self._numel <= self._workspace.keep_floats:
             return Vectors(self.gradients(0, self._records)).grouped(units)
-        windows = [self.kernel.windows(_channels_last(x)).flatten(3).flatten(1, 2) for x in self.images]
-        return Products(
-            torch.cat(windows, 1), torch.cat([b.flatten(2).transpose(1, 2) for b in self.backprops], 1)
-        ).grouped(units)
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    return images.contiguous(memory_format=torch.channels_last)
+        windows = [self.kernel.windows(images).flatten(3).flatten(1, 2) for images in self.images]
+        backprops = [b.flatten(2).transpose(1, 2) for b in self.backprops]
+        return Products(torch.cat(windows, 1), torch.cat(backprops, 1)).grouped(units)
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:

@@ -1,0 +1,36 @@
+"""Workspace: buffers that live from step to step, because fresh memory costs a page fault every 4 KiB."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Named buffers of one engine.
+
+    Args:
+        device: decides how much scratch is worth having at a time: a core's cache, or a share of a GPU's memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scratch_floats = 1 << 20 if device.type == "cpu" else 1 << 27
+        self.keep_floats = 1 << 25 if device.type == "cpu" else 1 << 30
+        self._buffers: dict[object, Tensor] = {}
+
+    def take(self, owner: object, *shape: int, like: Tensor) -> Tensor:
+        """A tensor of unknown content that only the next `take` of the same owner overwrites."""
+        numel = math.prod(shape)
+        buffer = self._buffers.get(owner)
+        if buffer is None or buffer.numel() < numel or buffer.dtype != like.dtype or buffer.device != like.device:
+            # Poisson batches vary in size: a little more spares the next reallocation
+            buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
+        return buffer[:numel].view(shape)
+
+    def chunks(self, records: int, floats: int) -> Iterator[tuple[int, int]]:
+        """Ranges of records so that `floats` of scratch per record stay within bounds."""
+        size = max(2, self.scratch_floats // max(floats, 1))
+        return ((start, min(start + size, records)) for start in range(0, records, size))

@@ -1,0 +1,88 @@
+"""Every cut forms the gradients that unfolding would, and the cheapest one is chosen by shape and layout."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from equidp.engine.windows import Bands, Cut, Kernel, RowsOfOutputs, WholeWindows, cheapest
+from equidp.engine.workspace import Workspace
+
+KERNELS = [
+    Kernel((3, 3), (1, 1), (1, 1), (3, 5)),
+    Kernel((3, 2), (1, 1), (2, 1), (2, 4)),
+    Kernel((4, 4), (2, 2), (1, 1), (4, 3)),
+    Kernel((8, 8), (2, 2), (1, 1), (1, 6)),
+    Kernel((4, 6), (2, 3), (1, 1), (2, 3)),
+    Kernel((2, 4), (1, 2), (1, 1), (3, 2)),
+    Kernel((3, 3), (2, 2), (1, 1), (2, 3)),
+    Kernel((2, 2), (3, 1), (1, 2), (3, 3)),
+]
+
+
+def unfolded(kernel: Kernel, images: Tensor, backprops: Tensor) -> Tensor:
+    """`[m, o, c, kh, kw]` the long way."""
+    windows = F.unfold(images, kernel.size, dilation=kernel.dilation, stride=kernel.stride)
+    found = backprops.flatten(2) @ windows.transpose(1, 2)
+    return found.view(len(images), kernel.channels[1], kernel.channels[0], *kernel.size)
+
+
+def formed(cut: Cut, images: Tensor, backprops: Tensor) -> Tensor:
+    workspace, m = Workspace(images.device), len(images)
+    room = torch.full((cut.parts, m, backprops.shape[1] * cut.kernel.fan_in // cut.parts), math.nan)
+    source = cut.prepare(images)
+    cut.multiply(source, 0.25 * backprops, room, False, workspace)
+    cut.multiply(source, 0.75 * backprops, room, True, workspace)
+    return cut.as_weight(room)
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("size", [(12, 13), (11, 12)])
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kind", [WholeWindows, RowsOfOutputs, Bands])
+def test_every_cut_equals_unfolding(kind, kernel, size, last) -> None:
+    torch.manual_seed(5)
+    layout = torch.channels_last if last else torch.contiguous_format
+    images = torch.randn(4, kernel.channels[0], *size).to(memory_format=layout)
+    backprops = torch.randn(4, kernel.channels[1], *kernel.outputs(*size)).to(memory_format=layout)
+    cut = kind(kernel, *size)
+    if kind is RowsOfOutputs and kernel.stride[1] > 1:
+        assert cut.cost(images) == math.inf
+        return
+    if kind is Bands and any(k % s for k, s in zip(kernel.size, kernel.stride, strict=True)):
+        assert cut.cost(images) == math.inf
+        return
+    if kind is Bands and kernel.dilation != (1, 1):
+        assert cut.cost(images) == math.inf
+        return
+    torch.testing.assert_close(
+        formed(cut, images, backprops), unfolded(kernel, images, backprops), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "side", "expected"),
+    [
+        (Kernel((8, 8), (2, 2), (1, 1), (1, 16)), 32, Bands),
+        (Kernel((4, 4), (2, 2), (1, 1), (16, 32)), 12, WholeWindows),
+        (Kernel((5, 5), (1, 1), (1, 1), (1, 20)), 28, RowsOfOutputs),
+        (Kernel((5, 5), (1, 1), (1, 1), (20, 50)), 12, WholeWindows),
+    ],
+    ids=str,
+)
+def test_the_models_convolutions_get_the_cut_that_was_fastest(kernel, side, expected) -> None:
+    images = torch.randn(2, kernel.channels[0], side, side).to(memory_format=torch.channels_last)
+    assert type(cheapest(kernel, images)) is expected
+
+
+def test_a_buffer_grows_with_the_batch_and_is_found_again() -> None:
+    workspace, like = Workspace(torch.device("cpu")), torch.zeros(0)
+    first = workspace.take("a", 10, 8, like=like)
+    assert workspace.take("a", 5, 8, like=like).data_ptr() == first.data_ptr()
+    assert workspace.take("b", 5, 8, like=like).data_ptr() != first.data_ptr()
+    assert workspace.take("a", 1000, 8, like=like).shape == (1000, 8)
+    assert workspace.take("a", 3, like=like.double()).dtype == torch.float64
