@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+# kedro starts other programs of the environment by name (mlflow)
+export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: run test lint viz ui bench clean
 
