@@ -27,7 +27,7 @@ CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost d
 SLACK = 1e-6  # and is raised by this share: a norm may be overstated, never understated (Δ depends on it)
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
 # What things cost on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
-KEEP_COST = 30  # a float written to main memory and read again
+KEEP_COST = 20  # a float written to main memory and read again
 WEIGHT_COST = 1.3  # a multiplication in torch's own weight gradient
 
 

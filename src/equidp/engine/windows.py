@@ -204,7 +204,8 @@ class Bands(Cut):
 
     def prepare(self, images: Tensor) -> Tensor:
         down, across = self.kernel.stride
-        images = F.pad(images, (0, -self.width % across, 0, -self.height % down))
+        if self.width % across or self.height % down:
+            images = F.pad(images, (0, -self.width % across, 0, -self.height % down))
         split = images.unflatten(3, (self._columns, across)).unflatten(2, (self._rows, down))
         return split.permute(0, 1, 3, 5, 2, 4).contiguous()  # [b, c, s, s, H/s, W/s]
 
