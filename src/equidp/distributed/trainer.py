@@ -34,6 +34,7 @@ class ParallelTrainer(Trainer):
 
     def __init__(self, *, peers: Peers, **arguments: Any) -> None:
         self.peers, self._followed = peers, False
+        self._parts: list[Any] | None = None  # of all ranks, once training has ended and they are gone
         super().__init__(**arguments)
 
     @classmethod
@@ -67,7 +68,9 @@ class ParallelTrainer(Trainer):
         def after_step() -> None:
             self._between_steps(lambda: on_step() if on_step else None)
 
-        return super().train(after_epoch, on_step=after_step, progress=progress and self.peers.first)
+        rows = super().train(after_epoch, on_step=after_step, progress=progress and self.peers.first)
+        self._parts = self.peers.gather(self._own_parts(super().state_dict()))
+        return rows
 
     def _between_steps(self, callback: Callable[[], Any]) -> Any:
         if not self.peers.first:
@@ -112,8 +115,11 @@ class ParallelTrainer(Trainer):
         if self._followed:
             self._say(SAVE)
         state = super().state_dict()
-        parts = self.peers.gather(None if self.peers.first else {name: state[name] for name in OF_ONE_RANK})
+        parts = self.peers.gather(self._own_parts(state)) if self._parts is None else self._parts
         return state | {"ranks": parts[1:]}
+
+    def _own_parts(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        return None if self.peers.first else {name: state[name] for name in OF_ONE_RANK}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as the rank this is."""

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -44,8 +45,9 @@ def work(folder: str) -> None:
     except EquidpError as error:
         _tell_failure(Path(folder), error)
         sys.exit(error.exit_code)
-    except RuntimeError:
+    except Exception:
         time.sleep(AFTERMATH_SECONDS)
+        traceback.print_exc()  # the launcher would keep it to itself
         raise
 
 

@@ -1,0 +1,137 @@
+"""How a private step grows: with records N, parameters d, groups K, and ranks.
+
+    python benchmarks/scaling.py                    # N, d and K on this process
+    python benchmarks/scaling.py --ranks 1,2        # the same training on several processes
+
+Random records, a linear or one-hidden-layer model, DPSGD-F (the step with the most besides the gradients). Prints JSON
+lines. Without --ranks the times are processor time on one thread, medians over steps, so that other work on the machine
+does not count; with it they are wall-clock times, and the load is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import time
+from typing import Any
+
+import psutil
+import torch
+
+from equidp.algorithms import algorithm_settings
+from equidp.engine.plan import segment_at
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.records import Records, Schema, Split
+from equidp.training import plan_run, prepare, train_model
+
+PRIVACY = PrivacySettings(noise_multiplier=1.0, delta=1e-9)
+
+
+def random_split(records: int, columns: int, groups: int) -> Split:
+    """Records without any meaning."""
+    draw = torch.Generator().manual_seed(0)
+    names = tuple(str(k) for k in range(groups))
+    schema = Schema("random", "tabular", (columns,), ("no", "yes"), {"class": ("no", "yes"), "group": names})
+    labels = torch.randint(0, 2, (records,), generator=draw)
+    group = torch.randint(0, groups, (records,), generator=draw)
+    features = torch.rand(records, columns, generator=draw)
+    whole = Records(features, labels, {"class": labels, "group": group}, schema)
+    nothing = whole.take(torch.arange(0))
+    return Split(whole, nothing, nothing)
+
+
+def settings(batch_size: int, **changes: Any) -> TrainingSettings:
+    """Of a training whose steps are timed."""
+    return TrainingSettings(batch_size=batch_size, learning_rate=0.1, device="cpu", **{"epochs": 1, **changes})
+
+
+def seconds_per_step(records: int, columns: int, hidden: int, groups: int, batch_size: int, steps: int) -> float:
+    """Processor time, median over steps, the first two left out."""
+    epochs = math.ceil((steps + 2) * batch_size / records) + 1
+    algorithm, training = algorithm_settings("dpsgd_f").build(), settings(batch_size, epochs=epochs)
+    split = random_split(records, columns, groups)
+    plan = plan_run(algorithm, units=records, groups=groups, privacy=PRIVACY, training=training)
+    prepared = prepare(
+        algorithm,
+        plan,
+        split,
+        grouping="group",
+        model=ModelSettings(name="mlp", options={"hidden": [hidden]}),
+        privacy=PRIVACY,
+        training=training,
+        seed=0,
+    )
+    trainer, times = prepared.trainer, []
+    for step in range(steps + 2):
+        begun = time.process_time()
+        trainer.step(segment_at(trainer.segments, step))
+        times.append(time.process_time() - begun)
+    return statistics.median(times[2:])
+
+
+def one_at_a_time(steps: int) -> None:
+    """N, d, K and B, each alone."""
+    base = {"records": 20_000, "columns": 100, "hidden": 100, "groups": 4, "batch_size": 256}
+    axes = {
+        "records": (20_000, 200_000, 2_000_000),
+        "hidden": (10, 100, 1_000, 10_000, 100_000),
+        "groups": (4, 64, 1_024),
+        "batch_size": (64, 256, 1_024, 4_096),
+    }
+    for name, values in axes.items():
+        for value in values:
+            case = {**base, name: value}
+            parameters = case["columns"] * case["hidden"] + case["hidden"] * 3 + 2
+            taken = seconds_per_step(**case, steps=steps)
+            row = {"axis": name, **case, "parameters": parameters, "cpu_ms_per_step": round(1000 * taken, 2)}
+            print(json.dumps(row), flush=True)
+
+
+def ranks(counts: list[int], epochs: int) -> None:
+    """The same training on so many processes; seconds are from the rows' arrival, so start-up is told apart."""
+    algorithm, split = algorithm_settings("dpsgd_f").build(), random_split(50_000, 400, 4)
+    for count in counts:
+        training = settings(2_048, epochs=epochs, devices=count)
+        plan = plan_run(algorithm, units=len(split.train), groups=4, privacy=PRIVACY, training=training)
+        arrivals = [time.perf_counter()]
+
+        def on_epoch(row: dict[str, float], network: torch.nn.Module, seen: list[float] = arrivals) -> dict[str, float]:
+            seen.append(time.perf_counter())
+            return {}
+
+        train_model(
+            algorithm,
+            plan,
+            split,
+            grouping="group",
+            model=ModelSettings(name="mlp", options={"hidden": [500]}),
+            privacy=PRIVACY,
+            training=training,
+            seed=0,
+            on_epoch=on_epoch,
+            progress=False,
+        )
+        spent = [b - a for a, b in itertools.pairwise(arrivals)]
+        row = {"ranks": count, "first_epoch_s": round(spent[0], 1), "epoch_s": round(statistics.median(spent[1:]), 2)}
+        print(json.dumps({**row, "load": psutil.getloadavg()[0]}), flush=True)
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", help="measure these numbers of processes: 1,2")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=4)
+    options = parser.parse_args()
+    if options.ranks:
+        ranks([int(n) for n in options.ranks.split(",")], options.epochs)
+    else:
+        torch.set_num_threads(1)
+        one_at_a_time(options.steps)
+
+
+if __name__ == "__main__":
+    main()
