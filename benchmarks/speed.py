@@ -5,8 +5,9 @@
 
 Every contender takes the same model, the same random data and the same Poisson sampling; steps are interleaved, and
 what is printed are medians of the ratios of neighbouring measurements with their quartiles. `sgd` is the trainer's own
-non-private step, `ours` the trainer's complete private one (sampling, gathering, norms, weights, weighted sum, noise,
-optimiser); `floor` is the forward and backward pass to the layers' outputs that no private step can go below.
+non-private step, which shares the trainer's memory layout; `ordinary` is one written by hand in the model's own. `ours`
+is the trainer's complete private step: sampling, gathering, norms, weights, weighted sum, noise, optimiser. `floor` is
+the forward and backward pass to the layers' outputs, below which no private step can go.
 """
 
 from __future__ import annotations
@@ -131,6 +132,19 @@ class Bench:
         """Forward and backward to the layers' outputs: what a private step cannot do without."""
         engine, draw = self.trainer("dpsgd").engine, self.sampled()
         return lambda: engine._calls(*draw(), [(None, 1.0)])
+
+    def ordinary(self) -> Step:
+        """A non-private step as anyone would write it: the model's own memory layout, `backward`, the optimiser."""
+        model, draw = copy.deepcopy(self.model).train(), self.sampled()
+        optimizer = _sgd(model)
+
+        def step() -> None:
+            features, labels = draw()
+            optimizer.zero_grad()
+            (cross_entropy(model(features), labels).sum() / self.plan.batch_size).backward()
+            optimizer.step()
+
+        return step
 
     def opacus(self, mode: str, *, channels_last: bool) -> Step:
         """A complete step of Opacus, batches drawn as for everybody else."""
@@ -265,7 +279,7 @@ def contenders(bench: Bench, watch: Stopwatch, algorithms: Sequence[str], opacus
 
     Opacus gets the memory layout in which it is faster.
     """
-    steps: dict[str, Step] = {"sgd": bench.step("sgd"), "floor": bench.floor()}
+    steps: dict[str, Step] = {"sgd": bench.step("sgd"), "ordinary": bench.ordinary(), "floor": bench.floor()}
     for name in algorithms:
         try:
             steps[f"ours:{name}"] = bench.step(name)
@@ -297,6 +311,8 @@ def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, 
         if key != "sgd":
             middle, low, high = ratio(times[key], times["sgd"])
             result |= {f"{name}_over_sgd": middle, f"{name}_over_sgd_quartiles": [low, high]}
+    if "ours:dpsgd" in times:
+        result["ours_over_ordinary"] = ratio(times["ours:dpsgd"], times["ordinary"])[0]
     result |= _best_opacus(times)
     return result | _memory(bench, steps)
 
