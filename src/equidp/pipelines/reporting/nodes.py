@@ -29,6 +29,18 @@ def clip_norm_figure(history: pd.DataFrame, *, algorithm: str) -> go.Figure:
     return clip_norms(history, algorithm)
 
 
+def shown_settings(
+    dataset: str,
+    seed: int,
+    data: dict[str, Any],
+    model: dict[str, Any],
+    privacy: dict[str, Any],
+    training: dict[str, Any],
+) -> dict[str, Any]:
+    """The settings that all algorithms of a page share."""
+    return {"dataset": dataset, "seed": seed, "data": data, "model": model, "privacy": privacy, "training": training}
+
+
 def run_report(
     metrics: dict[str, Any],
     privacy: dict[str, Any],
@@ -46,15 +58,7 @@ def run_report(
     algorithm: str,
 ) -> str:
     """The HTML page of one run, one self-contained file."""
-    settings = {
-        "dataset": dataset,
-        "seed": seed,
-        "data": data,
-        "model": model,
-        "privacy": asked,
-        "training": training,
-        f"{algorithm}.options": options,
-    }
+    settings = shown_settings(dataset, seed, data, model, asked, training) | {f"{algorithm}.options": options}
     return html_report(
         f"{algorithm} on {dataset}",
         {algorithm: metrics},
@@ -85,14 +89,7 @@ def comparison_of(algorithms: Sequence[str]) -> Callable[..., tuple[str, pd.Data
         metrics, privacy, histories = (
             dict(zip(algorithms, results[i * count : (i + 1) * count], strict=True)) for i in range(3)
         )
-        settings = {
-            "dataset": dataset,
-            "seed": seed,
-            "data": data,
-            "model": model,
-            "privacy": asked,
-            "training": training,
-        }
+        settings = shown_settings(dataset, seed, data, model, asked, training)
         page = html_report(
             f"{', '.join(algorithms)} on {dataset}",
             metrics,
