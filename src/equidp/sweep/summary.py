@@ -54,7 +54,7 @@ def rows_of(cells: Sequence[Cell]) -> list[Row]:
 def _row(cells: Sequence[Cell], told: Mapping[str, Any]) -> Row:
     first = cells[0]
     own = {k: v for k, v in told.items() if "." not in k or _concerns(k, first)}
-    label = " ".join([first.algorithm, *(f"{_short(name)}={value}" for name, value in own.items())])
+    label = " ".join([first.algorithm, *(f"{_short(name)}={_plain(value)}" for name, value in own.items())])
     metrics = {cell.seed: _json(cell.outputs["metrics"]) for cell in cells}
     return Row(
         first.dataset,
@@ -70,6 +70,10 @@ def _concerns(name: str, cell: Cell) -> bool:
     """Whether a setting is one of this cell's: another algorithm's options are not, nor a sgd run's ε."""
     block, _, rest = name.partition(".")
     return block in cell.settings and (block != "privacy" or rest.partition(".")[0] in cell.settings["privacy"])
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _short(name: str) -> str:
