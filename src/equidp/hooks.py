@@ -148,6 +148,7 @@ class TrackingHook:
             return
         if len(names) == 1 and names[0] in algorithms:
             tracking.open_runs(client, {names[0]: active.info.run_id})
+            mlflow.set_tag("mlflow.runName", self._run_name(names[0]))
         else:
             runs = {name: self._child(client, active, name) for name in algorithms}
             tracking.open_runs(client, runs, children=runs.values())
@@ -179,11 +180,15 @@ class TrackingHook:
         tracking.close_runs("FAILED")
 
     def _child(self, client: MlflowClient, parent: Any, algorithm: str) -> str:
-        label = f"{algorithm} {self._parameters['dataset']} seed={self._parameters['seed']}"
         run = client.create_run(
-            parent.info.experiment_id, tags={"mlflow.parentRunId": parent.info.run_id}, run_name=label
+            parent.info.experiment_id,
+            tags={"mlflow.parentRunId": parent.info.run_id},
+            run_name=self._run_name(algorithm),
         )
         return run.info.run_id
+
+    def _run_name(self, algorithm: str) -> str:
+        return f"{algorithm} {self._parameters['dataset']} seed={self._parameters['seed']}"
 
     def _settings(self, algorithm: str) -> dict[str, Any]:
         shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS)}
