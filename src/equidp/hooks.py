@@ -135,7 +135,7 @@ class TrackingHook:
     @hook_impl(trylast=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """After kedro-mlflow opened its run: that is the single algorithm's, or the parent of one child each."""
-        tracking.open_runs_cleared()
+        tracking.forget_runs()
         active = mlflow.active_run()
         algorithms = algorithms_in(pipeline)
         if active is None or not (algorithms or audits(pipeline)):

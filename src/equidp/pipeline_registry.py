@@ -9,8 +9,8 @@ from kedro.pipeline import Pipeline
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import unknown_name
 from equidp.pipelines import audit, evaluation, ingestion, reporting, training
+from equidp.reporting.tables import BASELINE
 
-BASELINE = "sgd"
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
 """What `kedro run` shows, and what `compare` compares."""
 

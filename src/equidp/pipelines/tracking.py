@@ -55,10 +55,10 @@ def close_runs(status: str) -> None:
     if _current.client is not None:
         for run_id in _current.children:
             _current.client.set_terminated(run_id, status)
-    open_runs_cleared()
+    forget_runs()
 
 
-def open_runs_cleared() -> None:
+def forget_runs() -> None:
     """No run is written to from here on."""
     _current.client, _current.runs, _current.children = None, {}, []
 

@@ -3,9 +3,9 @@
 from kedro.pipeline import Node, Pipeline
 
 from equidp.pipelines.evaluation import nodes
+from equidp.reporting.tables import BASELINE
 
 GROUP = "evaluation"
-BASELINE = "sgd"
 
 
 def create_pipeline(algorithm: str) -> Pipeline:

@@ -6,9 +6,9 @@ from functools import partial, update_wrapper
 from kedro.pipeline import Node, Pipeline
 
 from equidp.pipelines.reporting import nodes, tracked
+from equidp.reporting.tables import BASELINE
 
 GROUP = "reporting"
-BASELINE = "sgd"
 SETTINGS = ["params:dataset", "params:seed", "params:data", "params:model", "params:privacy", "params:training"]
 
 
