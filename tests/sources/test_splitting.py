@@ -135,3 +135,19 @@ def test_an_empty_part_is_refused() -> None:
 def test_a_fraction_outside_0_to_1_is_refused(name: str) -> None:
     with pytest.raises(EquidpError, match=rf"data\.{name}=1\.5: give a number from 0 to below 1"):
         split(make(), seed=0, **{name: 1.5})
+
+
+@pytest.mark.parametrize("part", [True, False])
+def test_validation_never_looks_at_the_test_part(part: bool) -> None:
+    """Settings chosen on it are chosen without test records, and training loses what evaluation gains."""
+    usual, tuning = split(make(part=part), seed=5), split(make(part=part), seed=5, evaluate_on="validation")
+    assert not positions(usual.test) & (positions(tuning.train) | positions(tuning.test))
+    assert positions(tuning.train) | positions(tuning.test) == positions(usual.train)
+    assert not positions(tuning.train) & positions(tuning.test)
+    assert len(tuning.test) == pytest.approx(0.2 * len(usual.train), abs=2)
+
+
+def test_validation_keeps_whole_units_and_the_wanted_counts() -> None:
+    parts = split(make(unit_size=8), seed=1, split_by="unit", evaluate_on="validation", keep={"dog": 30})
+    assert not set(parts.train.unit.tolist()) & set(parts.test.unit.tolist())
+    assert int((parts.train.labels == 1).sum()) == 30

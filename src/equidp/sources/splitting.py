@@ -25,6 +25,7 @@ def split(
     split_by: Literal["record", "unit"] = "record",
     public_fraction: float = 0.0,
     test_fraction: float = 0.2,
+    evaluate_on: Literal["test", "validation"] = "test",
 ) -> Split:
     """Divide records into training, test and public parts.
 
@@ -39,6 +40,8 @@ def split(
         split_by: `unit` keeps all records of a unit (a lesion's images) in one part.
         public_fraction: share of the training part that is never trained on, 0 for none.
         test_fraction: share of a dataset without a provider's split that is held out.
+        evaluate_on: `validation` leaves the test part out altogether and holds `test_fraction` of the training part
+            back in its place: for choosing settings.
 
     Raises:
         EquidpError: a part would be empty, or `keep` asks for what does not exist.
@@ -49,12 +52,15 @@ def split(
         held_out = records.part == TEST_PART
     else:
         held_out = _drawn(units, strata(records), test_fraction, _generator(seed, "test"))
-    train_index = (~held_out).nonzero().squeeze(1)
+    train_index, test_index = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+    if evaluate_on == "validation":
+        back = _drawn(units[train_index], strata(records)[train_index], test_fraction, _generator(seed, "validation"))
+        train_index, test_index = train_index[~back], train_index[back]
     train_index = keep_classes(records, train_index, keep or {}, seed)
     set_aside = _drawn(units[train_index], records.labels[train_index], public_fraction, _generator(seed, "public"))
     parts = Split(
         train=records.take(train_index[~set_aside]),
-        test=records.take(held_out),
+        test=records.take(test_index),
         public=records.take(train_index[set_aside]),
     )
     _check_not_empty(parts, public_fraction)

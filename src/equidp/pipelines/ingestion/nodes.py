@@ -70,6 +70,7 @@ def split_records(
         split_by=settings.split_unit,
         public_fraction=public,
         test_fraction=settings.test_fraction,
+        evaluate_on=settings.evaluate_on,
     )
     return parts.train, parts.test, parts.public
 
