@@ -53,6 +53,9 @@ class DataSettings(Section):
     """Share of the training part set aside as public; null: 5 % where an algorithm asks for it, else none."""
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share held out where the provider has no split."""
+    evaluate_on: Literal["test", "validation"] = "test"
+    """`validation` holds `test_fraction` of the training part back and evaluates on that; the test part is not looked
+    at. Choose settings with it."""
     options: dict[str, Any] = {}
     """Options of the source."""
 
@@ -74,6 +77,9 @@ class PrivacySettings(Section):
 
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Target ε; the noise is solved for."""
+    epsilon_as: Literal["sound", "published"] = "sound"
+    """Which ε meets the target: `sound`, the one we stand by, or `published`, as the algorithm's paper counts; then the
+    sound ε is whatever it comes to."""
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     """The noise, given directly; ε is then reported."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
@@ -92,6 +98,8 @@ class PrivacySettings(Section):
             raise ValueError(
                 f"give exactly one of privacy.epsilon and privacy.noise_multiplier ({state} set; set the other to null)"
             )
+        if self.epsilon is None and self.epsilon_as == "published":
+            raise ValueError("privacy.epsilon_as=published tells how to read privacy.epsilon, which is not set")
         return self
 
     @property

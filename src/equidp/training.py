@@ -71,7 +71,7 @@ def plan_run(
         noise_multiplier=(privacy.noise_multiplier or 0.0) if algorithm.private else 0.0,
     )
     if algorithm.private and privacy.epsilon is not None:
-        return algorithm.calibrated(plan, privacy.epsilon)
+        return algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
     return algorithm.adapt(plan)
 
 
@@ -396,6 +396,7 @@ def privacy_statement(
         "epsilon_published": dataclasses.asdict(published),
         "epsilon_fixed_before_training": algorithm.fixed,
         "target_epsilon": privacy.epsilon,
+        "target_epsilon_as": privacy.epsilon_as if privacy.epsilon is not None else None,
         "noise_multiplier": plan.noise_multiplier,
         "adjacency": f"add or remove one {privacy.unit}" + (" with all its records" if privacy.by_unit else ""),
         "sampling": algorithm.sampler.told(privacy.unit),

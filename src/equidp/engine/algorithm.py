@@ -18,6 +18,7 @@ from equidp.engine.ledger import (
     fuse,
     merged,
     published_epsilon,
+    smallest_noise,
 )
 from equidp.engine.parts import (
     Acceptance,
@@ -190,12 +191,18 @@ class Algorithm:
             return [budget.epsilon] * plan.epochs
         return [point.value for point in epsilon_path(self.events_by_epoch(plan), plan.delta)]
 
-    def calibrated(self, plan: Plan, target: float) -> Plan:
+    def calibrated(self, plan: Plan, target: float, *, published: bool = False) -> Plan:
         """The plan with the smallest noise whose ε is at most `target`.
+
+        Args:
+            published: whether the paper's own figure meets the target, as its tables need. What we stand by is then
+                whatever these events come to, more or less than the target.
 
         Raises:
             EquidpError: where the target cannot be met, naming what costs it.
         """
+        if published:
+            return self._as_published(self.adapt(plan), target)
         plan = replace(self.adapt(plan), epsilon=target)
         if found := self.sampler.calibrated(plan, target):
             return found
@@ -206,6 +213,19 @@ class Algorithm:
             )
         noise = calibrate(lambda sigma: self.events(replace(plan, noise_multiplier=sigma)), target, plan.delta)
         return replace(plan, noise_multiplier=noise)
+
+    def _as_published(self, plan: Plan, target: float) -> Plan:
+        if self.sampler.budget(replace(plan, epsilon=target)) is not None:
+            raise EquidpError(
+                f"{self.name}: its noise is chosen within a sound budget while it trains, so none can be solved for by "
+                f"the paper's count. Set privacy.epsilon_as=sound; the paper's figure is reported beside it."
+            )
+
+        def figure(noise: float) -> float:
+            found = self.published_epsilon(replace(plan, noise_multiplier=noise))
+            return found.value if found else 0.0
+
+        return replace(plan, noise_multiplier=smallest_noise(figure, target))
 
     def covers(self, plan: Plan, spent: Sequence[Event]) -> bool:
         """Whether the ε of this plan covers a ledger: equal to the plan, within its cap, or within its budget."""

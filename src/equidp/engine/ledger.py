@@ -289,8 +289,17 @@ def _tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, ta
     return best
 
 
-def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, float]:
-    """Noise multipliers on either side of the target, within 0.1 %. `cost` falls as noise grows."""
+def smallest_noise(cost: Callable[[float], float], target: float) -> float:
+    """The smallest noise multiplier with `cost` at most `target`, to a relative 1e-5. `cost` falls as noise grows.
+
+    Raises:
+        EquidpError: where no noise meets the target, or none is needed.
+    """
+    return _bracket(cost, target, 1e-5)[1]
+
+
+def _bracket(cost: Callable[[float], float], target: float, precision: float = 1e-3) -> tuple[float, float]:
+    """Noise multipliers on either side of the target, so close to each other. `cost` falls as noise grows."""
     high = 1.0
     while cost(high) > target:
         high *= 2
@@ -301,7 +310,7 @@ def _bracket(cost: Callable[[float], float], target: float) -> tuple[float, floa
         high, low = low, low / 2
         if low < 1e-3:
             raise EquidpError(f"privacy.epsilon={target:g} is so large that no noise would be needed; lower it.")
-    while high > low * 1.001:
+    while high > low * (1 + precision):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if cost(middle) <= target else (middle, high)
     return low, high

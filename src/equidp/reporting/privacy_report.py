@@ -149,7 +149,9 @@ def _figures(privacy: Mapping) -> Section:
         ("ε as published", epsilon_text(published.get("value")), str(published.get("formula") or "no formula given")),
     ]
     if privacy.get("target_epsilon") is not None:
-        rows.append(("ε asked for", epsilon_text(privacy["target_epsilon"]), "the noise was calibrated to it"))
+        by_paper = privacy.get("target_epsilon_as") == "published"
+        how = "the noise was calibrated to it" + (", by the paper's count: not what we stand by" if by_paper else "")
+        rows.append(("ε asked for", epsilon_text(privacy["target_epsilon"]), how))
     return Section(
         "The figures for ε, and why they differ",
         (

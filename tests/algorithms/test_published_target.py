@@ -1,0 +1,53 @@
+"""A target read as the paper's own count: the tables of the papers are made at equal *published* ε."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.engine.plan import Plan
+from equidp.errors import EquidpError
+from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.training import plan_run
+
+PLAN = Plan(records=2000, batch_size=100, epochs=5, groups=3, delta=1e-4, noise_multiplier=0.0)
+FILTERED = {"dpis"}
+"""Algorithms whose noise is chosen within a sound budget while they train."""
+
+SETTINGS = {name: settings.build() for name, settings in ((n, algorithm_settings(n)) for n in ALGORITHMS)}
+SOLVABLE = [name for name, algorithm in SETTINGS.items() if algorithm.private and name not in FILTERED]
+
+
+@pytest.mark.parametrize("name", SOLVABLE)
+def test_the_published_figure_meets_the_target(name: str) -> None:
+    algorithm = SETTINGS[name]
+    plan = algorithm.calibrated(PLAN, 2.0, published=True)
+    assert algorithm.published_epsilon(plan).value == pytest.approx(2.0, rel=1e-3)
+    assert algorithm.published_epsilon(plan).value <= 2.0
+    assert algorithm.epsilon(plan).value != pytest.approx(2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(FILTERED))
+def test_a_run_within_a_sound_budget_is_refused(name: str) -> None:
+    with pytest.raises(EquidpError, match=f"{name}: its noise is chosen within a sound budget.*epsilon_as=sound"):
+        SETTINGS[name].calibrated(PLAN, 2.0, published=True)
+
+
+def test_the_setting_reaches_the_plan() -> None:
+    def noise(**privacy: Any) -> float:
+        return plan_run(
+            SETTINGS["dpsgd_f"],
+            units=2000,
+            groups=3,
+            privacy=PrivacySettings(epsilon=2.0, delta=1e-4, **privacy),
+            training=TrainingSettings(epochs=5, batch_size=100),
+        ).noise_multiplier
+
+    assert noise(epsilon_as="published") > noise()  # the classic conversion is the looser one
+
+
+def test_without_a_target_there_is_nothing_to_read() -> None:
+    with pytest.raises(ValueError, match="tells how to read privacy"):
+        PrivacySettings(noise_multiplier=1.0, epsilon_as="published")
