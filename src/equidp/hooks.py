@@ -30,7 +30,7 @@ from equidp.training import forget
 
 ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure")
 AUDIT = "audit"
-AUDIT_ARTIFACTS = ("audit_findings", "audit_bounds", "audit_exposure")
+AUDIT_ARTIFACTS = ("audit_findings", "audit_bounds", "audit_exposure", "audit_report")
 WIDTH = 100
 SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
@@ -101,7 +101,9 @@ class RunHook:
         for name in algorithms_in(pipeline):
             forget(catalog.load(f"{name}.workplace"))
         if audits(pipeline):
-            _print_audit(catalog.load("audit_findings"), _filepath(catalog, "audit_findings"))
+            _print_audit(catalog.load("audit_findings"))
+            for name in ("audit_findings", "audit_report"):
+                terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
         finished = [name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.datasets()]
         if finished:
             console = Console()
@@ -215,7 +217,7 @@ def _print_groups(groups: pd.DataFrame, path: Path) -> None:
     terminal().print(f"groups: {path}", soft_wrap=True, highlight=False)
 
 
-def _print_audit(findings: dict[str, Any], path: Path) -> None:
+def _print_audit(findings: dict[str, Any]) -> None:
     """Bounds beside claims, one line per attack."""
     for attack in ("gradient_canaries", "input_canaries"):
         if found := findings[attack]:
@@ -225,7 +227,6 @@ def _print_audit(findings: dict[str, Any], path: Path) -> None:
                 f"ε ≤ {found['epsilon_claimed']:.3f} claimed at δ = {found['delta']:.2g}",
                 highlight=False,
             )
-    terminal().print(f"audit: {path}", soft_wrap=True, highlight=False)
 
 
 def _epsilons(privacy: dict[str, Any]) -> dict[str, float]:

@@ -84,6 +84,23 @@ def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines
     assert all(c == columns[0] for c in columns)
 
 
+def test_an_audit_leaves_its_findings_and_its_page_here_and_in_mlflow(project, capsys):
+    attacks = {"audit.gradient_canaries": 200, "audit.input_canaries": 50, "audit.reference_models": 2}
+    kedro_run(project, "audit", **QUICK, **attacks, algorithm="dpsgd", **{"audit.resamples": 20})
+
+    folder = project / "data/08_reporting/digits/audit/dpsgd/seed=0"
+    found = read_json(folder / "audit.json")["gradient_canaries"]
+    assert found["epsilon_lower_bound"] <= found["epsilon_claimed"]
+    (run,) = mlflow_runs(project)
+    assert run.data.metrics["audit/gradient_canaries/epsilon_claimed"] == pytest.approx(found["epsilon_claimed"])
+    logged = {item.path for item in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
+    assert logged == {"audit.json", "bounds.json", "exposure.json", "report.html"}
+    page = (folder / "report.html").read_text()
+    assert "Not refuted" in page
+    assert f"{found['correct']:,}</td>" in page
+    assert f"audit_report: {folder / 'report.html'}" in capsys.readouterr().out
+
+
 def test_target_epsilon_is_met_and_recomputable_from_the_file_alone(project):
     kedro_run(project, "dpsgd_f", **QUICK, **{"privacy.epsilon": 3.0})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from equidp.reporting.style import categories, figure, label, line, looks
 CANARIES = {"gradient_canaries": "gradient canaries", "input_canaries": "mislabelled records"}
 MEASURES = {
     "auc": ("AUC of membership inference", 0.5),
-    "tpr_at_1_percent_fpr": ("true positive rate at 1 % false positives", 0.01),
+    "tpr_at_1_percent_fpr": ("True positive rate at 1 % false positives", 0.01),
 }
 """Figures of exposure: their name, and their value where nothing leaks."""
 
@@ -35,10 +36,12 @@ def bounds_beside_claims(findings: Mapping[str, Any]) -> go.Figure:
                 mode="markers",
                 marker={"symbol": look.symbol, "size": 12, "color": look.colour},
                 hovertext=hover,
+                cliponaxis=False,  # a bound of 0 lies on the axis
             )
         )
     chart.update_yaxes(rangemode="tozero")
     categories(chart, found)
+    chart.update_xaxes(range=[-0.5, len(found) - 0.5])
     return chart
 
 
@@ -46,8 +49,9 @@ def exposure_by_group(findings: Mapping[str, Any], grouping: str, measure: str =
     """Who is exposed most: an attack's figure for every group, before and after privacy, with its intervals."""
     name, harmless = MEASURES[measure]
     attack = "reference" if any("reference" in attacks for attacks in findings["membership"].values()) else "loss"
-    chart = figure(f"{name} ({ATTACKS[attack]})", label(grouping), name)
+    chart = figure(f"{name} by {label(grouping)} ({ATTACKS[attack]})", label(grouping), name)
     models = findings["membership"]
+    reached = [harmless]
     for model, look in looks(models).items():
         groups = models[model][attack]["groups"][grouping] if model in models else {}
         known = {group: found for group, found in groups.items() if found[measure] is not None}
@@ -55,7 +59,7 @@ def exposure_by_group(findings: Mapping[str, Any], grouping: str, measure: str =
             continue
         values = [found[measure] for found in known.values()]
         ends = [found[f"{measure}_interval"] for found in known.values()]
-        trace = line(model, look, [label(group) for group in known], values)
+        trace = line(model, look, [html.escape(group, quote=False) for group in known], values)
         trace.update(mode="markers")
         trace.error_y = {
             "type": "data",
@@ -64,6 +68,13 @@ def exposure_by_group(findings: Mapping[str, Any], grouping: str, measure: str =
             "arrayminus": [max(0.0, v - low) for v, (low, _) in zip(values, ends, strict=True)],
         }
         chart.add_trace(trace)
+        reached += [end for pair in ends for end in pair]
     chart.add_hline(y=harmless, line={"dash": "dot", "color": "#767676"})
-    categories(chart, next(iter(models.values()))[attack]["groups"][grouping] if models else [])
+    everyone = next(iter(models.values()))[attack]["groups"][grouping] if models else []
+    categories(chart, everyone)
+    # before and after side by side, as their intervals would hide each other; this mode alone would start y at 0
+    chart.update_layout(scattermode="group", scattergap=0.6)
+    margin = 0.05 * (max(reached) - min(reached)) or 0.05
+    chart.update_yaxes(range=[min(reached) - margin, max(reached) + margin])
+    chart.update_xaxes(range=[-0.5, len(everyone) - 0.5])
     return chart

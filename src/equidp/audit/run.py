@@ -46,8 +46,8 @@ def run(
         progress: show progress bars.
 
     Returns:
-        Plain JSON types: `algorithm`, `claim`, `gradient_canaries`, `input_canaries` (each None if left out) and
-        `membership` (per model `sgd` and the algorithm, per attack, `overall` and `groups`).
+        Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `gradient_canaries`, `input_canaries` (each None
+        if left out) and `membership` (per model `sgd` and the algorithm, per attack, `overall` and `groups`).
 
     Raises:
         EquidpError: where there is nothing to audit.
@@ -60,6 +60,7 @@ def run(
     findings: dict[str, Any] = {
         "algorithm": recipe.algorithm.name,
         "seed": seed,
+        "confidence": settings.confidence,
         "claim": {"epsilon": claimed(recipe, plan.delta), "delta": plan.delta},
         "gradient_canaries": None,
         "input_canaries": None,

@@ -1,4 +1,4 @@
-"""The HTML page: one self-contained file for one run or a comparison of runs; it loads nothing from anywhere.
+"""The HTML page: one self-contained file for one run, a comparison or an audit; it loads nothing from anywhere.
 
 Names from data reach the page in three places, each made inert in its own way: HTML text by Jinja's autoescape, Plotly
 labels by `style.label`, JSON inside `<script>` by `_json_for_script`. A content security policy that allows only this
@@ -12,7 +12,7 @@ import hashlib
 import html
 import json
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -86,33 +86,71 @@ def html_report(
         provenance: commit, data checksums, versions; nested or flat.
         group_table: columns `grouping`, `group`, a count per part (`train`, `public`, `test`), `note`; may be empty.
     """
-    plotly, script = get_plotlyjs(), _asset("report.js")
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     disparity = tables.disparity_table(documents)
-    return _template().render(
+    return render(
+        "report.html.j2",
         title=title,
-        policy=_policy(plotly, script),
-        style=Markup(_asset("report.css")),
-        plotly=Markup(plotly),
-        script=Markup(script),
+        drawn=_figures(documents, privacy, histories, group_table),
+        settings=settings,
+        provenance=provenance,
         warnings=_warnings(documents, privacy),
         cards=_cards(documents, privacy),
         overview=_grid(tables.results_table(documents, privacy).reset_index()),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
         disparity=_grid(disparity) if len(disparity) else None,
-        charts=list(_charts(_figures(documents, privacy, histories, group_table))),
         statements={name: privacy_sections(_facts(name, privacy)) for name in documents},
-        settings=list(_flat(settings)),
-        provenance=list(_flat(provenance)),
     )
 
 
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+def render(
+    template: str,
+    *,
+    title: str,
+    drawn: Iterator[tuple[go.Figure, str]],
+    settings: Mapping,
+    provenance: Mapping,
+    warnings: Sequence[str],
+    **content: Any,
+) -> str:
+    """A page from one of the templates that extend `base.html.j2`.
+
+    Args:
+        template: its file in `assets`.
+        title: heading, and the browser's title.
+        drawn: figures with their captions; those without data are left out.
+        settings, provenance: nested or flat.
+        warnings: sentences on top of the page.
+        content: what the template itself asks for.
+    """
+    plotly, script = get_plotlyjs(), _asset("report.js")
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            title=title,
+            policy=_policy(plotly, script),
+            style=Markup(_asset("report.css")),
+            plotly=Markup(plotly),
+            script=Markup(script),
+            warnings=warnings,
+            charts=list(_charts(_filled(drawn))),
+            settings=list(_flat(settings)),
+            provenance=list(_flat(provenance)),
+            **content,
+        )
     )
-    return environment.from_string(_asset("report.html.j2"))
+
+
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def _asset(name: str) -> str:
@@ -153,10 +191,10 @@ def _figures(
     histories: Mapping[str, pd.DataFrame],
     group_table: pd.DataFrame,
 ) -> Iterator[tuple[go.Figure, str]]:
-    """Every figure that the given data can fill, with its caption."""
-    yield from _filled(_group_figures(documents, group_table))
-    yield from _filled(_training_figures(histories, privacy))
-    yield from _filled(_diagnostic_figures(histories))
+    """Every figure, with its caption."""
+    yield from _group_figures(documents, group_table)
+    yield from _training_figures(histories, privacy)
+    yield from _diagnostic_figures(histories)
 
 
 def _filled(candidates: Iterator[tuple[go.Figure, str]]) -> Iterator[tuple[go.Figure, str]]:

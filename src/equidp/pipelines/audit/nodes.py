@@ -9,9 +9,12 @@ import plotly.graph_objects as go
 from equidp import audit
 from equidp.algorithms import algorithm_settings
 from equidp.audit.figures import bounds_beside_claims, exposure_by_group
+from equidp.audit.page import audit_report
 from equidp.engine.trainer import choose_device
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines import tracking
+from equidp.pipelines.provenance import provenance_facts
+from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.records import Records, Split
 from equidp.training import make_model, plan_run, record_loss, units_in
 
@@ -77,6 +80,29 @@ def draw_bounds(findings: dict[str, Any]) -> go.Figure:
 def draw_exposure(findings: dict[str, Any], data: dict[str, Any]) -> go.Figure:
     """Who is exposed most, before and after privacy."""
     return exposure_by_group(findings, data["groups"][0])
+
+
+def write_report(
+    findings: dict[str, Any],
+    provenance: dict[str, Any],
+    dataset: str,
+    seed: int,
+    data: dict[str, Any],
+    model: dict[str, Any],
+    privacy: dict[str, Any],
+    training: dict[str, Any],
+    settings: dict[str, Any],
+    audited: dict[str, Any],
+) -> str:
+    """The HTML page of the audit, one self-contained file."""
+    name = audited["algorithm"]
+    shown = shown_settings(dataset, seed, data, model, privacy, training)
+    return audit_report(
+        f"Audit of {name} on {dataset}",
+        findings,
+        shown | {f"{name}.options": audited["options"], "audit": settings},
+        provenance_facts(provenance),
+    )
 
 
 def _figures(findings: dict[str, Any]) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""train, test, public → findings (audit.json) → figures."""
+"""train, test, public → findings (audit.json) → figures and page."""
 
 from kedro.pipeline import Node, Pipeline
 
 from equidp.pipelines.audit import nodes
+from equidp.pipelines.reporting.pipeline import SETTINGS
 
 GROUP = "audit"
 
@@ -41,6 +42,13 @@ def create_pipeline() -> Pipeline:
                 inputs=["audit_findings", "params:data"],
                 outputs="audit_exposure",
                 name="draw_exposure",
+                namespace=GROUP,
+            ),
+            Node(
+                nodes.write_report,
+                inputs=["audit_findings", "provenance", *SETTINGS, "params:audit", "params:audited"],
+                outputs="audit_report",
+                name="write_audit_report",
                 namespace=GROUP,
             ),
         ]

@@ -1,0 +1,211 @@
+"""The page of an audit: its verdict, bounds beside claims, and who is exposed, in one self-contained HTML file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+
+from equidp.audit.figures import ATTACKS, CANARIES, MEASURES, bounds_beside_claims, exposure_by_group
+from equidp.audit.membership import FEWEST
+from equidp.reporting.page import MAX_FIGURE_GROUPS, Cell, Grid, render
+from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.tables import BASELINE
+
+WARNING = (
+    "The findings of an audit are computed from exact training data and are outside the privacy guarantee: keep this "
+    "page with the data, do not publish it with the model."
+)
+
+READING = (
+    (
+        "What the canaries show",
+        "Canaries are records of the auditor's own, each put in or left out by a fair coin. Guessing the coins from "
+        "what the run released is the attack: whoever guesses right too often proves that ε is at least so much "
+        "(Steinke, Nasr and Jagielski 2023; the number of guesses is fixed in advance). Gradient canaries attack the "
+        "mechanism in the place where it is weakest; mislabelled records are what an outsider could plant.",
+    ),
+    (
+        "A bound below its claim proves nothing",
+        "It only fails to refute: even an optimal attack shows less than the ε there is, and this one, in a single "
+        "run, finds half the noise missing often but not always. That the noise is what the ledger says is shown by "
+        "the tests of the mechanism, not by this page.",
+    ),
+    (
+        "A bound above its claim refutes it",
+        "Each bound is wrong with at most the probability that is left of its confidence. Of twenty honest audits at "
+        "95 % one may accuse: repeat it with another seed before you believe it, and then do not release the model.",
+    ),
+    (
+        "What membership inference shows",
+        "Whether the attack tells training records from test records, group by group. The loss threshold is what "
+        "anyone can do; reference models take out how hard each record is, and suppose an attacker who has such data. "
+        "The true positive rate at 1 % false positives is how many are recognised with hardly a false accusation, "
+        "which is what exposes a person; the AUC is an average over all thresholds and can hide it.",
+    ),
+    (
+        "Before trusting a difference between groups",
+        "Small groups have wide intervals, and among many groups some interval misses the blind guess by chance alone. "
+        "Where training and test part are not draws of one distribution, an attack tells them apart without any leak: "
+        "then what a model that cannot leak would show is not 0.5.",
+    ),
+)
+
+
+def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, provenance: Mapping) -> str:
+    """The page as the text of one HTML file.
+
+    Args:
+        title: heading, and the browser's title.
+        findings: what `audit.run` returned (`audit.json`).
+        settings: resolved settings, nested or flat.
+        provenance: commit, data checksums, versions; nested or flat.
+    """
+    groups = list(_exposures(findings))
+    return render(
+        "audit.html.j2",
+        title=title,
+        drawn=_figures(findings),
+        settings=settings,
+        provenance=provenance,
+        warnings=[WARNING],
+        verdict=verdict_sentence(findings),
+        cards=_cards(findings),
+        bounds=_bounds(findings),
+        algorithm=findings["algorithm"],
+        groups=groups,
+        interval=f"{findings['confidence']:.0%}",
+        fewest=FEWEST,
+        reading=READING,
+    )
+
+
+def verdict_sentence(findings: Mapping[str, Any]) -> str:
+    """Whether the claim stood, in words."""
+    found = _attacks(findings)
+    if not found:
+        return "No canaries were run: the claimed ε was not put to the test."
+    refuting = [name for name, one in found.items() if not one["consistent"]]
+    if not refuting:
+        return (
+            f"Not refuted: {' and '.join(found)} showed no more than the ε that {findings['algorithm']} claims. "
+            "That is no proof that the claim holds."
+        )
+    shown = " and ".join(
+        f"{name} show ε ≥ {_lower(found[name]['epsilon_lower_bound'])} where "
+        f"{epsilon_text(found[name]['epsilon_claimed'])} is claimed (at δ = {found[name]['delta']:.2g})"
+        for name in refuting
+    )
+    return f"REFUTED at {findings['confidence']:.0%} confidence: {shown}. Do not release this model."
+
+
+def _attacks(findings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The canaries that were run, by their name in words."""
+    return {name: findings[key] for key, name in CANARIES.items() if findings[key]}
+
+
+def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, value, remark): what is claimed, what was shown, and who is exposed most."""
+    claim = findings["claim"]
+    cards = [("claimed by the run", f"ε ≤ {epsilon_text(claim['epsilon'])}", f"at δ = {claim['delta']:.2g}")]
+    for name, found in _attacks(findings).items():
+        claimed = f"of {epsilon_text(found['epsilon_claimed'])} claimed at δ = {found['delta']:.2g}"
+        cards.append((f"shown by {name}", f"ε ≥ {_lower(found['epsilon_lower_bound'])}", claimed))
+    for when, model in (("before", BASELINE), ("after", findings["algorithm"])):
+        if attacks := findings["membership"].get(model):
+            cards.append(_exposed_most(when, *list(attacks.items())[-1]))
+    return cards
+
+
+def _exposed_most(when: str, attack: str, found: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The group of the first grouping that is told apart best, if any is."""
+    grouping, groups = next(iter(found["groups"].items()))
+    told = {name: one["auc"] for name, one in groups.items() if one["auc"] is not None and one["auc_interval"][0] > 0.5}
+    if not told:
+        return f"{grouping} exposed most, {when}", "none", f"no AUC's interval is above 0.5 ({ATTACKS[attack]})"
+    most = max(told, key=lambda name: told[name])
+    return f"{grouping} exposed most, {when}", most, f"AUC {told[most]:.3f} by {ATTACKS[attack]}"
+
+
+def _bounds(findings: Mapping[str, Any]) -> Grid | None:
+    header = (
+        ("attack", False),
+        ("canaries", True),
+        ("guesses", True),
+        ("right", True),
+        ("δ", True),
+        (f"ε shown ({findings['confidence']:.0%})", True),
+        ("ε claimed", True),
+        ("verdict", False),
+    )
+    rows = tuple(
+        (
+            _words(name),
+            *(Cell(f"{found[key]:,}", found[key]) for key in ("canaries", "guesses", "correct")),
+            Cell(f"{found['delta']:.2g}", found["delta"]),
+            Cell(f"≥ {_lower(found['epsilon_lower_bound'])}", found["epsilon_lower_bound"]),
+            Cell(f"≤ {epsilon_text(found['epsilon_claimed'])}", found["epsilon_claimed"]),
+            _words("not refuted" if found["consistent"] else "REFUTED"),
+        )
+        for name, found in _attacks(findings).items()
+    )
+    return Grid("", header, rows) if rows else None
+
+
+def _exposures(findings: Mapping[str, Any]) -> Iterator[Grid]:
+    """One table per grouping and attack: AUC and TPR of everyone and of each group, before and after privacy."""
+    models = findings["membership"]
+    if not models:
+        return
+    before, after = models[BASELINE], models[findings["algorithm"]]
+    for grouping in next(iter(before.values()))["groups"]:
+        for attack in reversed(before):
+            sides = (before[attack], after[attack])
+            header = [(grouping, False), ("members", True), ("non-members", True)]
+            header += [(f"{measure} {when}", True) for measure in ("AUC", "TPR") for when in ("before", "after")]
+            rows = [_exposure("everyone", [side["overall"] for side in sides])]
+            rows += [
+                _exposure(name, [side["groups"][grouping][name] for side in sides])
+                for name in sides[0]["groups"][grouping]
+            ]
+            yield Grid(f"By {grouping}: {ATTACKS[attack]}", tuple(header), tuple(rows))
+
+
+def _exposure(name: str, sides: list[Mapping[str, Any]]) -> tuple[Cell, ...]:
+    counts = (Cell(f"{sides[0][key]:,}", sides[0][key]) for key in ("members", "non_members"))
+    figures = (_with_interval(side, measure) for measure in MEASURES for side in sides)
+    return (_words(name), *counts, *figures)
+
+
+def _with_interval(found: Mapping[str, Any], measure: str) -> Cell:
+    value = found[measure]
+    if value is None:
+        return Cell("–", None)
+    low, high = found[f"{measure}_interval"]
+    return Cell(f"{value:.3f} [{low:.3f}, {high:.3f}]", value)
+
+
+def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
+    """The bounds, and every grouping's exposure that is not too long to draw."""
+    if _attacks(findings):
+        yield (
+            bounds_beside_claims(findings),
+            "Lower bound beside the ε claimed at the same δ. A bound above its claim would refute it.",
+        )
+    caption = f"With {findings['confidence']:.0%} intervals, before (sgd) and after privacy. Dotted: blind guessing."
+    attacks = findings["membership"].get(BASELINE, {})
+    for grouping, groups in next(iter(attacks.values()), {"groups": {}})["groups"].items():
+        if len(groups) <= MAX_FIGURE_GROUPS:
+            for measure in MEASURES:
+                yield exposure_by_group(findings, grouping, measure), caption
+
+
+def _words(text: str) -> Cell:
+    return Cell(text, text)
+
+
+def _lower(value: float) -> str:
+    """A lower bound with four decimals, rounded down: an accusation must not be rounded in its favour."""
+    return f"{math.floor(value * 1e4 + 1e-9) / 1e4:.4f}"
