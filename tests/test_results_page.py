@@ -1,0 +1,70 @@
+"""docs/results.md is written from MLflow; here from runs that are made up, so that each figure can be worked out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+from reproduce import page
+
+from equidp.sweep.grid import choose_grid
+
+ROOT = Path(__file__).resolve().parents[1]
+SWEEPS = yaml.safe_load((ROOT / "conf" / "base" / "sweeps.yml").read_text(encoding="utf-8"))
+
+
+def row(algorithm: str, overrides: dict[str, Any], *metrics: dict[str, float]) -> Any:
+    cells = [
+        SimpleNamespace(algorithm=algorithm, overrides={**overrides, "seed": i}, seed=i) for i in range(len(metrics))
+    ]
+    return page.Row(cells, [SimpleNamespace(data=SimpleNamespace(metrics=m)) for m in metrics])
+
+
+def table(**settings: Any) -> Any:
+    return page.Table(sweep="s", title="T", dataset="adult", columns={"overall": "accuracy"}, **settings)
+
+
+def test_every_table_shows_a_sweep_and_one_of_its_datasets() -> None:
+    shown = page.Page.model_validate(yaml.safe_load(page.TABLES.read_text(encoding="utf-8")))
+    for one in shown.tables:
+        points = list(choose_grid(SWEEPS, one.sweep, {}).points())
+        mine = [
+            o for _, o in points if o["dataset"] == one.dataset and all(o.get(k) == v for k, v in one.where.items())
+        ]
+        assert mine, one.title
+        assert set(one.printed) <= {page.BASELINE, *(algorithm for algorithm, _ in points)}
+        assert all(len(figures) <= len(one.columns) for figures in one.printed.values())
+
+
+def test_a_figure_is_the_mean_its_interval_and_the_papers() -> None:
+    # three seeds: mean 0.82, sd 0.01, half of the interval 4.303·0.01/√3 = 0.025
+    assert page.figure([0.81, 0.82, 0.83], 0.8, "test") == "0.820 ± 0.025 (0.800)"
+    assert page.figure([-0.05], -0.06, "cost_of_privacy") == "−0.050 (−0.060)"
+    assert page.figure([], 0.5, "test") == "–"
+
+
+def test_a_table_has_the_baseline_first_and_the_highest_epsilon() -> None:
+    metrics = [
+        {"baseline/accuracy": 0.9, "test/accuracy": 0.7, "epsilon": 2.0, "epsilon_published": 3.0},
+        {"baseline/accuracy": 0.9, "test/accuracy": 0.7, "epsilon": 2.5, "epsilon_published": 3.0},
+    ]
+    text = page.section(table(printed={"dpsgd": [0.6]}), [row("dpsgd", {"dataset": "adult"}, *metrics)])
+    lines = text.splitlines()
+    assert "| `sgd` | 2 | – | – | 0.900 ± 0.000 |" in lines
+    assert "| `dpsgd` | 2 | 2.50 | 3.00 | 0.700 ± 0.000 (0.600) |" in lines
+    assert "kedro run --pipeline=dpsgd --params=dataset=adult,seed=…   # 0, 1" in lines
+
+
+def test_rows_of_one_algorithm_are_told_apart_by_what_differs() -> None:
+    rows = [row("dpsgd", {"dataset": "adult", "dpsgd.options.clip_norm": c}, {}) for c in (1.0, 2.0)]
+    assert page.labels([*rows, row("auto_s", {"dataset": "adult"}, {})]) == [
+        "`dpsgd`, clip_norm 1",
+        "`dpsgd`, clip_norm 2",
+        "`auto_s`",
+    ]
+
+
+def test_a_table_without_runs_says_so() -> None:
+    assert "Not run yet." in page.section(table(), [])
