@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,21 @@ def terminal() -> Console:
 class RunHook:
     """Tells nodes which algorithms run, and tells the user what came out."""
 
-    @hook_impl(tryfirst=True)
-    def after_context_created(self, context: KedroContext) -> None:
+    @hook_impl(wrapper=True)
+    def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
         """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
         self._parameters = context.config_loader["parameters"]
-        tracking.check_server(str(context.config_loader["mlflow"]["server"]["mlflow_tracking_uri"]))
+        self._store = str(context.config_loader["mlflow"]["server"]["mlflow_tracking_uri"])
+        tracking.check_store(self._store)
+        try:
+            return (yield)
+        except tracking.FAILURES as error:
+            raise tracking.refusal(self._store, error, "Nothing was run.") from error
 
-    @hook_impl(tryfirst=True)
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+    @hook_impl(wrapper=True)
+    def before_pipeline_run(
+        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
+    ) -> Generator[None, Any, Any]:
         """Say which algorithms run, as ingestion sets public records aside for those that need them."""
         options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
         if audits(pipeline):
@@ -94,33 +102,53 @@ class RunHook:
         # kedro-mlflow looks at the catalog's entries before factory patterns have made any: make them now
         for name in pipeline.datasets():
             catalog.get(name, fallback_to_runtime_pattern=True)
+        try:
+            return (yield)
+        except tracking.FAILURES as error:
+            _abandon_tracking()
+            raise tracking.refusal(self._store, error, "Nothing was run.") from error
 
-    @hook_impl(trylast=True)
-    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Print the table of results and where everything lies."""
+    @hook_impl(wrapper=True)
+    def before_node_run(self) -> Generator[None, Any, Any]:
+        """A store that fails while kedro-mlflow writes a node's parameters does not end the run."""
+        enabled = mlflow_hook._is_mlflow_enabled
+        mlflow_hook._is_mlflow_enabled = enabled and not tracking.lost()
+        try:
+            return (yield)
+        except tracking.FAILURES as error:
+            tracking.lose(error)
+            return []
+        finally:
+            mlflow_hook._is_mlflow_enabled = enabled
+
+    @hook_impl(wrapper=True)
+    def after_pipeline_run(
+        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
+    ) -> Generator[None, Any, Any]:
+        """Print the table of results and where everything lies; once MLflow has them too, forget the checkpoints."""
+        _print_results(names_of(run_params), pipeline, catalog)
+        try:
+            result = yield
+        except (*tracking.FAILURES, OSError) as error:
+            _abandon_tracking()
+            again = "the same command" + ("" if audits(pipeline) else " with resume=true, which does not train again,")
+            advice = f"once the store answers, {again} logs them."
+            raise tracking.refusal(
+                self._store, error, f"All results are on disk, but the run in MLflow is incomplete: {advice}"
+            ) from error
         for name in algorithms_in(pipeline):
             forget(catalog.load(f"{name}.workplace"))
-        if audits(pipeline):
-            _print_audit(catalog.load("audit_findings"))
-            for name in ("audit_findings", "audit_report"):
-                terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
-        finished = [name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.datasets()]
-        if finished:
-            console = Console()
-            print_table(
-                results_table(results_of(catalog, finished, "metrics"), results_of(catalog, finished, "privacy")),
-                console,
-            )
-        if names_of(run_params) == ("ingestion",):
-            _print_groups(catalog.load("groups"), _filepath(catalog, "groups"))
-        for name in sorted(pipeline.outputs()):
-            if name.endswith(".report"):
-                terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
+        return result
 
     @hook_impl(wrapper=True)
     def on_pipeline_error(self, error: Exception) -> Generator[None, Any, Any]:
         """Refused input stays one sentence: Kedro wraps whatever a dataset raises while it saves or loads."""
-        result = yield  # the other hooks close their runs first
+        result = []
+        try:
+            result = yield  # the other hooks close their runs first
+        except tracking.FAILURES as failure:
+            tracking.lose(failure)
+            _abandon_tracking()
         if refusal := refusal_in(error):
             raise refusal from None
         return result
@@ -174,6 +202,7 @@ class TrackingHook:
                 if f"{name}.{kind}" in pipeline.datasets():
                     tracking.log_artifact(name, _filepath(catalog, f"{name}.{kind}"))
             tracking.log_model(name, _filepath(catalog, f"{name}.model"))
+        tracking.catch_up()
         tracking.close_runs("FINISHED")
 
     @hook_impl
@@ -204,6 +233,32 @@ class TrackingHook:
             "git_commit": git_commit(),
         }
         return shared | ({"algorithm": algorithm} if algorithm else {})
+
+
+def _abandon_tracking() -> None:
+    """No run is left open: MLflow would end it as finished when the process exits."""
+    tracking.forget_runs()
+    with suppress(*tracking.FAILURES):
+        mlflow.end_run("FAILED")
+
+
+def _print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Tables and paths, whichever the pipeline has."""
+    if audits(pipeline):
+        _print_audit(catalog.load("audit_findings"))
+        for name in ("audit_findings", "audit_report"):
+            terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
+    finished = [name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.datasets()]
+    if finished:
+        print_table(
+            results_table(results_of(catalog, finished, "metrics"), results_of(catalog, finished, "privacy")),
+            Console(),
+        )
+    if tuple(names) == ("ingestion",):
+        _print_groups(catalog.load("groups"), _filepath(catalog, "groups"))
+    for name in sorted(pipeline.outputs()):
+        if name.endswith(".report"):
+            terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
 
 
 def _print_groups(groups: pd.DataFrame, path: Path) -> None:

@@ -2,15 +2,20 @@
 
 A single algorithm has the run that kedro-mlflow opened, with the baseline's figures as `baseline/…`. Several algorithms
 have one child run each, written through `MlflowClient` alone: the fluent API knows only one active run.
+
+A store that fails while a run trains does not end the training: what it did not take is kept and written at the end.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
+import sqlite3
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +23,26 @@ from urllib.parse import urlparse
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 import equidp
 from equidp.errors import EquidpError
+from equidp.network import first_line
 
 PORTS = {"http": 80, "https": 443}
+
+FAILURES = (MlflowException, SQLAlchemyError)
+"""What a failing store raises: MLflow lets some of SQLAlchemy's errors through as they are."""
+
+PATIENCE = 10.0
+"""Seconds that another process may hold the project's store at a run's start."""
+
+BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+"""Unless set otherwise: MLflow's own would wait for a server that died for minutes, at every epoch."""
 
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
@@ -40,13 +58,18 @@ class Tracking:
     client: MlflowClient | None = None
     runs: dict[str, str] = field(default_factory=dict)
     children: list[str] = field(default_factory=list)
+    lost: bool = False
+    held: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
 _current = Tracking()
 
+logger = logging.getLogger(__name__)
+
 
 def open_runs(client: MlflowClient, runs: Mapping[str, str], children: Iterable[str] = ()) -> None:
     """Set the runs that nodes write to."""
+    forget_runs()
     _current.client, _current.runs, _current.children = client, dict(runs), list(children)
 
 
@@ -61,15 +84,20 @@ def close_runs(status: str) -> None:
 def forget_runs() -> None:
     """No run is written to from here on."""
     _current.client, _current.runs, _current.children = None, {}, []
+    _current.lost, _current.held = False, []
 
 
-def check_server(uri: str) -> None:
-    """Refuse a tracking server that does not answer, before MLflow's client has retried for minutes.
+def check_store(uri: str) -> None:
+    """Refuse a store that cannot be written to, before MLflow's client has retried for minutes.
 
     Raises:
-        EquidpError: naming the address.
+        EquidpError: naming the address or the file.
     """
+    for name, value in BOUNDS.items():
+        os.environ.setdefault(name, value)
     address = urlparse(uri)
+    if address.scheme.startswith("sqlite"):
+        _check_file(make_url(uri).database)
     if address.scheme not in ("http", "https") or address.hostname is None:
         return
     try:
@@ -79,6 +107,54 @@ def check_server(uri: str) -> None:
             f"The MLflow server at {uri} does not answer ({error}): start it, or take the project's own store by "
             "unsetting MLFLOW_TRACKING_URI and mlflow_tracking_uri in conf/local/mlflow.yml."
         ) from error
+
+
+def _check_file(path: str | None) -> None:
+    """Try for the right to write to a database, and give it back. One that is not there yet is MLflow's to make."""
+    if path is None or not Path(path).exists():
+        return
+    try:
+        with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        raise EquidpError(
+            f"MLflow's store {path} cannot be written to ({error}): end the process that holds it, or make the file "
+            "writable, or name another store as MLFLOW_TRACKING_URI."
+        ) from error
+
+
+def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
+    """What to tell the user of a store that failed, `consequence` being a sentence."""
+    return EquidpError(f"MLflow's store {uri} failed ({first_line(error)}). {consequence}")
+
+
+def lose(error: Exception) -> None:
+    """Keep all that is to be logged until the end: each further attempt would wait as long as this one did."""
+    if not _current.lost:
+        logger.warning(
+            "MLflow's store failed (%s): the run goes on, and what is to be logged is written at its end.",
+            first_line(error),
+        )
+    _current.lost = True
+
+
+def lost() -> bool:
+    """Whether the store has failed in this run."""
+    return _current.lost
+
+
+def catch_up() -> None:
+    """Write what was kept, in its order.
+
+    Raises:
+        MlflowException: where the store still fails.
+    """
+    if _current.client is not None:
+        while _current.held:
+            run_id, entries = _current.held[0]
+            _current.client.log_batch(run_id, **entries)
+            del _current.held[0]
 
 
 def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
@@ -142,8 +218,15 @@ def tracked() -> tuple[str, ...]:
 
 def _write(algorithm: str, **entries: Any) -> None:
     run_id = _current.runs.get(algorithm)
-    if _current.client is not None and run_id is not None:
-        _current.client.log_batch(run_id, **entries)
+    if _current.client is None or run_id is None:
+        return
+    if not _current.lost:
+        try:
+            _current.client.log_batch(run_id, **entries)
+        except FAILURES as error:
+            lose(error)
+    if _current.lost:
+        _current.held.append((run_id, entries))
 
 
 def slug(name: str) -> str:

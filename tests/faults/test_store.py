@@ -1,0 +1,131 @@
+"""MLflow's store held by another process: refused at the start; later, no training is lost, and the end says so."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
+
+from equidp import hooks
+from equidp.errors import EquidpError
+from equidp.pipelines import tracking
+from equidp.pipelines.training import nodes
+
+FILES = {"metrics.json", "privacy.json", "history.parquet", "report.html"}
+
+
+class Lock:
+    """An exclusive lock on the project's store, by a connection of its own; once given back, it is not taken again."""
+
+    def __init__(self, project: Path) -> None:
+        self._database = sqlite3.connect(project / "mlflow.db", isolation_level=None)
+        self._over = False
+
+    def take(self) -> None:
+        if not (self._over or self._database.in_transaction):
+            self._database.execute("BEGIN EXCLUSIVE")
+
+    def give_back(self) -> None:
+        self._over = True
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+
+
+@pytest.fixture
+def lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lock]:
+    """The lock, and a tenth of a second instead of ten or twenty to wait for it."""
+
+    def impatient(connection, cursor, statement, parameters, context, many):
+        return statement.replace("busy_timeout = 20000", "busy_timeout = 100"), parameters
+
+    monkeypatch.setattr(tracking, "PATIENCE", 0.1)
+    event.listen(Engine, "before_cursor_execute", impatient, retval=True)
+    held = Lock(project)
+    yield held
+    held.give_back()
+    event.remove(Engine, "before_cursor_execute", impatient)
+
+
+@pytest.fixture
+def locked_in_training(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> Lock:
+    """Taken when the first epoch is about to be logged."""
+    log_epoch = tracking.log_epoch
+
+    def take_and_log(*row):
+        lock.take()
+        log_epoch(*row)
+
+    monkeypatch.setattr(tracking, "log_epoch", take_and_log)
+    return lock
+
+
+def test_a_locked_store_is_refused_before_anything_runs(project, lock):
+    lock.take()
+    with pytest.raises(EquidpError, match=r"mlflow\.db cannot be written to \(database is locked\)") as caught:
+        kedro_run(project, "dpsgd", **QUICK)
+    assert "\n" not in caught.value.message
+    assert not (project / "data" / "08_reporting").exists()
+
+
+def test_a_file_that_is_no_database_is_refused(project):
+    (project / "mlflow.db").write_bytes(b"something else entirely" * 100)
+    with pytest.raises(EquidpError, match=r"mlflow\.db cannot be written to \(file is not a database\)"):
+        kedro_run(project, "dpsgd", **QUICK)
+
+
+def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, monkeypatch, caplog):
+    printed = hooks._print_results
+    monkeypatch.setattr(hooks, "_print_results", lambda *given: (locked_in_training.give_back(), printed(*given)))
+    logging.getLogger("equidp").propagate = True
+    with caplog.at_level(logging.WARNING, "equidp"):
+        kedro_run(project, "dpsgd", **QUICK)
+
+    assert [record.message for record in caplog.records if "MLflow's store failed" in record.message] == [
+        "MLflow's store failed (MlflowException: (sqlite3.OperationalError) database is locked): the run goes on, and "
+        "what is to be logged is written at its end."
+    ]
+    (run,) = mlflow_runs(project)
+    assert run.info.status == "FINISHED"
+    logged = mlflow.MlflowClient().get_metric_history(run.info.run_id, "noise_multiplier")
+    assert [metric.step for metric in logged] == [1, 2]
+    assert "cost_of_privacy/accuracy/class:8" in run.data.metrics
+
+
+def test_a_store_locked_to_the_end_loses_no_result(project, locked_in_training, capsys):
+    with pytest.raises(EquidpError, match=r"database is locked\)\. All results are on disk, .* resume=true") as caught:
+        kedro_run(project, "dpsgd", **QUICK)
+    assert "\n" not in caught.value.message
+    assert "dpsgd.report: " in capsys.readouterr().out
+    folder = report_folder(project, "dpsgd")
+    assert {path.name for path in folder.iterdir()} >= FILES
+    assert mlflow.active_run() is None
+    assert not list(project.rglob("*.part"))
+    first = read_json(folder / "metrics.json")
+
+    locked_in_training.give_back()
+    kedro_run(project, "dpsgd", **QUICK, resume=True)
+    assert read_json(folder / "metrics.json") == first
+    unfinished, finished = mlflow_runs(project)
+    assert unfinished.info.status != "FINISHED"
+    assert finished.info.status == "FINISHED"
+    assert finished.data.metrics["test/accuracy"] == first["overall"]["accuracy"]
+    assert not list(project.rglob("checkpoint.safetensors"))
+
+
+@pytest.mark.parametrize("pipelines", [("dpsgd",), ("dpsgd", "naive")], ids=["one run", "parent and children"])
+def test_a_locked_store_does_not_hide_why_a_run_failed(project, lock, monkeypatch, pipelines):
+    def refuse(*_, **__):
+        lock.take()
+        raise EquidpError("This is the reason.")
+
+    monkeypatch.setattr(nodes, "train_model", refuse)
+    with pytest.raises(EquidpError, match=r"^This is the reason\.$"):
+        kedro_run(project, *pipelines, **QUICK)
+    assert mlflow.active_run() is None
