@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.psasc import AdaptiveScaling
@@ -79,6 +81,60 @@ class TestSGD:
         updating = lab.trainer("psasc_momentum").updating
         ones = torch.ones(2)
         assert [updating.direction(ones)[0].item() for _ in range(3)] == pytest.approx([1.0, 1.8, 2.44])
+
+
+class Allocations(TorchDispatchMode):
+    """Remembers the size, in floats, of the largest storage that an operation has written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes() // 4)
+        return found
+
+
+class TestMemory:
+    """Per-record gradients of a linear or a convolution layer are never written out for a whole batch.
+
+    What is allowed is what the engine does to be quick: gradients formed a cache-full of records at a time, and kept
+    where all of them are smaller than a fixed buffer, which those of this model are not.
+    """
+
+    CONVOLUTION, LINEAR = 128 * 128 * 3 * 3, 2048 * 512
+
+    def largest_in_a_step(self, lab: Any, name: str, records: int) -> int:
+        """Floats in the largest storage during the second step, which has a past iterate to look at."""
+        model = nn.Sequential(
+            nn.Unflatten(1, (128, 4, 4)),
+            nn.Conv2d(128, 128, 3, padding=1, bias=False),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(2048, 512, bias=False),
+            nn.Tanh(),
+            nn.Linear(512, 3),
+        )
+        plan = lab.plan(records=records, batch_size=records, epochs=3)
+        everybody = lab.random(coins=True)
+        trainer = lab.trainer(
+            name, records=lab.records(records, features=2048), model=model, plan=plan, random=everybody
+        )
+        trainer.run_steps(1)
+        with Allocations() as seen:
+            trainer.run_steps(1)
+        return seen.largest
+
+    def test_no_batch_of_gradients_is_written_out(self, lab: Any) -> None:
+        records = 256
+        assert self.largest_in_a_step(lab, "psasc_momentum", records) < records * min(self.CONVOLUTION, self.LINEAR) / 8
+
+    def test_an_implementation_that_did_would_be_caught(self, lab: Any) -> None:
+        records = 8  # it needs gigabytes for more
+        assert self.largest_in_a_step(lab, "psasc_momentum_gd", records) >= records * (self.CONVOLUTION + self.LINEAR)
 
 
 class TestGD:
