@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from equidp.engine.terms import Convolutions, GroupedProducts, Lookups, Products, Term, Vectors
+from equidp.engine.terms import Convolutions, GroupedProducts, Lookups, Outer, Products, Term, Vectors
 from equidp.engine.windows import Kernel
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
@@ -65,6 +65,11 @@ Rule = Callable[[Page], dict[str, Term]]
 
 def linear(page: Page) -> dict[str, Term]:
     """`y = x Wᵀ + c` on `x [b, …, i]`: every place between the first and last dimension is a position."""
+    if len(page.calls) == 1 and page.calls[0].backprop.dim() == 2:
+        call = page.calls[0]
+        bias = Vectors(_exact(call.backprop))
+        both: dict[str, Term] = {"weight": Outer(_exact(call.inputs[0]), bias), "bias": bias}
+        return {name: term for name, term in both.items() if name in page.names}
     backprops = _along_positions([_places(call.backprop) for call in page.calls])
     terms: dict[str, Term] = {}
     if "weight" in page.names:

@@ -91,14 +91,16 @@ class Term(ABC):
         """The same for units: each the mean of its records' gradients."""
 
 
-@dataclass(frozen=True)
 class Vectors(Term):
     """Gradients that are there already: `[b, numel]`."""
 
-    values: Tensor
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._squared: Tensor | None = None  # asked for twice where a layer's bias is also a factor of its weight
 
     def squared_norms(self) -> Tensor:
-        return norms_of(self.values)
+        self._squared = norms_of(self.values) if self._squared is None else self._squared
+        return self._squared
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         return weights.to(self.values.dtype) @ (self.values if clean else silenced(self.values, weights))
@@ -111,6 +113,29 @@ class Vectors(Term):
         return Vectors(sums.index_add_(0, units.owners, units.spread(self.values)))
 
 
+class Outer(Term):
+    """Gradients `b aᵀ` of shape `[o, i]`, one position each: from `a [b, i]` and `b [b, o]`."""
+
+    def __init__(self, inputs: Tensor, backprops: Vectors) -> None:
+        self.inputs, self.backprops = inputs, backprops
+
+    def squared_norms(self) -> Tensor:
+        return norms_of(self.inputs) * self.backprops.squared_norms()
+
+    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+        inputs, backprops = weighted(self.inputs, self.backprops.values, weights, clean)
+        return (backprops.T @ inputs).view(-1)
+
+    def gradients(self, start: int, stop: int) -> Tensor:
+        return self._products().gradients(start, stop)
+
+    def grouped(self, units: Units) -> Term:
+        return self._products().grouped(units)
+
+    def _products(self) -> Products:
+        return Products(self.inputs.unsqueeze(1), self.backprops.values.unsqueeze(1))
+
+
 class Products(Term):
     """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`."""
 
@@ -120,8 +145,6 @@ class Products(Term):
     def squared_norms(self) -> Tensor:
         b, positions, i = self.inputs.shape
         o = self.backprops.shape[2]
-        if positions == 1:
-            return norms_of(self.inputs.flatten(1)) * norms_of(self.backprops.flatten(1))
         if positions * (i + o) < i * o:
             return self._gram()
         return materialised_norms([self], b, i * o)
