@@ -60,7 +60,8 @@ class GradientEngine:
         self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
         if self.device.type != "cpu" or any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
             self._convolutions = []  # torch's GroupNorm is up to ten times slower on channels-last images
-        self.dimension = sum(p.numel() for p in self.parameters)
+        self._sizes = [p.numel() for p in self.parameters]
+        self.dimension = sum(self._sizes)
         self.losses: Tensor | None = None
         self._units: Units | None = None
         self._terms: dict[nn.Parameter, list[Term]] | None = None
@@ -191,12 +192,12 @@ class GradientEngine:
             parameter.grad = view
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([p.numel() for p in self.parameters])
+        parts = flat.split_with_sizes(self._sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def _forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
-        with autocast, self._channels_last():
+        half, device = self.precision == "bf16", self.device.type
+        with torch.autocast(device, torch.bfloat16) if half else contextlib.nullcontext(), self._channels_last():
             losses = self.loss(self.model(features), labels)
         if losses.shape != (len(features),):
             raise EquidpError(
@@ -259,12 +260,13 @@ class GradientEngine:
     @torch.no_grad()
     def _squared_norms(self, rows: int) -> Tensor:
         assert self._terms is not None
-        total = torch.zeros(rows, device=self.device)
+        total: Tensor | None = None
         for parameter, terms in self._terms.items():
             if self._units is not None:
                 terms = [term.grouped(self._units) for term in terms]
-            total += terms[0].squared_norms() if len(terms) == 1 else materialised_norms(terms, rows, parameter.numel())
-        return total
+            one = terms[0].squared_norms() if len(terms) == 1 else materialised_norms(terms, rows, parameter.numel())
+            total = one if total is None else total + one
+        return torch.zeros(rows, device=self.device) if total is None else total
 
     def _refuse_training_batch_norm(self) -> None:
         for name, layer in self._batch_norms:

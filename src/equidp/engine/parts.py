@@ -465,7 +465,7 @@ class Accepting(Running):
 
 def per_record(public: Public, groups: Tensor) -> dict[str, Tensor]:
     """Public values as seen by each of `[u]` records: one per record where the value is per group."""
-    return {name: value[groups] if value.dim() else value for name, value in public.items()}
+    return {name: value.index_select(0, groups) if value.dim() else value for name, value in public.items()}
 
 
 def sensitivity(rule: WeightRule, public: Public) -> Tensor:
@@ -473,7 +473,8 @@ def sensitivity(rule: WeightRule, public: Public) -> Tensor:
 
     Taking the maximum over the groups present would let the noise reveal who is in the batch.
     """
-    return (rule.bound(public) * public["scale"]).max()
+    bounds = rule.bound(public) * public["scale"]
+    return bounds.max() if bounds.dim() else bounds
 
 
 def scheduled(carried: Mapping[str, Tensor], segment: Segment) -> dict[str, Tensor]:

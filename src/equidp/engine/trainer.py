@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -130,6 +131,8 @@ class Trainer:
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
         self.engine = GradientEngine(model, loss, precision=precision)
         self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
+        # without what torch wraps around it for its profiler: more work than a small model's whole update
+        self._update = torch.no_grad()(inspect.unwrap(type(self.optimizer).step))
         self.physical_batch_size = physical_batch_size
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
@@ -251,7 +254,7 @@ class Trainer:
         self._observe_step(total)
         # divided by the *expected* batch size: the actual one is private
         self.engine.apply_gradient(self.updating.direction(total).div(self.plan.batch_size))
-        self.optimizer.step()
+        self._update(self.optimizer)
         self.steps_done += 1
         if rollback is not None and not self.accepting.accept():
             assert before is not None
@@ -285,15 +288,16 @@ class Trainer:
             public |= self._side_release(torch.cat(norms), torch.cat([b.groups for b in batches]), public)
         total = self.reduce(self.weighted_sum(batches, public, norms, draws))
         delta = sensitivity(rule, public)
-        self.shown = {"sensitivity": delta, "noise_multiplier": torch.tensor(noise_multiplier)}
-        self.shown |= {k: v for k, v in public.items() if k != "scale" or v.dim()}
+        self.shown = {"sensitivity": delta, "noise_multiplier": torch.scalar_tensor(noise_multiplier)}
+        kept = release.keeps if release is not None else frozenset()
+        self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
         return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
 
     def _side_release(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
         release = self.algorithm.side_release
         assert release is not None
-        finite = torch.where(norms.isfinite(), norms, 0.0)
+        finite = torch.where(norms < torch.inf, norms, 0.0)
         exact = self.reduce(release.statistic(finite, groups, public, self.plan))
         noise_multiplier = release.noise(self.plan) / release.sensitivity()
         noised = self.random.perturb(exact, sensitivity=release.sensitivity(), noise_multiplier=noise_multiplier)
@@ -311,22 +315,24 @@ class Trainer:
 
         A second forward per chunk is needed only if weights awaited the whole batch.
         """
-        total = torch.zeros(self.engine.dimension, device=self.population.device)
+        total: Tensor | None = None
         kept = len(batches) == 1 and norms is not None
         for index, batch in enumerate(batches):
             fresh = norms[index] if kept and norms is not None else self.contributing.norms(batch)
             weights = self.weights(fresh, batch.groups, public)
             if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
                 weights = torch.where(mask, weights, 0.0)
-            total += self.contributing.weighted_sum(weights)
+            part = self.contributing.weighted_sum(weights)
+            total = part if total is None else total + part
             self._observe(fresh, weights, batch)
+        assert total is not None  # an empty batch is one empty chunk
         return total
 
     def weights(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> Tensor:
         """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum)."""
         rule = self.algorithm.weights
         assert rule is not None
-        finite = norms.isfinite()
+        finite = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
         seen = per_record(public, groups)
         weights = rule.weights(torch.where(finite, norms, 0.0), seen) * seen["scale"]
         return torch.where(finite, weights, 0.0)
