@@ -24,6 +24,7 @@ from torch import Tensor
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.engine.algorithm import Algorithm, published_by
 from equidp.engine.parts import (
+    TINY,
     FlatClip,
     NoiseLevel,
     Plan,
@@ -60,9 +61,9 @@ class GroupClipCounts(SideRelease):
         """C^k, `[K]`."""
         above, not_above = noised.clamp(min=0.0).split(plan.groups)
         counted = above + not_above
-        group_ratio = torch.where(counted > 0, above / counted, 0.0)
-        ratio = above.sum() / (plan.batch_size if self.ratio_over == "batch" else counted.sum())
-        growth = torch.where(ratio > 0, group_ratio / ratio, 0.0)
+        group_ratio = above / counted.clamp(min=TINY)
+        ratio = above.sum() / (plan.batch_size if self.ratio_over == "batch" else counted.sum().clamp(min=TINY))
+        growth = group_ratio / ratio.clamp(min=TINY)  # no count is above without some ratio above 0: 0/TINY = 0
         return {"clip_norm": public["clip_norm"] * (1.0 + growth).clamp(max=self.max_clip_ratio)}
 
 
