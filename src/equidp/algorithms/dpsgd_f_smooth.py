@@ -1,0 +1,66 @@
+"""DPSGD-F with counts that remember: this project's own, a sharper use of what DPSGD-F releases already.
+
+DPSGD-F sets each step's bounds C^k from that step's noised counts alone. With ten groups in a batch of 256 the noise is
+as large as the counts: the bounds jump, and Δ = max_k C^k follows the luckiest group. Here the noised counts are
+averaged over the steps before anything is made of them,
+
+    s_t = β·s_{t−1} + (1 − β)·(m̃, õ)_t,   s_0 = 0,   (m̂, ô)_t = s_t/(1 − β^t),
+
+and m̂, ô take the place of m̃, õ in DPSGD-F's equations; clamping at 0 comes after the averaging, where it biases rare
+groups less. An average of noised values is post-processing: events, ε and bound on each record are DPSGD-F's own, and
+Δ is still over all K groups. What it costs is lag: about 1/(1 − β) steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equidp.algorithms.dpsgd_f import DPSGDF, GroupClipCounts
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.parts import Plan, Public
+
+Memory = Annotated[float, Field(ge=0, lt=1)]
+
+REMEMBERED = "remembered_counts"
+
+
+class SmoothedClipCounts(GroupClipCounts):
+    """DPSGD-F's counts, averaged over the steps so far with weights that fall as β^age."""
+
+    keeps: ClassVar[frozenset[str]] = frozenset({REMEMBERED})
+    memory: Memory = 0.99
+
+    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """C^k of the averaged counts, `[K]`."""
+        average = self._average(noised, public)
+        return super().now(average[:-1] / average[-1], public, plan)
+
+    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """The sums to go on from."""
+        return {REMEMBERED: self._average(noised, public)}
+
+    def _average(self, noised: Tensor, public: Public) -> Tensor:
+        """`[2K + 1]`: s_t, and its weight 1 − β^t, which the same average of ones comes to."""
+        latest = torch.cat([noised, noised.new_ones(1)])
+        before = public.get(REMEMBERED)
+        return (1 - self.memory) * latest + (0.0 if before is None else self.memory * before)
+
+
+class DPSGDFSmooth(DPSGDF):
+    """Settings of DPSGD-F with remembered counts."""
+
+    memory: Memory = 0.99
+    """β, the share of the average that a step keeps; 0 is DPSGD-F."""
+
+    def build(self) -> Algorithm:
+        """DPSGD-F with its side release replaced."""
+        plain = super().build()
+        release = plain.side_release
+        assert isinstance(release, GroupClipCounts)
+        smoothed = SmoothedClipCounts(**release.model_dump(), memory=self.memory)
+        return dataclasses.replace(plain, name="dpsgd_f_smooth", side_release=smoothed)
