@@ -213,8 +213,12 @@ def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilo
     PLD uses the coarse interval here, RDP integer orders. The ε of a prefix never exceeds the ε of the whole, so the
     curve is capped by the figure reported for the whole run, and ends in it.
     """
-    if not any(epochs):
-        return []
+    return list(_epsilon_path(tuple(map(tuple, epochs)), delta)) if any(epochs) else []
+
+
+@lru_cache(maxsize=16)
+def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[Epsilon, ...]:
+    """Algorithms that are compared often have the same events: a second or so for each curve."""
     whole = epsilon([event for events in epochs for event in events], delta)
     spent: list[Event] = []
     loss = pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
@@ -225,7 +229,7 @@ def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilo
             loss = loss.compose(_pld(event))
         by_pld = min(float(loss.get_epsilon_for_delta(delta)), whole.value)
         path.append(Epsilon(min(live_epsilon(spent, delta), whole.rdp), by_pld))
-    return path
+    return tuple(path)
 
 
 def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
