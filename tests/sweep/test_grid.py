@@ -91,6 +91,13 @@ def test_values_that_params_cannot_hold_are_refused(value):
         params_text({"model.options": value})
 
 
+@pytest.mark.parametrize("text", ["training.epochs=[5,6]", "training.epochs=[5", "training.epochs='5"])
+def test_a_list_in_params_is_refused_with_the_place_for_it(text):
+    with pytest.raises(EquidpError, match=r"axis of a grid, or .* a preset, in conf/local") as error:
+        nested(text)
+    assert "\n" not in error.value.message
+
+
 def test_a_param_without_a_value_is_refused():
     with pytest.raises(EquidpError, match="setting=value"):
         nested("training.epochs")

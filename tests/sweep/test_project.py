@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from equidp.errors import EquidpError
-from equidp.sweep.grid import choose_grid, grid_from
+from equidp.sweep.command import flat
+from equidp.sweep.grid import choose_grid, grid_from, nested
 from equidp.sweep.project import Project, differing
 
 SHORT = {"dataset": "digits", "training.epochs": 1, "seed": 0}
@@ -69,6 +70,24 @@ def test_a_non_private_run_is_the_same_for_every_epsilon(here: Project):
     assert sorted(cell.algorithm for cell in cells) == ["dpsgd", "dpsgd", "sgd"]
 
 
+def test_custom_is_swept_by_its_parts_and_their_settings(here: Project):
+    given = flat(nested("custom.weights.name=psasc,custom.weights.scale=0.8,custom.schedule=steps"))
+    axis = {"custom.initial.clip_norm": [0.1, 0.5]}
+
+    cells = here.cells(grid_from({"algorithms": "custom,dpsgd", "datasets": "digits", "params": given | axis}))
+
+    custom = [cell for cell in cells if cell.algorithm == "custom"]
+    assert [cell.algorithm for cell in cells].count("dpsgd") == 1
+    assert len({cell.key for cell in custom}) == 2
+    options = [cell.settings["custom"]["options"] for cell in custom]
+    assert [chosen["initial"] for chosen in options] == [{"clip_norm": 0.1}, {"clip_norm": 0.5}]
+    for chosen in options:
+        assert (chosen["weights"], chosen["schedule"]) == ({"name": "psasc", "scale": 0.8}, {"name": "steps"})
+    # what a cell's own command says is the same cell
+    again = nested(custom[0].command.partition("--params=")[2])
+    assert here.cell("custom", {k: v for k, v in flat(again).items() if k != "run_label"}).key == custom[0].key
+
+
 @pytest.mark.parametrize(
     ("algorithm", "overrides", "words"),
     [
@@ -77,6 +96,11 @@ def test_a_non_private_run_is_the_same_for_every_epsilon(here: Project):
         ("dpsgd", {"training.epoch": 3}, "Did you mean 'training.epochs'"),
         ("dpsgd", {"dpsgd.options.clip": 3}, "clip_norm"),
         ("dpsgd", {"privacy.epsilon": -1}, "privacy.epsilon"),
+        ("custom", {"custom.weights": "psac"}, "Did you mean 'psasc'"),
+        ("custom", {"custom.weights.name": "psasc", "custom.weights.scal": 1}, "Did you mean 'scale'"),
+        ("custom", {"custom.weights": "unit"}, "no bound on what one record adds"),
+        ("custom", {"custom.options.weights": "psasc"}, "Unknown setting of custom 'options'"),
+        ("dpsgd", {"model.name": "mlp", "model.options.hidden": [64, 32]}, "'hidden' is not valid"),
     ],
 )
 def test_wrong_names_are_refused_before_anything_runs(here: Project, algorithm, overrides, words):

@@ -18,12 +18,16 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from equidp.errors import EquidpError, unknown_name
 
 Values = tuple[str | int | float, ...]
+
+LISTS = "A list has no place there: name it as an axis of a grid, or put it into a preset, in conf/local."
 
 
 def as_list(value: Any) -> Any:
@@ -155,5 +159,8 @@ def nested(text: str) -> dict[str, Any]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if "=" not in part:
-            raise EquidpError(f"--params={part!r}: write it as setting=value.")
-    return OmegaConf.to_container(OmegaConf.from_dotlist(parts))  # type: ignore[return-value]
+            raise EquidpError(f"--params={part!r}: write it as setting=value. {LISTS}")
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist(parts))  # type: ignore[return-value]
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise EquidpError(f"--params={text!r} does not read as settings. {LISTS}") from error
