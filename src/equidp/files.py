@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from equidp.errors import EquidpError
 
 
@@ -22,9 +24,8 @@ def replacing(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
         os.replace(part, path)
-    except OSError as error:
-        raise EquidpError(
-            f"{path} cannot be written ({error.strerror}): free some space or choose another place."
-        ) from error
+    except (OSError, SafetensorError) as error:  # safetensors wraps the system's errors in its own
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise EquidpError(f"{path} cannot be written ({reason}): free some space or choose another place.") from error
     finally:
         part.unlink(missing_ok=True)

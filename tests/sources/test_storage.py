@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from equidp.errors import EquidpError
@@ -74,14 +75,20 @@ def test_a_missing_file_names_the_pipeline(tmp_path: Path) -> None:
         storage.load(tmp_path / "nothing.safetensors")
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_partial_one(records: Records, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device (os error 28)")],
+)
+def test_a_failed_write_leaves_the_old_file_and_no_partial_one(
+    records: Records, tmp_path: Path, monkeypatch, error: Exception
+) -> None:
     path = tmp_path / "records.safetensors"
     storage.save(records, path)
     before = path.read_bytes()
 
     def full_disk(tensors, target, metadata):
         Path(target).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(storage, "save_file", full_disk)
     with pytest.raises(EquidpError, match=r"cannot be written .*No space left on device"):

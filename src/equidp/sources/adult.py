@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from equidp.files import replacing
 from equidp.records import Records, Schema
 from equidp.sources.base import Source
 from equidp.sources.columns import (
@@ -107,10 +108,8 @@ class Adult(Source):
 
         frame = fetch_openml("adult", version=2, as_frame=True, parser="auto").frame
         target = Path(raw_dir) / "adult" / "adult.openml.csv"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(".partial")
-        frame.rename(columns={"class": "income"})[list(NAMES)].to_csv(partial, index=False, na_rep=MISSING)
-        partial.replace(target)
+        with replacing(target) as part:
+            frame.rename(columns={"class": "income"})[list(NAMES)].to_csv(part, index=False, na_rep=MISSING)
 
 
 def _complete(path: Path) -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.files import replacing
 from equidp.records import Records, Schema
 
 FORMAT = "equidp-records-1"
@@ -27,16 +27,9 @@ def save(records: Records, path: Path) -> None:
     path = Path(path)
     tensors = _tensors(records)
     schema = json.dumps(records.schema.to_dict(), ensure_ascii=False)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"format": FORMAT, "schema": schema, "sha256": _checksum(tensors, schema)}
-        save_file(tensors, partial, metadata=metadata)
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        raise EquidpError(f"{path} cannot be written ({error}); free space or choose another folder.") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    metadata = {"format": FORMAT, "schema": schema, "sha256": _checksum(tensors, schema)}
+    with replacing(path) as part:
+        save_file(tensors, part, metadata=metadata)
 
 
 def load(path: Path) -> Records:
