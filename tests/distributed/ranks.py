@@ -20,6 +20,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sa_dpsgd": {"energy_records": 8},
 }
 """Where an algorithm's defaults do not suit 48 records."""
+UPDATES = 300
+"""How many single steps are compared."""
 
 
 def toy(seed: int = 0) -> Split:
@@ -49,7 +51,7 @@ def ready(name: str, batch_size: int, peers: Peers | None, **changes: Any) -> Pr
     """A short training of one algorithm, on this rank or alone."""
     algorithm = algorithm_settings(name, changes.pop("options", OPTIONS.get(name))).build()
     split = toy()
-    private = PrivacySettings(noise_multiplier=1.0, delta=1e-2, **changes.pop("privacy", {}))
+    private = PrivacySettings(**{"noise_multiplier": 1.0, "delta": 1e-2} | changes.pop("privacy", {}))
     epochs = changes.pop("epochs", 3)
     training = TrainingSettings(
         epochs=epochs, batch_size=batch_size, learning_rate=0.5, device="cpu", devices=2, **changes.pop("training", {})
@@ -96,6 +98,9 @@ def battery(folder: str) -> None:
     found["whole"] = _run("dpsgd_f", 8, peers, epochs=5, options={"base_clip_norm": 0.7})
     found["empty"] = _empty_batches(peers)
     found["noise"] = _noise(peers)
+    found["updates"] = updates(UPDATES, peers)
+    peers.seed = lambda seed: seed  # type: ignore[method-assign]  # a fault: all ranks toss the same coins
+    found["same_coins"] = updates(UPDATES // 3, peers)
     Path(folder, f"rank{peers.rank}.json").write_text(json.dumps(found))
     peers.leave()
 
@@ -125,6 +130,21 @@ def _empty_batches(peers: Peers) -> dict[str, Any]:
     trainer.draw = counted  # type: ignore[method-assign]
     prepared.run(None, progress=False)
     return {"sizes": sizes, "weights": fingerprint(prepared)}
+
+
+def updates(count: int, peers: Peers | None) -> list[list[float]]:
+    """`[count, d]`: one step of dpsgd_f from the same weights, again and again; little noise, so that samples show."""
+    options = {"count_noise_multiplier": 0.5}
+    trainer = ready("dpsgd_f", 8, peers, epochs=count, options=options, privacy={"noise_multiplier": 0.1}).trainer
+    start = trainer.engine.flatten() + 0.3
+    found, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine a second one makes steps this small ten times slower
+    for _ in range(count):
+        trainer.engine.load_(start)
+        trainer.run_steps(1)
+        found.append((trainer.engine.flatten() - start).tolist())
+    torch.set_num_threads(threads)
+    return found
 
 
 def _noise(peers: Peers) -> list[float]:

@@ -98,6 +98,25 @@ def test_an_empty_batch_holds_nobody_up(found):
     assert found[0]["empty"]["weights"] == found[1]["empty"]["weights"]
 
 
+def least_p_value(first: list[list[float]], second: list[list[float]]) -> float:
+    """Of tests of location, spread and shape, along each coordinate and four random directions."""
+    samples = [torch.tensor(sample, dtype=torch.float64) for sample in (first, second)]
+    directions = torch.randn(samples[0].shape[1], 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours, theirs = (torch.cat([sample, sample @ directions], dim=1).T.numpy() for sample in samples)
+    tests = (lambda a, b: stats.ttest_ind(a, b, equal_var=False), stats.levene, stats.ks_2samp)
+    return min(test(a, b).pvalue for a, b in zip(ours, theirs, strict=True) for test in tests)
+
+
+def test_updates_of_two_ranks_have_the_distribution_of_one_process(found):
+    # some 50 tests: an honest pair stays above 1e-4 but once in two hundred draws, and this draw is fixed
+    assert found[0]["updates"] == found[1]["updates"]
+    assert least_p_value(ranks.updates(ranks.UPDATES, None), found[0]["updates"]) > 1e-4
+
+
+def test_ranks_that_toss_the_same_coins_would_be_noticed(found):
+    assert least_p_value(ranks.updates(ranks.UPDATES, None), found[0]["same_coins"]) < 1e-6
+
+
 def test_noise_is_added_once(found):
     """N(0, (2·0.5)²) on the total of both ranks; twice would have a standard deviation of √2."""
     first, second = found[0]["noise"], found[1]["noise"]
