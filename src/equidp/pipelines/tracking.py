@@ -14,7 +14,8 @@ import re
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +48,10 @@ BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT":
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
 
-BATCH = 100
-"""MLflow takes at most so many params at once."""
+BATCH, MOST_METRICS = 100, 1000
+"""MLflow takes at most so many params, and so many metrics, at once."""
+
+SECONDS_BETWEEN_ROWS = 1.0
 
 
 @dataclass
@@ -60,6 +63,8 @@ class Tracking:
     children: list[str] = field(default_factory=list)
     lost: bool = False
     held: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    rows: dict[str, list[Metric]] = field(default_factory=dict)
+    written: float = 0.0
 
 
 _current = Tracking()
@@ -75,6 +80,7 @@ def open_runs(client: MlflowClient, runs: Mapping[str, str], children: Iterable[
 
 def close_runs(status: str) -> None:
     """Terminate the child runs; forget all."""
+    _write_rows()
     if _current.client is not None:
         for run_id in _current.children:
             _current.client.set_terminated(run_id, status)
@@ -85,6 +91,7 @@ def forget_runs() -> None:
     """No run is written to from here on."""
     _current.client, _current.runs, _current.children = None, {}, []
     _current.lost, _current.held = False, []
+    _current.rows, _current.written = {}, 0.0
 
 
 def check_store(uri: str) -> None:
@@ -145,11 +152,12 @@ def lost() -> bool:
 
 
 def catch_up() -> None:
-    """Write what was kept, in its order.
+    """Write what was kept, in its order, and the epochs that were not written yet.
 
     Raises:
         MlflowException: where the store still fails.
     """
+    _write_rows()
     if _current.client is not None:
         while _current.held:
             run_id, entries = _current.held[0]
@@ -158,15 +166,16 @@ def catch_up() -> None:
 
 
 def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
-    """Live figures of one epoch; the epoch is the step."""
-    log_metrics(algorithm, {k: v for k, v in row.items() if k != "epoch"}, step=int(row["epoch"]))
+    """Live figures of one epoch; the epoch is the step. Written once a second: a call costs as much as an epoch may."""
+    figures = {k: v for k, v in row.items() if k != "epoch"}
+    _current.rows.setdefault(algorithm, []).extend(_metrics(figures, int(row["epoch"])))
+    if time.monotonic() - _current.written >= SECONDS_BETWEEN_ROWS:
+        _write_rows()
 
 
 def log_metrics(algorithm: str, metrics: Mapping[str, float], *, step: int = 0) -> None:
     """Write metrics to the algorithm's run, all at once (one call is about 20 times cheaper than one per metric)."""
-    now = get_current_time_millis()
-    entries = [Metric(slug(name), float(value), now, step) for name, value in metrics.items() if value is not None]
-    _write(algorithm, metrics=entries)
+    _write_metrics(algorithm, _metrics(metrics, step))
 
 
 def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
@@ -214,6 +223,24 @@ def log_model(algorithm: str, weights: Path) -> None:
 def tracked() -> tuple[str, ...]:
     """Algorithms that have a run."""
     return tuple(_current.runs)
+
+
+def _metrics(figures: Mapping[str, float], step: int) -> list[Metric]:
+    now = get_current_time_millis()
+    return [Metric(slug(name), float(value), now, step) for name, value in figures.items() if value is not None]
+
+
+def _write_metrics(algorithm: str, entries: Sequence[Metric]) -> None:
+    for start in range(0, len(entries), MOST_METRICS):
+        _write(algorithm, metrics=entries[start : start + MOST_METRICS])
+
+
+def _write_rows() -> None:
+    """Write the epochs that have come in since the last time."""
+    rows, _current.rows = _current.rows, {}
+    for algorithm, entries in rows.items():
+        _write_metrics(algorithm, entries)
+    _current.written = time.monotonic()
 
 
 def _write(algorithm: str, **entries: Any) -> None:
