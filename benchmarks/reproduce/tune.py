@@ -1,0 +1,109 @@
+"""The best learning rate of every algorithm for its worst group, on records held back from training.
+
+    python benchmarks/reproduce/tune.py            # the grid `tuning` of sweeps.yml; a quarter of an hour on one core
+
+Trains every cell of the grid in this process, without reports and tracking, and prints per dataset and algorithm the
+accuracy of the worst group (and overall) at every rate, best first. The best rates are those of `worst_group_table`. A
+grid that evaluates on test records is refused: nothing may be chosen by them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from kedro.framework.startup import bootstrap_project
+from tqdm import tqdm
+
+from equidp.algorithms import algorithm_settings
+from equidp.errors import EquidpError
+from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
+from equidp.records import Records
+from equidp.sources import source
+from equidp.sources.splitting import split
+from equidp.sweep.grid import choose_grid
+from equidp.sweep.project import Project
+from equidp.training import make_model, plan_run, predict, train_model, units_in
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> None:
+    """Train, and print the table."""
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("grid", nargs="?", default="tuning")
+    torch.set_num_threads(1)
+    bootstrap_project(ROOT)
+    project = Project(ROOT)
+    cells = project.cells(choose_grid(project.grids(), arguments.parse_args().grid, {}))
+    for cell in cells:
+        if cell.settings["data"]["evaluate_on"] != "validation":
+            raise EquidpError(f"{cell} evaluates on test records, by which nothing may be chosen.")
+    raw = Path(project.config()["parameters"]["raw_dir"])
+    found: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for cell in tqdm(cells, disable=not sys.stderr.isatty()):
+        found[cell.dataset, cell.algorithm][cell.settings["training"]["learning_rate"]].append(
+            scores(cell.settings, cell.algorithm, raw if raw.is_absolute() else ROOT / raw)
+        )
+    for (dataset, algorithm), rates in found.items():
+        means = {rate: tuple(map(statistics.mean, zip(*seeds, strict=True))) for rate, seeds in rates.items()}
+        best_first = sorted(means.items(), key=lambda item: item[1], reverse=True)
+        shown = "   ".join(f"{rate:g}: {worst:.3f} ({overall:.3f})" for rate, (worst, overall) in best_first)
+        print(f"{dataset:8s} {algorithm:16s} {shown}")
+
+
+@cache
+def records_of(name: str, raw: Path) -> Records:
+    """A dataset's records."""
+    chosen = source(name, {})
+    return chosen.read(chosen.locate(raw))
+
+
+def scores(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[float, float]:
+    """Accuracy of the worst group of the first grouping, and overall, of one cell."""
+    data, model = DataSettings(**settings["data"]), ModelSettings(**settings["model"])
+    privacy, training = PrivacySettings(**settings["privacy"]), TrainingSettings(**settings["training"])
+    options, seed, grouping = settings[name]["options"], settings["seed"], data.groups[0]
+    parts = split(
+        records_of(data.source, raw),
+        seed=seed,
+        keep=data.keep,
+        split_by=data.split_unit,
+        public_fraction=data.public_fraction or 0.0,
+        test_fraction=data.test_fraction,
+        evaluate_on=data.evaluate_on,
+    )
+    algorithm = algorithm_settings(name, options).build()
+    _, names = parts.train.grouping(grouping)
+    plan = plan_run(
+        algorithm, units=units_in(parts.train, privacy), groups=len(names), privacy=privacy, training=training
+    )
+    trained = train_model(
+        algorithm,
+        plan,
+        parts,
+        grouping=grouping,
+        model=model,
+        privacy=privacy,
+        training=training,
+        seed=seed,
+        options=options,
+        progress=False,
+    )
+    network = make_model(parts.train.schema, model, algorithm, seed)
+    network.load_state_dict(trained.weights)
+    right = predict(network, parts.test.features).argmax(1) == parts.test.labels
+    groups, _ = parts.test.grouping(grouping)
+    each = [float(right[groups == k].float().mean()) for k in groups.unique()]
+    return min(each), float(right.float().mean())
+
+
+if __name__ == "__main__":
+    main()
