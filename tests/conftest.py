@@ -7,6 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# a property is true or false; how long an example takes depends on what else the machine does
+settings.register_profile("equidp", deadline=None)
+settings.load_profile("equidp")
 
 ROOT = Path(__file__).resolve().parents[1]
 

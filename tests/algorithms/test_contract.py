@@ -432,7 +432,7 @@ class TestSensitivity:
             public |= algorithm.side_release.now(noised, public, plan)
         return public
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(norm=SIZES, values=st.lists(st.floats(-50, 50), min_size=1, max_size=6))
     def test_weighted_norms_stay_within_the_bound(self, lab: Any, name: str, norm: float, values: list[float]) -> None:
         trainer = lab.trainer(name)
@@ -446,7 +446,7 @@ class TestSensitivity:
         assert delta > 0
         assert (weights.double() * norm <= delta * (1 + 1e-5)).all()
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(values=st.lists(st.floats(-50, 50), min_size=1, max_size=6))
     def test_non_finite_norms_weigh_nothing(self, lab: Any, name: str, values: list[float]) -> None:
         trainer = lab.trainer(name)

@@ -193,7 +193,7 @@ def target() -> Plan:
 class TestBudget:
     """The noise of an epoch depends on outputs; what may be spent does not."""
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(norms=st.lists(st.sampled_from([0.0, 1e-6, 0.01, 0.3, 1.0, 1e6]), min_size=10, max_size=10))
     def test_is_never_exceeded_whatever_the_norms_do(self, lab: Any, target: Plan, norms: list[float]) -> None:
         puppet = Puppet(lab, target, iter(torch.tensor(norms)))
@@ -203,7 +203,7 @@ class TestBudget:
         assert puppet.algorithm.covers(target, puppet.ledger.events)
         assert puppet.algorithm.epsilon(target).value == 3.0
 
-    @settings(max_examples=5, deadline=None)
+    @settings(max_examples=5)
     @given(norms=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=10, max_size=10), first=st.floats(0, 1))
     def test_nor_with_adaptive_clipping_and_other_phases(self, lab: Any, norms: list[float], first: float) -> None:
         options = {"adaptive_clip": True, "first_phase_fraction": first}
@@ -260,7 +260,7 @@ class TestBudget:
         with pytest.raises(EquidpError, match="sum_noise_fraction"):
             algorithm_settings("dpis", {"sum_noise_fraction": 1e-4}).build().calibrated(PLAN, 0.5)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(
         order=st.integers(2, 64),
         rate=st.floats(1e-4, 0.3),

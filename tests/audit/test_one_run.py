@@ -36,7 +36,7 @@ def test_without_delta_it_is_a_binomial_test() -> None:
     assert p_value(100, 100, 99, math.log(9), 0.0) == pytest.approx(float(binom.sf(98, 100, 0.9)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 400), st.data(), st.sampled_from([0.0, 1e-6, 1e-4]))
 def test_more_right_guesses_never_lower_the_bound(guesses: int, data: st.DataObject, delta: float) -> None:
     correct = data.draw(st.integers(0, guesses - 1))

@@ -53,13 +53,13 @@ def _refuses_in_a_sentence(call: Callable[[], object]) -> None:
     assert refusal is None or (len(refusal.message) > 10 and refusal.exit_code != 0)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(NAMES, VALUES)
 def test_any_value_of_a_block_of_settings(name: str, value: Any) -> None:
     _refuses_in_a_sentence(lambda: parameters.resolve(VALID | {name: value}))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(list(_fields())), VALUES)
 def test_any_value_of_any_setting(setting: tuple[str, str], value: Any) -> None:
     name, field = setting
@@ -67,14 +67,14 @@ def test_any_value_of_any_setting(setting: tuple[str, str], value: Any) -> None:
     _refuses_in_a_sentence(lambda: parameters.resolve(VALID | {name: block}))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.dictionaries(st.text(max_size=10) | NAMES, VALUES, max_size=4))
 def test_any_dictionary_of_settings(given_settings: dict[str, Any]) -> None:
     _refuses_in_a_sentence(lambda: parameters.resolve(given_settings))
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_option_of_any_algorithm(name: str, data: st.DataObject) -> None:
     known = sorted(ALGORITHMS[name].model_fields) or ["clip_norm"]
@@ -83,7 +83,7 @@ def test_any_option_of_any_algorithm(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_option_of_any_model(name: str, data: st.DataObject) -> None:
     known = sorted(MODELS[name].Options.model_fields)

@@ -37,7 +37,7 @@ def positions(records: Records) -> set[int]:
 
 
 @given(seed=st.integers(0, 2**31), public=st.sampled_from([0.0, 0.05, 0.3]), part=st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_parts_are_disjoint_and_complete(seed: int, public: float, part: bool) -> None:
     parts = split(make(part=part), seed=seed, public_fraction=public)
     sets = [positions(p) for p in (parts.train, parts.test, parts.public)]
