@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from equidp.evaluation.seeds import mean_interval
 from equidp.sweep.grid import choose_grid, params_text
-from equidp.sweep.project import Cell, Project
+from equidp.sweep.project import Cell, Project, by_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES, PAGE = Path(__file__).with_name("tables.yml"), ROOT / "docs" / "results.md"
@@ -104,9 +104,12 @@ def main() -> None:
     project = Project(ROOT)
     store, experiment = project.store()
     client = MlflowClient(store)
+    grids = project.grids()
+    # once per sweep: resolving a cell's settings takes longer than all else here
+    cells = {name: project.cells(choose_grid(grids, name, {})) for name in dict.fromkeys(t.sweep for t in page.tables)}
     parts, missing = [page.head.strip()], []
     for table in page.tables:
-        rows, absent = rows_of(table, project, client, experiment)
+        rows, absent = rows_of(table, cells[table.sweep], client, experiment)
         missing += absent
         parts.append(section(table, rows))
     for cell in dict.fromkeys(missing):
@@ -117,17 +120,16 @@ def main() -> None:
     print(PAGE)
 
 
-def rows_of(table: Table, project: Project, client: MlflowClient, experiment: str) -> tuple[list[Row], list[str]]:
+def rows_of(table: Table, cells: Sequence[Cell], client: MlflowClient, experiment: str) -> tuple[list[Row], list[str]]:
     """The table's rows, in the sweep's order, and the cells that have no finished run."""
-    grid = choose_grid(project.grids(), table.sweep, {})
-    groups: dict[str, list[Cell]] = {}
-    for cell in project.cells(grid):
-        if cell.dataset == table.dataset and all(cell.overrides.get(k) == v for k, v in table.where.items()):
-            seedless = {k: v for k, v in cell.overrides.items() if k != "seed"}
-            groups.setdefault(f"{cell.algorithm} {params_text(seedless)}", []).append(cell)
+    shown = [
+        cell
+        for cell in cells
+        if cell.dataset == table.dataset and all(cell.overrides.get(k) == v for k, v in table.where.items())
+    ]
     rows, absent = [], []
-    for cells in groups.values():
-        found = [(cell, run_of(cell, client, experiment)) for cell in cells]
+    for group in by_seed(shown):
+        found = [(cell, run_of(cell, client, experiment)) for cell in group]
         absent += [str(cell) for cell, run in found if run is None]
         done = [(cell, run) for cell, run in found if run is not None]
         if done:

@@ -184,6 +184,14 @@ def digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def by_seed(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells that differ in their seed alone, together."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(digest({**cell.settings, "seed": None}), []).append(cell)
+    return list(groups.values())
+
+
 def differing(cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
     """Per cell, the overrides that are not the same in all of them (dataset, algorithm and seed aside)."""
     cells = list(cells)

@@ -18,7 +18,7 @@ from equidp.errors import EquidpError
 from equidp.evaluation.seeds import over_seeds
 from equidp.files import replacing
 from equidp.reporting.page import html_report
-from equidp.sweep.project import Cell, differing, digest
+from equidp.sweep.project import Cell, by_seed, differing
 
 WIDTH = 100
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
@@ -45,10 +45,7 @@ class Row:
 def rows_of(cells: Sequence[Cell]) -> list[Row]:
     """One row per combination of settings; `cells` are the finished ones."""
     told = differing(cells)
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(digest({**cell.settings, "seed": None}), []).append(cell)
-    return [_row(group, told[group[0].key]) for group in groups.values()]
+    return [_row(group, told[group[0].key]) for group in by_seed(cells)]
 
 
 def _row(cells: Sequence[Cell], told: Mapping[str, Any]) -> Row:
