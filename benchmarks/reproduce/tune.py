@@ -10,6 +10,7 @@ grid that evaluates on test records is refused: nothing may be chosen by them.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from collections import defaultdict
@@ -24,10 +25,12 @@ from tqdm import tqdm
 
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
+from equidp.evaluation.live import live_metrics
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
-from equidp.records import Records
+from equidp.pipelines.ingestion.nodes import split_records
+from equidp.pipelines.training.nodes import group_arrays
+from equidp.records import Records, Split
 from equidp.sources import source
-from equidp.sources.splitting import split
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Project
 from equidp.training import make_model, plan_run, predict, train_model, units_in
@@ -60,9 +63,9 @@ def main() -> None:
 
 
 @cache
-def records_of(name: str, raw: Path) -> Records:
-    """A dataset's records."""
-    chosen = source(name, {})
+def records_of(name: str, options: str, raw: Path) -> Records:
+    """A source's records; its options are JSON, which a cache can tell apart."""
+    chosen = source(name, json.loads(options))
     return chosen.read(chosen.locate(raw))
 
 
@@ -71,15 +74,8 @@ def scores(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[float, fl
     data, model = DataSettings(**settings["data"]), ModelSettings(**settings["model"])
     privacy, training = PrivacySettings(**settings["privacy"]), TrainingSettings(**settings["training"])
     options, seed, grouping = settings[name]["options"], settings["seed"], data.groups[0]
-    parts = split(
-        records_of(data.source, raw),
-        seed=seed,
-        keep=data.keep,
-        split_by=data.split_unit,
-        public_fraction=data.public_fraction or 0.0,
-        test_fraction=data.test_fraction,
-        evaluate_on=data.evaluate_on,
-    )
+    records = records_of(data.source, json.dumps(data.options), raw)
+    parts = Split(*split_records(records, settings["data"], seed, {name: options}))
     algorithm = algorithm_settings(name, options).build()
     _, names = parts.train.grouping(grouping)
     plan = plan_run(
@@ -99,10 +95,12 @@ def scores(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[float, fl
     )
     network = make_model(parts.train.schema, model, algorithm, seed)
     network.load_state_dict(trained.weights)
-    right = predict(network, parts.test.features).argmax(1) == parts.test.labels
-    groups, _ = parts.test.grouping(grouping)
-    each = [float(right[groups == k].float().mean()) for k in groups.unique()]
-    return min(each), float(right.float().mean())
+    test = parts.test
+    figures = live_metrics(
+        predict(network, test.features).numpy(), test.labels.numpy(), group_arrays(test, (grouping,))
+    )
+    overall = figures.pop("test/accuracy")
+    return min(value for figure, value in figures.items() if figure.startswith("test/accuracy/")), overall
 
 
 if __name__ == "__main__":
