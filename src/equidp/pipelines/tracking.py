@@ -74,8 +74,8 @@ logger = logging.getLogger(__name__)
 
 def open_runs(client: MlflowClient, runs: Mapping[str, str], children: Iterable[str] = ()) -> None:
     """Set the runs that nodes write to."""
-    forget_runs()
-    _current.client, _current.runs, _current.children = client, dict(runs), list(children)
+    global _current
+    _current = Tracking(client, dict(runs), list(children))
 
 
 def close_runs(status: str) -> None:
@@ -89,9 +89,8 @@ def close_runs(status: str) -> None:
 
 def forget_runs() -> None:
     """No run is written to from here on."""
-    _current.client, _current.runs, _current.children = None, {}, []
-    _current.lost, _current.held = False, []
-    _current.rows, _current.written = {}, 0.0
+    global _current
+    _current = Tracking()
 
 
 def check_store(uri: str) -> None:
