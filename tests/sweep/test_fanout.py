@@ -6,11 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from distributed import Client, Future
 
 from equidp.sweep import fanout
 from equidp.sweep.cell import Job, Outcome
@@ -96,6 +97,28 @@ def test_without_records_no_cell_of_that_dataset_starts(client, make_job, monkey
 
     assert [outcome.reason for outcome in outcomes] == ["records: adult.data is missing"] * 2
     assert not any(job.folder.exists() for job in jobs)
+
+
+def test_a_cell_of_the_same_settings_in_another_project_runs_too(client, make_job, monkeypatch, tmp_path):
+    monkeypatch.setattr(fanout, "run_cell", record)
+    here = make_job("a")
+    there = replace(here, folder=tmp_path / "another project")
+    first, second = sweep(client, [here]), sweep(client, [there])
+    held: list[Future] = []  # so that the cluster still knows them, as it would another client's
+
+    def submit(*args, **options):
+        held.append(plain(*args, **options))
+        return held[-1]
+
+    plain = client.submit
+    monkeypatch.setattr(client, "submit", submit)
+
+    first.run([cell("a")], Seen())
+    second.run([cell("a")], Seen())
+
+    assert len(held) == 4
+    assert (here.folder / "times").exists()
+    assert (there.folder / "times").exists()
 
 
 def test_a_cell_outlives_its_worker(client, make_job, monkeypatch):

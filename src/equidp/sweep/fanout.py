@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ class Sweep:
     ingest: Callable[[Cell], str | None]
     resources: dict[str, float] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
+    _mark: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
 
     def run(self, cells: Sequence[Cell], watcher: Watcher) -> list[Outcome]:
         """Run all cells; returns what became of each. On Ctrl-C those finished stay finished."""
@@ -53,8 +55,7 @@ class Sweep:
         self._open: dict[Future, tuple[str, list[Cell]]] = {}
         self._completed = as_completed([])
         for group in _by(cells, lambda cell: cell.records):
-            future = self.client.submit(self.ingest, group[0], key=f"records-{group[0].key}", pure=False)
-            self._watch(future, "records", group)
+            self._watch(self._task(self.ingest, group[0], "records", group[0]), "records", group)
         watcher.update(self.outcomes, 0)
         try:
             for future in self._completed:
@@ -83,8 +84,13 @@ class Sweep:
             self._submit(follower)
 
     def _submit(self, cell: Cell) -> None:
-        future = self.client.submit(run_cell, self.jobs[cell.key], key=cell.key, resources=self.resources, pure=False)
+        future = self._task(run_cell, self.jobs[cell.key], "cell", cell, resources=self.resources)
         self._watch(future, "cell", [cell])
+
+    def _task(self, work: Callable[..., Any], argument: Any, kind: str, cell: Cell, **asked: Any) -> Future:
+        """A task under a name of this sweep alone: to a name that the cluster still knows, from another project's sweep
+        of equal settings or from our own last one, it would return that one's result and run nothing."""
+        return self.client.submit(work, argument, key=f"{kind}-{cell.key}-{self._mark}", pure=False, **asked)
 
     def _watch(self, future: Future, kind: str, cells: list[Cell]) -> None:
         self._open[future] = (kind, cells)
