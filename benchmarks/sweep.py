@@ -86,7 +86,15 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen, log: Pa
 def cells_at_work(process: subprocess.Popen) -> list[psutil.Process]:
     """Processes of cells under a sweep."""
     found = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in found if "equidp.sweep.attended" in " ".join(child.cmdline())]
+    return [child for server in found if "forkserver import main" in command(server) for child in server.children()]
+
+
+def command(process: psutil.Process) -> str:
+    """Its command line; nothing where it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def interrupted(cells: int, epochs: int) -> dict:
@@ -96,7 +104,7 @@ def interrupted(cells: int, epochs: int) -> dict:
         first = start(project, cells // 6, epochs, None)
         wait_until(lambda: bool(markers(project)) and bool(cells_at_work(first)), first, log)
         at_work = cells_at_work(first)
-        victim = at_work[0].parent() if at_work else None
+        victim = at_work[0].parents()[1] if at_work else None  # the run, what it was forked from, the worker
         if victim is not None:
             victim.kill()
         wait_until(lambda: len(markers(project)) >= cells // 2, first, log)

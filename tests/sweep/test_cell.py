@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
+import textwrap
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from equidp.sweep import cell as cells
@@ -150,43 +152,110 @@ def test_two_sweeps_do_not_run_a_cell_at_once(make_job, calls):
     other.join()
 
 
-def stand_in(folder: Path, code: str) -> str:
-    """A PYTHONPATH on which `python -m kedro` is this code."""
-    (folder / "kedro").mkdir()
-    (folder / "kedro" / "__init__.py").touch()
-    (folder / "kedro" / "__main__.py").write_text(code)
-    return os.pathsep.join([str(folder), str(Path(cells.__file__).parents[2])])
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Puts code in the place of Kedro, in processes started from now on."""
+
+    def replace(code: str) -> None:
+        package = tmp_path / "kedro" / "framework" / "cli"
+        package.mkdir(parents=True)
+        for folder in (package.parent.parent, package.parent):
+            (folder / "__init__.py").touch()
+        (package / "__init__.py").write_text("def main():\n" + textwrap.indent(textwrap.dedent(code), "    "))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+    return replace
 
 
-def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, monkeypatch):
-    show = "import os, sys; print(sys.argv[1:]); print(os.environ['MLFLOW_RUN_CONTEXT'], os.environ['OMP_NUM_THREADS'])"
-    monkeypatch.setenv("PYTHONPATH", stand_in(tmp_path, show))
+def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, stand_in):
+    stand_in("""
+        import os, sys
+        print(sys.argv, os.getcwd())
+        print(os.environ["MLFLOW_RUN_CONTEXT"], os.environ["OMP_NUM_THREADS"])
+        print("to stderr", file=sys.stderr)
+        sys.exit(3)
+    """)
     job = make_job(project=tmp_path, sweep="demo")
     job.folder.mkdir(parents=True)
+    before = dict(os.environ)
 
     with job.log.open("w") as log, cells._locked(job.folder / "lock") as lock:
         code = cells._kedro(["run", "--params=a=1"], job, log, lock)
 
-    assert code == 0
-    assert job.log.read_text().splitlines() == [
-        "['run', '--params=a=1']",
-        '{"run_label": "cell-a", "sweep": "demo"} 1',
-    ]
+    assert code == 3
+    printed = job.log.read_text().splitlines()
+    assert f"['kedro', 'run', '--params=a=1'] {tmp_path}" in printed
+    assert '{"run_label": "cell-a", "sweep": "demo"} 1' in printed
+    assert "to stderr" in printed
+    assert dict(os.environ) == before
 
 
-def test_a_run_stops_when_its_starter_is_gone(tmp_path):
-    path = stand_in(tmp_path, "import time; print('on', flush=True); time.sleep(60)")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "equidp.sweep.attended", "run"],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    assert process.stdout.readline() == b"on\n"
+def test_a_run_holds_the_cells_lock_itself(make_job, tmp_path, stand_in):
+    stand_in("import pathlib, time; pathlib.Path('on').touch(); time.sleep(60)")
+    job = make_job(project=tmp_path)
+    job.folder.mkdir(parents=True)
+    path = job.folder / "lock"
 
-    process.stdin.close()
+    def start() -> None:
+        with job.log.open("w") as log, path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            cells._kedro([], job, log, file.fileno())
 
-    assert process.wait(timeout=10) == -15
-    process.stdout.close()
+    starter = multiprocessing.get_context("fork").Process(target=start)
+    starter.start()
+    try:
+        wait_for((tmp_path / "on").exists)
+        (run,) = [
+            child for child in psutil.Process(starter.pid).children() if "spawn_main" in " ".join(child.cmdline())
+        ]
+        run.suspend()  # so that it cannot stop when its starter is gone
+        starter.kill()
+        starter.join()
+        with path.open("w") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        starter.kill()
+        run.resume()
+    wait_for(lambda: not run.is_running())
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+START = """
+import multiprocessing, pathlib, sys
+from equidp.sweep.attended import Descriptor, kedro
+context = multiprocessing.get_context(sys.argv[1])
+run = context.Process(target=kedro, args=(["run"], pathlib.Path(), {}, Descriptor(1), Descriptor(0)))
+run.start()
+run.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_run_is_asked_to_stop_when_its_starter_is_gone(stand_in, method):
+    stand_in("""
+        import signal, sys, time
+        def stop(*_):
+            print("asked to stop", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        print("on", flush=True)
+        time.sleep(60)
+    """)
+    starter = subprocess.Popen([sys.executable, "-c", START, method], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == "on\n"
+
+    starter.kill()
+    starter.wait()
+
+    assert starter.stdout.read() == "asked to stop\n"
+    starter.stdout.close()

@@ -1,26 +1,62 @@
-"""`python -m equidp.sweep.attended run …` is `kedro run …` that stops when whoever started it is gone.
-
-The starter holds the other end of standard input. When it closes, because he died or wants it so, the run gets SIGTERM,
-on which training leaves a checkpoint.
-"""
+"""`kedro …` in a process of its own, which stops when whoever started it is gone."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
 
 
-def stop_when_input_ends() -> None:
-    """Wait for the end of standard input, then ask this process to stop."""
-    while os.read(0, 1024):
-        pass
+@dataclass(frozen=True)
+class Descriptor:
+    """A file descriptor that a starting process receives as one of its own."""
+
+    number: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (DupFd(self.number),)
+
+
+def _received(sent: Any) -> Descriptor:
+    return Descriptor(sent.detach())
+
+
+def kedro(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: Descriptor, held: Descriptor
+) -> None:
+    """Be `kedro <arguments>`; the whole work of a process of `multiprocessing`.
+
+    Args:
+        arguments: of the command line.
+        folder: to work in.
+        environment: variables to set.
+        output: where it prints.
+        held: stays open until this process ends.
+    """
+    os.setsid()  # Ctrl-C is for whoever started it: he decides what becomes of it
+    threading.Thread(target=_stop_without_starter, daemon=True).start()
+    os.dup2(output.number, 1)
+    os.dup2(output.number, 2)
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = ["kedro", *arguments]
+
+    from kedro.framework.cli import main
+
+    main()
+
+
+def _stop_without_starter() -> None:
+    """Wait until the starter is gone, then ask this process to stop; training leaves a checkpoint then."""
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+    wait([starter.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    threading.Thread(target=stop_when_input_ends, daemon=True).start()
-    sys.argv[0] = "kedro"
-    runpy.run_module("kedro", run_name="__main__", alter_sys=True)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.errors import EquidpError
-from equidp.sweep.cell import Job, Outcome, finished
+from equidp.sweep.cell import Job, Outcome, finished, warm_up
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import Cell, Project
 from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
@@ -65,7 +65,8 @@ def run_command(
             console.print(cell.command, soft_wrap=True, highlight=False, markup=False)
         return None
     store, experiment = project.store()
-    jobs = {cell.key: job_of(cell, project, store, experiment, name or UNNAMED, retries) for cell in cells}
+    one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name or UNNAMED)
+    jobs = {cell.key: one(cell, retries=retries, warm=scheduler is None) for cell in cells}
     todo = [cell for cell in cells if not finished(jobs[cell.key])]
     console.print(f"{len(cells) - len(todo)} of {len(cells)} cells were finished before.", highlight=False)
 
@@ -115,7 +116,7 @@ def _announce(name: str | None, grid: Grid, cells: Sequence[Cell], console: Cons
     )
 
 
-def job_of(cell: Cell, project: Project, store: str, experiment: str, sweep: str, retries: int) -> Job:
+def job_of(cell: Cell, project: Project, store: str, experiment: str, sweep: str, retries: int, warm: bool) -> Job:
     """A cell as a worker gets it."""
     return Job(
         key=cell.key,
@@ -130,6 +131,7 @@ def job_of(cell: Cell, project: Project, store: str, experiment: str, sweep: str
         sweep=sweep,
         env=project.env,
         retries=retries,
+        warm=warm,
     )
 
 
@@ -179,6 +181,8 @@ def fan_out(
     sweep = None
     try:
         with stopping_on_sigterm(), machines.connect() as client:
+            if not machines.scheduler:
+                client.run(warm_up, project.path)  # now, beside the encoding of records
             console.print(f"Dask dashboard: {client.dashboard_link}", highlight=False, soft_wrap=True)
             display = Display(len(cells), sum(client.nthreads().values()) or 1, console)
             sweep = Sweep(client, dict(jobs), partial(encode, project), machines.resources)
