@@ -34,6 +34,9 @@ CONTEXT = "MLFLOW_RUN_CONTEXT"
 
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+SECONDS_TO_STOP = 10
+"""For a run that was asked to stop, and is writing a checkpoint."""
+
 STARTING = threading.Lock()
 """Held while a process starts; a worker with several threads has one environment."""
 
@@ -159,14 +162,15 @@ def _kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     )
     with _variables(job.project):
         process.start()
-    atexit.register(process.kill)  # or this process would wait for it
+    atexit.register(process.terminate)  # or this process, when it has to end, would wait for the whole run
     try:
         process.join()
         return int(process.exitcode)
     finally:
-        process.kill()  # where we are thrown out of the wait
-        process.join()
-        atexit.unregister(process.kill)
+        process.terminate()  # where we are thrown out of the wait
+        process.join(SECONDS_TO_STOP)
+        process.kill()
+        atexit.unregister(process.terminate)
 
 
 def warm_up(project: Path) -> None:
