@@ -63,6 +63,7 @@ class GradientEngine:
         self._sizes = [p.numel() for p in self.parameters]
         self.dimension = sum(self._sizes)
         self.losses: Tensor | None = None
+        self._gradient: Tensor | None = None
         self._units: Units | None = None
         self._terms: dict[nn.Parameter, list[Term]] | None = None
         self._clean = True
@@ -186,10 +187,13 @@ class GradientEngine:
         for parameter, view in zip(self.parameters, self._views(flat), strict=True):
             parameter.copy_(view)
 
-    def apply_gradient(self, flat: Tensor) -> None:
-        """Point every parameter's `.grad` into a `[d]` vector, for an optimiser to step on."""
-        for parameter, view in zip(self.parameters, self._views(flat), strict=True):
-            parameter.grad = view
+    def apply_gradient(self, flat: Tensor, over: float = 1.0) -> None:
+        """Let every parameter's `.grad` hold its part of a `[d]` vector divided by `over`, for an optimiser's step."""
+        if self._gradient is None:
+            self._gradient = torch.empty_like(flat)
+            for parameter, view in zip(self.parameters, self._views(self._gradient), strict=True):
+                parameter.grad = view
+        torch.div(flat, over, out=self._gradient)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split_with_sizes(self._sizes)

@@ -253,7 +253,7 @@ class Trainer:
         total = self._noisy_sum(draws, batches, segment) if self.algorithm.private else self._plain_sum(batches)
         self._observe_step(total)
         # divided by the *expected* batch size: the actual one is private
-        self.engine.apply_gradient(self.updating.direction(total).div(self.plan.batch_size))
+        self.engine.apply_gradient(self.updating.direction(total), over=self.plan.batch_size)
         self._update(self.optimizer)
         self.steps_done += 1
         if rollback is not None and not self.accepting.accept():
