@@ -1,7 +1,7 @@
 """Sweeps on this machine: how they scale with workers, and what killing them costs.
 
     python benchmarks/sweep.py                            # 24 cells: kill one worker, kill the sweep, call it again
-    python benchmarks/sweep.py --workers 1,2 --cells 12   # seconds by number of workers
+    python benchmarks/sweep.py --workers 0,1,2 --cells 12 # seconds by number of workers; 0: `kedro run`s in a loop
 
 Everything happens in a scratch project (this one's sources and configuration, an empty store), which goes at the end.
 Prints one JSON object; exits with status 1 where a cell is not FINISHED exactly once.
@@ -45,13 +45,34 @@ def scratch_project() -> Iterator[Path]:
 
 def start(project: Path, seeds: int, epochs: int, workers: int | None) -> subprocess.Popen:
     """`kedro sweep` over 3 algorithms × 2 ε × seeds."""
-    command = [sys.executable, "-m", "kedro", "sweep", "--algorithms=dpsgd,naive,dpsgd_f", "--datasets=digits"]
-    command += ["--epsilons=1,3", f"--seeds={seeds}", f"--params=training.epochs={epochs}", "--dashboard=0"]
+    command = [sys.executable, "-m", "kedro", *arguments(seeds, epochs), "--dashboard=0"]
     command += [f"--workers={workers}"] if workers else []
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT / "src")}
-    environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{project / 'mlflow.db'}"
     with (project / "sweep.log").open("a") as log:
-        return subprocess.Popen(command, cwd=project, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(command, cwd=project, env=environment(project), stdout=log, stderr=log)
+
+
+def arguments(seeds: int, epochs: int) -> list[str]:
+    """What `kedro` is told."""
+    grid = ["--algorithms=dpsgd,naive,dpsgd_f", "--datasets=digits", "--epsilons=1,3", f"--seeds={seeds}"]
+    return ["sweep", *grid, f"--params=training.epochs={epochs}"]
+
+
+def environment(project: Path) -> dict[str, str]:
+    """That of its commands."""
+    store = f"sqlite:///{project / 'mlflow.db'}"
+    return {**os.environ, "PYTHONPATH": str(PROJECT / "src"), "MLFLOW_TRACKING_URI": store}
+
+
+def loop(project: Path, seeds: int, epochs: int) -> int:
+    """The same cells as anyone would run them: one `kedro run` with one thread after the other."""
+    kedro, variables = [sys.executable, "-m", "kedro"], environment(project) | {"OMP_NUM_THREADS": "1"}
+    told = subprocess.run(
+        [*kedro, *arguments(seeds, epochs), "--dry-run"], cwd=project, env=variables, capture_output=True, text=True
+    )
+    runs = [line.split()[1:] for line in told.stdout.splitlines() if line.startswith("kedro run ")]
+    with (project / "sweep.log").open("a") as log:
+        codes = [subprocess.call([*kedro, *run], cwd=project, env=variables, stdout=log, stderr=log) for run in runs]
+    return max(codes, default=1)
 
 
 def finished_runs(project: Path) -> collections.Counter[str]:
@@ -134,7 +155,8 @@ def by_workers(cells: int, epochs: int, workers: list[int]) -> list[dict]:
     for count in workers:
         with scratch_project() as project:
             begun = time.monotonic()
-            status = start(project, cells // 6, epochs, count).wait()
+            seeds = cells // 6
+            status = start(project, seeds, epochs, count).wait() if count else loop(project, seeds, epochs)
             seconds = round(time.monotonic() - begun, 1)
             results.append({"workers": count, "cells": len(finished_runs(project)), "seconds": seconds, "exit": status})
     return results
@@ -145,7 +167,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", type=int, default=24, help="a multiple of 6")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--workers", help="measure these numbers of workers instead of killing: 1,2")
+    parser.add_argument("--workers", help="measure these numbers of workers instead of killing: 0,1,2")
     options = parser.parse_args()
     if options.workers:
         measured = by_workers(options.cells, options.epochs, [int(n) for n in options.workers.split(",")])
