@@ -24,6 +24,9 @@ PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path:
 EITHER_OR = ("epsilon", "noise_multiplier")
 """Settings of `privacy` of which exactly one is given; a higher layer's choice replaces a lower one's other."""
 
+CHOICES = {"model": "name", "data": "source"}
+"""Sections whose `options` are those of what this setting names; another name drops a lower layer's options."""
+
 
 class EquidpConfigLoader(OmegaConfigLoader):
     """`parameters` come out validated, with every default filled in and the chosen dataset's preset applied."""
@@ -62,6 +65,10 @@ class EquidpConfigLoader(OmegaConfigLoader):
             chosen = {name for name in EITHER_OR if (layer.get("privacy") or {}).get(name) is not None}
             if len(chosen) == 1:
                 merged.get("privacy", {}).update({name: None for name in EITHER_OR if name not in chosen})
+            for section, choice in CHOICES.items():
+                before, named = merged.get(section) or {}, (layer.get(section) or {}).get(choice)
+                if named is not None and named != before.get(choice):
+                    before.pop("options", None)
             merged = OmegaConf.to_container(OmegaConf.merge(merged, layer))  # type: ignore[assignment]
         if "seed" in layers[-1] and (merged.get("privacy") or {}).get("secure"):
             raise EquidpError(

@@ -55,6 +55,15 @@ def test_a_file_in_conf_local_overrides_the_preset_and_keeps_its_other_keys(proj
     assert params["training"]["batch_size"] == 256
 
 
+def test_another_model_does_not_inherit_the_presets_options(project):
+    preset = resolved(project, dataset="ham10000")["model"]
+    assert preset["name"] == "resnet9"
+    assert preset["options"]
+    assert resolved(project, **{"dataset": "ham10000", "model.name": "logistic"})["model"]["options"] == {}
+    again = resolved(project, **{"dataset": "ham10000", "model.name": "resnet9", "model.options.width": 4})["model"]
+    assert again["options"] == {**preset["options"], "width": 4}
+
+
 def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
     (project / "conf/local/parameters.yml").write_text(
         "presets:\n  rare_three:\n"
