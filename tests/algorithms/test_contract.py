@@ -101,6 +101,27 @@ GOLDEN: dict[str, list[Golden]] = {
             events=[Event(QUARTER, TENFOLD, 4)],
         ),
     ],
+    # the same C^k = (1.2, 2.6, 1), and θ^k = ((10/3)/(10, 5, 3))^p
+    "dpsgd_f_balanced": [
+        Golden(
+            norms=(2.4, 2.6, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(0.5 * 3**-0.5, 1.5**-0.5, 0.25 * 0.9**-0.5),
+            sensitivity=2.6 * 1.5**-0.5,
+            events=[Event(QUARTER, TENFOLD, 4)],
+        ),
+        # p = 1: as in `naive` every group counts alike, and the rarest sets Δ
+        Golden(
+            options={"balance": 1},
+            norms=(2.4, 2.6, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(0.5 / 3, 2 / 3, 0.25 / 0.9),
+            sensitivity=2.6 * 2 / 3,
+            events=[Event(QUARTER, TENFOLD, 4)],
+        ),
+    ],
     # m̃ = (1, 4, −2 → 0), õ = (9, 1, 3): b̃ = (10, 5, 3), ρ^k = (0.1, 0.8, 0)
     "dpsgd_f": [
         # ρ = 5/B = 0.5: C^k = 1 + (0.2, 1.6, 0)

@@ -14,6 +14,7 @@ from equidp.algorithms.dpis import DPIS
 from equidp.algorithms.dpsgd import DPSGD
 from equidp.algorithms.dpsgd_decay import DPSGDDecay
 from equidp.algorithms.dpsgd_f import DPSGDF
+from equidp.algorithms.dpsgd_f_balanced import DPSGDFBalanced
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth
 from equidp.algorithms.dpsgd_global import DPSGDGlobal, DPSGDGlobalAdapt
 from equidp.algorithms.dpsgd_quantile import DPSGDQuantile
@@ -40,6 +41,7 @@ ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
     "naive": Naive,
     "dpsgd_f": DPSGDF,
     "dpsgd_f_smooth": DPSGDFSmooth,
+    "dpsgd_f_balanced": DPSGDFBalanced,
     "dpsgd_global": DPSGDGlobal,
     "dpsgd_global_adapt": DPSGDGlobalAdapt,
     "dpsgd_quantile": DPSGDQuantile,

@@ -21,6 +21,7 @@ from equidp.algorithms.auto_s import Normalise
 from equidp.algorithms.dpis import ConstantLength, ImportanceSampler
 from equidp.algorithms.dpsgd_decay import ExponentialDecay
 from equidp.algorithms.dpsgd_f import GroupClipCounts
+from equidp.algorithms.dpsgd_f_balanced import BalancedClipCounts
 from equidp.algorithms.dpsgd_f_smooth import SmoothedClipCounts
 from equidp.algorithms.dpsgd_global import ScaleOrClip, ScaleOrDrop, StrictBoundCount
 from equidp.algorithms.dpsgd_quantile import QuantileCount
@@ -70,6 +71,7 @@ PARTS: dict[str, dict[str, type[Part]]] = {
     "side_release": {
         "group_clip_counts": GroupClipCounts,
         "smoothed_clip_counts": SmoothedClipCounts,
+        "balanced_clip_counts": BalancedClipCounts,
         "group_size_counts": GroupSizeCounts,
         "quantile": QuantileCount,
         "strict_bound": StrictBoundCount,

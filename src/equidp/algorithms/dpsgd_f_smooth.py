@@ -37,12 +37,16 @@ class SmoothedClipCounts(GroupClipCounts):
 
     def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """C^k of the averaged counts, `[K]`."""
-        average = self._average(noised, public)
-        return super().now(average[:-1] / average[-1], public, plan)
+        return super().now(self.counts(noised, public), public, plan)
 
     def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """The sums to go on from."""
         return {REMEMBERED: self._average(noised, public)}
+
+    def counts(self, noised: Tensor, public: Public) -> Tensor:
+        """(m̂, ô), `[2K]`: the average of the noised counts of this step and those before it."""
+        average = self._average(noised, public)
+        return average[:-1] / average[-1]
 
     def _average(self, noised: Tensor, public: Public) -> Tensor:
         """`[2K + 1]`: s_t, and its weight 1 − β^t, which the same average of ones comes to."""

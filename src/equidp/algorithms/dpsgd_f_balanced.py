@@ -1,0 +1,55 @@
+"""DPSGD-F with weights for rare groups: this project's own, one more use of what DPSGD-F releases already.
+
+A larger bound C^k lets the gradients of a group that is badly served through, but a rare group stays a small part of
+the sum. Its size is known as well: the remembered counts of `dpsgd_f_smooth` add up to it. With m̂, ô those averages,
+clamped at 0,
+
+    b̂^k = m̂^k + ô^k,   θ^k = ((B/K) / max(b̂^k, 1))^p,   w_i = θ^{k(i)}·min(1, C^{k(i)}/n_i),   Δ = max_k θ^k·C^k
+
+with DPSGD-F's C^k. p = 0 is `dpsgd_f_smooth`; p = 1 lets every group count alike, as `naive` does, and pays for it with
+Δ, which the rarest group then dictates; p = ½ takes most of the gain for the root of the price. θ^k is made of noised
+values, so events and ε are DPSGD-F's own; Δ is over all K groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth, SmoothedClipCounts
+from equidp.engine.algorithm import Algorithm
+from equidp.engine.parts import Plan, Public
+
+Balance = Annotated[float, Field(ge=0, le=1)]
+
+
+class BalancedClipCounts(SmoothedClipCounts):
+    """The remembered counts, turned into bounds C^k and weights θ^k."""
+
+    gives: ClassVar[frozenset[str]] = frozenset({"clip_norm", "scale"})
+    balance: Balance = 0.5
+
+    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """C^k and θ^k, `[K]` each."""
+        above, not_above = self.counts(noised, public).clamp(min=0.0).split(plan.groups)
+        expected = plan.batch_size / plan.groups
+        scale = (expected / (above + not_above).clamp(min=1.0)).pow(self.balance)
+        return {**super().now(noised, public, plan), "scale": scale}
+
+
+class DPSGDFBalanced(DPSGDFSmooth):
+    """Settings of DPSGD-F with remembered counts and weights for rare groups."""
+
+    balance: Balance = 0.5
+    """p, how far rare groups are weighed up: 0 not at all, 1 until all groups count alike."""
+
+    def build(self) -> Algorithm:
+        """`dpsgd_f_smooth` with its side release replaced."""
+        smooth = super().build()
+        release = smooth.side_release
+        assert isinstance(release, SmoothedClipCounts)
+        balanced = BalancedClipCounts(**release.model_dump(), balance=self.balance)
+        return dataclasses.replace(smooth, name="dpsgd_f_balanced", side_release=balanced)
