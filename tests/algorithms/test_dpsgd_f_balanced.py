@@ -1,4 +1,4 @@
-"""DPSGD-F with weights for rare groups: its limits are its parents, and its noise covers what its weights let through."""
+"""DPSGD-F with weights for rare groups: its limits are its parents, and the noise covers what the weights allow."""
 
 from __future__ import annotations
 
