@@ -263,7 +263,7 @@ def prepare(
         "population": Population(train, ids, by_unit=privacy.by_unit),
         "random": random,
         "ledger": ledger,
-        "learning_rate": training.rate(plan.steps),
+        "learning_rate": algorithm.learning_rate or training.rate(plan.steps),
         "optimizer": training.optimizer,
         "physical_batch_size": training.physical_batch_size,
         "precision": training.precision,

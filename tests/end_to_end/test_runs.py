@@ -118,6 +118,23 @@ def test_target_epsilon_is_met_and_recomputable_from_the_file_alone(project):
     assert privacy["delta"] < 1 / privacy["records"]
 
 
+def test_the_baseline_may_have_a_learning_rate_of_its_own(project):
+    kedro_run(project, "dpsgd", **QUICK, dataset="digits", run_label="shared")
+    kedro_run(project, "dpsgd", **QUICK, **{"sgd.options.learning_rate": 1e-6}, dataset="digits", run_label="own")
+    shared, own = (read_json(report_folder(project, "dpsgd") / label / "metrics.json") for label in ("shared", "own"))
+    assert own["overall"] == shared["overall"]
+    assert own["baseline"]["overall"]["loss"] > shared["baseline"]["overall"]["loss"] + 0.1
+
+
+def test_a_baseline_that_diverges_is_said_and_compared_with_nothing(project, caplog):
+    kedro_run(project, "dpsgd", **QUICK, **{"sgd.options.learning_rate": 1e38}, dataset="digits")
+    metrics = read_json(report_folder(project, "dpsgd") / "metrics.json")
+    assert metrics["overall"]["accuracy"] > 0.1
+    assert set(metrics["cost_of_privacy"]["overall"].values()) == {None}
+    assert "The non-private baseline diverged" in caplog.text
+    assert (report_folder(project, "dpsgd") / "report.html").exists()
+
+
 def test_same_seed_gives_the_same_metrics_and_another_seed_others(project):
     kedro_run(project, "dpsgd", **QUICK)
     first = (report_folder(project, "dpsgd") / "metrics.json").read_text()

@@ -14,6 +14,7 @@ from equidp.evaluation.metrics import (
     METRICS,
     calibration_error,
     cost_of_privacy,
+    diverged,
     evaluate,
     flat_metrics,
     metrics_document,
@@ -185,6 +186,18 @@ def test_cost_is_private_minus_baseline_and_the_gap_its_spread():
     assert cost["gap"]["sex"]["mcc"] is None
     assert "count" not in by_sex["F"]
     assert "loss" not in by_sex["F"]
+
+
+def test_beside_a_baseline_that_diverged_nothing_has_a_cost(binary):
+    scores, labels, ids = binary
+    private = evaluate(scores, labels, {"sex": (ids, SEXES)}, classes=CLASSES)
+    lost = evaluate(np.full_like(scores, np.nan), labels, {"sex": (ids, SEXES)}, classes=CLASSES)
+    assert diverged(lost)
+    assert not diverged(private)
+    cost = cost_of_privacy(private, lost)
+    assert set(cost["overall"].values()) == {None}
+    assert {value for sex in cost["groups"]["sex"].values() for value in sex.values()} == {None}
+    assert not [name for name in flat_metrics(metrics_document(private, lost)) if name.startswith("cost_of_privacy")]
 
 
 def test_a_gap_needs_two_groups():

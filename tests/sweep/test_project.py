@@ -53,6 +53,15 @@ def test_the_key_follows_every_setting_that_matters_and_no_other(here: Project):
     assert len(keys - {key}) == 5
 
 
+def test_an_option_of_the_baseline_matters_once_it_is_given(here: Project):
+    """Not given it is not in the digest, so cells that were finished before it existed keep their names."""
+    plain, own = here.cell("dpsgd", SHORT), here.cell("dpsgd", {**SHORT, "sgd.options.learning_rate": 0.01})
+    assert plain.settings["sgd"] == {"options": {}}
+    assert own.settings["sgd"] == {"options": {"learning_rate": 0.01}}
+    assert plain.key != own.key
+    assert plain.baseline != own.baseline
+
+
 def test_cells_that_differ_in_another_algorithms_option_are_one(here: Project):
     grid = grid_from(
         {"algorithms": "dpsgd,naive", "datasets": "digits", "params": {"dpsgd.options.clip_norm": [0.5, 1, 2]}}

@@ -35,6 +35,7 @@ class Recipe:
         grouping: the partition that group-aware algorithms use.
         by_unit: units of privacy span several records.
         public: records without guarantee, for an algorithm that asks for them.
+        baseline: what "before privacy" means.
     """
 
     build_model: Callable[[Schema], nn.Module]
@@ -49,6 +50,7 @@ class Recipe:
     precision: Literal["float32", "bf16"] = "float32"
     device: torch.device | str = "cpu"
     public: Records | None = None
+    baseline: Algorithm = Algorithm(name="sgd", weights=None)  # noqa: RUF009 (frozen)
 
     def train(
         self,
@@ -81,7 +83,7 @@ class Recipe:
             population=Population(records, records.grouping(self.grouping)[0], by_unit=self.by_unit),
             random=random,
             ledger=Ledger(),
-            learning_rate=self.learning_rate,
+            learning_rate=self.algorithm.learning_rate or self.learning_rate,
             optimizer=self.optimizer,
             physical_batch_size=self.physical_batch_size,
             precision=self.precision,

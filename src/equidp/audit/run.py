@@ -17,13 +17,9 @@ from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores,
 from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
 from equidp.audit.recipe import Recipe, losses
 from equidp.audit.settings import AuditSettings
-from equidp.engine.algorithm import Algorithm
 from equidp.engine.noise import derived_seed
 from equidp.errors import EquidpError
 from equidp.records import Records, Split
-
-BASELINE = Algorithm(name="sgd", weights=None)
-"""What "before privacy" means."""
 
 
 def run(
@@ -127,7 +123,7 @@ def _membership(
         part.take(at_most(groups, settings.membership_records, seed))
         for part, groups in zip((split.train, split.test), partition, strict=True)
     )
-    plain = dataclasses.replace(recipe, algorithm=BASELINE)
+    plain = dataclasses.replace(recipe, algorithm=recipe.baseline)
     attacked = {
         name: [losses(model, part, recipe.loss) for part in (members, others)]
         for name, model in (

@@ -70,6 +70,7 @@ class Algorithm:
         initial: public values at the first step, `clip_norm` among them.
         model_options: settings that the algorithm imposes on the model (a bounded activation, say).
         model: name of the model that the algorithm's own features need, or None for the run's.
+        learning_rate: in place of the run's, or None.
         published: the paper's own figure; default RDP of the gradients' events, improved conversion.
 
     Raises:
@@ -87,6 +88,7 @@ class Algorithm:
     acceptance: Acceptance = field(default_factory=AlwaysAccept)
     model_options: Mapping[str, object] = field(default_factory=dict)
     model: str | None = None
+    learning_rate: float | None = None
     published: PublishedRule | None = None
 
     def __post_init__(self) -> None:

@@ -72,9 +72,12 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
     """Δ = private − baseline for each metric, overall and in every group, and its spread over the groups.
 
     The loss appears as `excess_loss`. Both arguments are results of `evaluate`, for one seed, split and model. A value
-    is None where either side has none. `gap[grouping]` is max Δ − min Δ over the groups that have a Δ, and None where
-    fewer than two have.
+    is None where either side has none, and every value is where the baseline has diverged: next to a model that has
+    learnt nothing privacy would seem free. `gap[grouping]` is max Δ − min Δ over the groups that have a Δ, and None
+    where fewer than two have.
     """
+    if diverged(baseline):
+        baseline = {"overall": {}, "groups": {}}
     groups = {
         grouping: {
             group: _difference(figures, baseline["groups"].get(grouping, {}).get(group, {}))
@@ -87,6 +90,11 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
         "groups": groups,
         "gap": {grouping: _spread(list(of.values())) for grouping, of in groups.items()},
     }
+
+
+def diverged(figures: Mapping) -> bool:
+    """Whether these results of `evaluate` are of a model whose scores are not finite: it has records and no loss."""
+    return bool(figures["overall"]["count"]) and figures["overall"]["loss"] is None
 
 
 def metrics_document(private: Mapping, baseline: Mapping | None) -> dict:

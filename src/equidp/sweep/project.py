@@ -130,7 +130,7 @@ class Project:
             return self.path / catalog[f"{{algorithm}}.{kind}"]["filepath"].format(algorithm=algorithm)
 
         data = settings["data"]
-        shared = {name: settings[name] for name in ("dataset", "seed", "data", "model", "training")}
+        shared = {name: settings[name] for name in ("dataset", "seed", "data", "model", "training", BASELINE)}
         return Cell(
             algorithm=algorithm,
             overrides=dict(overrides),
@@ -175,6 +175,9 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any]) -> dict[
     if not algorithm_settings(algorithm, parameters[algorithm]["options"]).build().private:
         # a non-private run is the same for every ε
         kept["privacy"] = {"unit": kept["privacy"]["unit"]}
+    # an option of the baseline that is not given is as good as absent, so that a new one leaves old cells what they are
+    given = {name: value for name, value in kept[BASELINE]["options"].items() if value is not None}
+    kept[BASELINE] = {**kept[BASELINE], "options": given}
     return {"algorithm": algorithm, "version": __version__, **kept}
 
 

@@ -59,6 +59,7 @@ def audit_algorithm(
         precision=loop.precision,
         device=device,
         public=public if len(public) else None,
+        baseline=algorithm_settings("sgd", audited["baseline"]).build(),
     )
     findings = audit.run(
         Split(train, test, public),

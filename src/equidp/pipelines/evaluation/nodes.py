@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 
-from equidp.evaluation.metrics import evaluate, metrics_document
+from equidp.evaluation.metrics import diverged, evaluate, metrics_document
 from equidp.parameters import DataSettings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.records import Records
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any]) -> dict[str, Any]:
@@ -20,6 +23,13 @@ def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any]) -> 
 
 def cost_against_baseline(evaluation: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
     """metrics.json of a private run: its figures, the baseline's, and the difference in every group."""
+    if diverged(baseline):
+        logger.warning(
+            "The non-private baseline diverged, so no cost of privacy is stated: give it a learning rate of its own, "
+            "smaller than training.learning_rate, by --params=sgd.options.learning_rate=0.1."
+        )
+    if diverged(evaluation):
+        logger.warning("The private model diverged, every prediction counts as wrong: lower training.learning_rate.")
     return metrics_document(evaluation, baseline)
 
 

@@ -127,6 +127,7 @@ def train_network(
         "data": data,
         "model": model,
         "training": training,
+        "options": options,
         "unit": privacy["unit"],
         "seed": seed,
     }
