@@ -81,13 +81,13 @@ def finished_runs(project: Path) -> collections.Counter[str]:
 
 
 def by_label(project: Path, status: str) -> collections.Counter[str]:
-    """Number of runs of that status by cell."""
+    """Number of runs of that status by cell; a run outside a sweep is a cell of its own."""
     client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         return collections.Counter()
     runs = client.search_runs([experiment.experiment_id], f"attributes.status = '{status}'", max_results=5000)
-    return collections.Counter(run.data.tags["run_label"] for run in runs if "run_label" in run.data.tags)
+    return collections.Counter(run.data.tags.get("run_label", run.info.run_id) for run in runs)
 
 
 def markers(project: Path) -> list[Path]:
