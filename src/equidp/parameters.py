@@ -251,7 +251,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
     audited = str(given.get("algorithm") or AUDITED)
     if audited not in ALGORITHMS:
         raise unknown_name("algorithm", audited, ALGORITHMS)
-    resolved["audited"] = {"algorithm": audited, **resolved[audited], "baseline": resolved["sgd"]["options"]}
+    resolved["audited"] = {"algorithm": audited, **resolved[audited]}
     return resolved
 
 

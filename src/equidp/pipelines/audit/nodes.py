@@ -32,6 +32,7 @@ def audit_algorithm(
     training: dict[str, Any],
     settings: dict[str, Any],
     audited: dict[str, Any],
+    baseline: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
     """Canaries against the claimed ε, and membership inference per group; audit.json."""
@@ -59,7 +60,7 @@ def audit_algorithm(
         precision=loop.precision,
         device=device,
         public=public if len(public) else None,
-        baseline=algorithm_settings("sgd", audited["baseline"]).build(),
+        baseline=algorithm_settings("sgd", baseline["options"]).build(),
     )
     findings = audit.run(
         Split(train, test, public),

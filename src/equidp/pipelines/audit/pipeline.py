@@ -24,6 +24,7 @@ def create_pipeline() -> Pipeline:
                     "params:training",
                     "params:audit",
                     "params:audited",
+                    "params:sgd",
                     "params:seed",
                 ],
                 outputs="audit_findings",
