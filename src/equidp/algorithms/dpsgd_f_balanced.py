@@ -32,12 +32,12 @@ class BalancedClipCounts(SmoothedClipCounts):
     gives: ClassVar[frozenset[str]] = frozenset({"clip_norm", "scale"})
     balance: Balance = 0.5
 
-    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
-        """C^k and θ^k, `[K]` each."""
-        above, not_above = self.counts(noised, public).clamp(min=0.0).split(plan.groups)
+    def of_counts(self, counts: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """C^k and θ^k, `[K]` each, of (m̂, ô), `[2K]`."""
+        above, not_above = counts.clamp(min=0.0).split(plan.groups)
         expected = plan.batch_size / plan.groups
         scale = (expected / (above + not_above).clamp(min=1.0)).pow(self.balance)
-        return {**super().now(noised, public, plan), "scale": scale}
+        return {**super().of_counts(counts, public, plan), "scale": scale}
 
     def objection(self, algorithm: Algorithm) -> str | None:
         """Any rule uses the weights; but what is counted is gradients above a bound, which the rule has to have."""

@@ -36,17 +36,17 @@ class SmoothedClipCounts(GroupClipCounts):
     memory: Memory = 0.99
 
     def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
-        """C^k of the averaged counts, `[K]`."""
-        return super().now(self.counts(noised, public), public, plan)
+        """What the averaged counts (m̂, ô) say."""
+        average = self._average(noised, public)
+        return self.of_counts(average[:-1] / average[-1], public, plan)
+
+    def of_counts(self, counts: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """C^k, `[K]`, of (m̂, ô), `[2K]`."""
+        return super().now(counts, public, plan)
 
     def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """The sums to go on from."""
         return {REMEMBERED: self._average(noised, public)}
-
-    def counts(self, noised: Tensor, public: Public) -> Tensor:
-        """(m̂, ô), `[2K]`: the average of the noised counts of this step and those before it."""
-        average = self._average(noised, public)
-        return average[:-1] / average[-1]
 
     def _average(self, noised: Tensor, public: Public) -> Tensor:
         """`[2K + 1]`: s_t, and its weight 1 − β^t, which the same average of ones comes to."""
