@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from equidp.engine.ledger import Event, merged
+from equidp.engine.ledger import Event, merged, opacus_analysis
 
 ORDERS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256)
 """Integer Rényi orders α considered for a budget; the sampled Gaussian's divergence is a finite sum there."""
@@ -41,8 +41,7 @@ def renyi(events: Sequence[Event], order: int) -> float:
 
 def renyi_curve(events: Sequence[Event], orders: Sequence[int]) -> list[float]:
     """The same at several orders."""
-    from opacus.accountants.analysis.rdp import compute_rdp  # late: importing Opacus costs a second
-
+    compute_rdp = opacus_analysis().compute_rdp
     total = [0.0] * len(orders)
     for e in merged(events):
         curve = compute_rdp(q=e.sampling_rate, noise_multiplier=e.noise_multiplier, steps=e.count, orders=list(orders))

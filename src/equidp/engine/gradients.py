@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from equidp.engine.layers import Call, Site, fallback, sites
+from equidp.engine.layers import RULES, Call, Site, fallback, sites
 from equidp.engine.probe import probe
 from equidp.engine.terms import Term, Units, materialised_norms
 from equidp.engine.workspace import Workspace
@@ -369,10 +368,25 @@ def _refuse_mixing(model: nn.Module) -> None:
             raise EquidpError(
                 f"Layer {name!r}: an Embedding with scale_grad_by_freq or max_norm mixes records; switch both off."
             )
-        validate = ModuleValidator.VALIDATORS.get(type(layer))
-        errors = validate(layer) if validate and any(p.requires_grad for p in layer.parameters()) else []
-        if errors:
+        if not _is_plain(layer) and (errors := _opacus_objections(layer)):
             raise EquidpError(f"Layer {name!r} ({type(layer).__name__}) cannot be trained privately: {errors[0]}")
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer needs no asking: one with a rule of ours, one without parameters, a container, not torch's own."""
+    return (
+        type(layer) in RULES
+        or isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        or not type(layer).__module__.startswith("torch.nn.")
+        or not any(p.requires_grad for p in layer.parameters())
+    )
+
+
+def _opacus_objections(layer: nn.Module) -> Sequence[Exception]:
+    from opacus.validators import ModuleValidator  # late: importing Opacus costs a second
+
+    validate = ModuleValidator.VALIDATORS.get(type(layer))
+    return validate(layer) if validate else []
 
 
 def _batch_norm_message(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -22,11 +23,32 @@ from equidp.engine.sampling import Batch, Population
 from equidp.errors import EquidpError
 from equidp.records import Records
 
+
+class _Uncompiled(torch.optim.Optimizer):
+    """An optimiser without torch's markers "do not compile this", which import the compiler: half a second."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class _SGD(_Uncompiled, torch.optim.SGD):
+    pass
+
+
+class _Adam(_Uncompiled, torch.optim.Adam):
+    pass
+
+
+class _AdamW(_Uncompiled, torch.optim.AdamW):
+    pass
+
+
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
-    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
-    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
-    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
+    "sgd": lambda parameters, lr: _SGD(parameters, lr=lr),
+    "momentum": lambda parameters, lr: _SGD(parameters, lr=lr, momentum=0.9),
+    "adam": lambda parameters, lr: _Adam(parameters, lr=lr),
+    "adamw": lambda parameters, lr: _AdamW(parameters, lr=lr),
 }
 """Optimisers by name; each sees nothing but the noisy mean, so any of them is post-processing."""
 
@@ -332,8 +354,10 @@ class Trainer:
         """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum)."""
         rule = self.algorithm.weights
         assert rule is not None
-        finite = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
         seen = per_record(public, groups)
+        if norms.device.type == "cpu" and math.isfinite(norms.sum()):  # on a GPU the answer would have to travel
+            return rule.weights(norms, seen) * seen["scale"]
+        finite = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
         weights = rule.weights(torch.where(finite, norms, 0.0), seen) * seen["scale"]
         return torch.where(finite, weights, 0.0)
 
