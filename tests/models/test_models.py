@@ -87,6 +87,8 @@ def test_the_papers_shapes() -> None:
     assert [tuple(m.weight.shape) for m in cnn4] == [(16, 1, 8, 8), (32, 16, 4, 4), (32, 512), (10, 32)]
     cnn9 = [m for m in build_model("cnn9", SCHEMAS["cifar10"]).modules() if isinstance(m, nn.Conv2d)]
     assert [m.out_channels for m in cnn9] == [32, 32, 64, 64, 128, 128, 256, 10]
+    lenet = build_model("cnn_small", SCHEMAS["mnist"], options={"hidden": 500})
+    assert sum(p.numel() for p in lenet.parameters()) == 431_080
 
 
 def test_a_tempered_sigmoid_of_scale_2_is_tanh() -> None:

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
 from torch import Tensor, nn
 
 from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
 from equidp.records import Schema
 
 CHANNELS = (20, 50)
-HIDDEN = 64
 LAST_SIDE = 4
 LEAST_SIDE = 4
 SMALL_SIDE = 16
 """Images below this side keep their size in the convolutions (3×3, padded): 5×5 would leave nothing of 8×8."""
 
 
+class CnnSmallOptions(ModelOptions):
+    """Options of `cnn_small`.
+
+    Attributes:
+        hidden: units between the convolutions and the logits. With 500 it is the LeNet of 431,080 parameters on which
+            Bagdasaryan, Poursaeed and Shmatikov (2019) showed the disparate impact of DP-SGD on MNIST.
+    """
+
+    hidden: Annotated[int, Field(ge=1, le=4096)] = 64
+
+
 class CnnSmall(Model):
-    """Convolutions of 20 and 50 channels, each pooled by 2, then 64 hidden units; any image size and channels."""
+    """Convolutions of 20 and 50 channels, each pooled by 2, then a hidden layer; any image size and channels."""
 
     kinds = ("image",)
+    Options = CnnSmallOptions
 
-    def __init__(self, schema: Schema, options: ModelOptions) -> None:
+    def __init__(self, schema: Schema, options: CnnSmallOptions) -> None:
         super().__init__(schema, options)
         channels, height, width = schema.shape
         smallest = max(min(height, width), LEAST_SIDE)
@@ -39,9 +53,9 @@ class CnnSmall(Model):
             nn.MaxPool2d(2),
             nn.AdaptiveAvgPool2d(side),
             nn.Flatten(),
-            nn.Linear(second * side * side, HIDDEN),
+            nn.Linear(second * side * side, options.hidden),
             options.make_activation(),
-            nn.Linear(HIDDEN, len(schema.classes)),
+            nn.Linear(options.hidden, len(schema.classes)),
         )
 
     def forward(self, features: Tensor) -> Tensor:
