@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from pydantic import BaseModel, ConfigDict
 
-from equidp.evaluation.seeds import mean_interval
+from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.sweep.grid import choose_grid, params_text
 from equidp.sweep.project import Cell, Project, by_seed
 
@@ -48,6 +48,7 @@ class Table(Strict):
         baseline, runs: family of metrics (`test`, `baseline`, `cost_of_privacy`) that the baseline's row and the
             other rows show.
         columns: heading → metric below that family.
+        against: an algorithm; a last column gives the first column's difference to it, seed by seed.
         printed: algorithm → the paper's figures, in the order of the columns; null where it prints none.
         differ: why ours and the paper's differ.
     """
@@ -60,6 +61,7 @@ class Table(Strict):
     baseline: str = "baseline"
     runs: str = "test"
     columns: Mapping[str, str]
+    against: str = ""
     printed: Mapping[str, Sequence[float | None]] = {}
     differ: str = ""
 
@@ -154,11 +156,16 @@ def section(table: Table, rows: Sequence[Row]) -> str:
     if not rows:
         return "\n".join([*lines, "Not run yet."])
     names = labels(rows)
+    headings = [*table.columns, *([f"{next(iter(table.columns))}, against `{table.against}`"] if table.against else [])]
+    reference = next((row for row in rows if row.name == table.against), None)
     lines += [
-        "| | seeds | sound ε | ε as published | " + " | ".join(table.columns) + " |",
-        "|---|---|---|---|" + "---|" * len(table.columns),
-        line(BASELINE, rows[0], table, table.baseline, table.printed.get(BASELINE, ())),
-        *(line(names[i], row, table, table.runs, table.printed.get(row.name, ())) for i, row in enumerate(rows)),
+        "| | seeds | sound ε | ε as published | " + " | ".join(headings) + " |",
+        "|---|---|---|---|" + "---|" * len(headings),
+        line(BASELINE, rows[0], table, table.baseline, table.printed.get(BASELINE, ()), None),
+        *(
+            line(names[i], row, table, table.runs, table.printed.get(row.name, ()), reference)
+            for i, row in enumerate(rows)
+        ),
         "",
         "Mean ± half of the 95 % interval over the seeds"
         + ("; in brackets what the paper prints." if table.printed else "."),
@@ -186,16 +193,28 @@ def labels(rows: Sequence[Row]) -> list[str]:
     return names
 
 
-def line(name: str, row: Row, table: Table, family: str, printed: Sequence[float | None]) -> str:
+def line(name: str, row: Row, table: Table, family: str, printed: Sequence[float | None], reference: Row | None) -> str:
     """One row of the table."""
     private = family != table.baseline
     figures = [
         figure(row.values(f"{family}/{metric}"), printed[i] if i < len(printed) else None, family)
         for i, metric in enumerate(table.columns.values())
     ]
+    if table.against:
+        metric = f"{family}/{next(iter(table.columns.values()))}"
+        figures.append("–" if reference is None or reference is row else difference(row, reference, metric))
     epsilons = [epsilon(row.values(kind)) if private else "–" for kind in ("epsilon", "epsilon_published")]
-    shown = name if private else f"`{name}`"
-    return "| " + " | ".join([shown, str(len(row.runs)), *epsilons, *figures]) + " |"
+    label = name if private else f"`{name}`"
+    return "| " + " | ".join([label, str(len(row.runs)), *epsilons, *figures]) + " |"
+
+
+def difference(row: Row, reference: Row, metric: str) -> str:
+    """The metric's difference over the seeds that both rows have: splits and starts are then the same."""
+    first, second = (
+        {cell.seed: run.data.metrics[metric] for cell, run in zip(one.cells, one.runs, strict=True)}
+        for one in (row, reference)
+    )
+    return shown(paired_difference(first, second), "+") if first.keys() & second.keys() else "–"
 
 
 def epsilon(values: Sequence[float]) -> str:
@@ -208,10 +227,14 @@ def figure(values: Sequence[float], printed: float | None, family: str) -> str:
     sign = "+" if family == "cost_of_privacy" else ""
     if not values:
         return "–"
-    seen = mean_interval(values)
-    half = "" if seen.half_width is None else f" ± {seen.half_width:.3f}"
-    paper = "" if printed is None else f" ({printed:{sign}.3f})"
-    return f"{seen.mean:{sign}.3f}{half}{paper}".replace("-", "−")
+    paper = "" if printed is None else f" ({printed:{sign}.3f})".replace("-", "−")
+    return shown(mean_interval(values), sign) + paper
+
+
+def shown(interval: Interval, sign: str) -> str:
+    """`0.812 ± 0.003`."""
+    half = "" if interval.half_width is None else f" ± {interval.half_width:.3f}"
+    return f"{interval.mean:{sign}.3f}{half}".replace("-", "−")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,90 @@
+"""Reruns cells of a sweep from the lines that docs/results.md prints, and compares every metric to the last digit.
+
+    python benchmarks/reproduce/again.py digits_table --cells 3
+
+The cells are drawn among those that are finished in MLflow; each is run by `kedro run …` in an empty project of its
+own, with one thread, as cells of a sweep are. Exits with 1 where any metric differs. Another processor or another
+version of torch rounds differently: there the figures agree within seed noise, not to the letter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from kedro.framework.startup import bootstrap_project
+from mlflow import MlflowClient
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from page import ROOT, run_of
+from sweep import EXPERIMENT, environment, scratch_project
+
+from equidp.sweep.grid import choose_grid, params_text
+from equidp.sweep.project import Cell, Project
+
+SHOWN = 5
+
+
+def main() -> None:
+    """Rerun and compare."""
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("sweep")
+    arguments.add_argument("--cells", type=int, default=3)
+    arguments.add_argument("--draw", type=int, default=0, help="another draw of cells")
+    options = arguments.parse_args()
+    bootstrap_project(ROOT)
+    project = Project(ROOT)
+    store, experiment = project.store()
+    client = MlflowClient(store)
+    cells = project.cells(choose_grid(project.grids(), options.sweep, {}))
+    finished = [(cell, run) for cell in cells if (run := run_of(cell, client, experiment)) is not None]
+    if not finished:
+        sys.exit(f"No cell of {options.sweep} is finished: run `kedro sweep {options.sweep}` first.")
+    drawn = random.Random(options.draw).sample(finished, min(options.cells, len(finished)))
+    different = 0
+    for cell, run in drawn:
+        again = metrics_again(cell)
+        told = compared(run.data.metrics, again)
+        different += bool(told)
+        print(f"{cell}: {len(again)} metrics, {len(told)} differ", flush=True)
+        print("".join(f"  {line}\n" for line in told[:SHOWN]), end="")
+    sys.exit(bool(different))
+
+
+def metrics_again(cell: Cell) -> dict[str, float]:
+    """Metrics of the cell's own command, in a project that has nothing yet."""
+    overrides = {name: value for name, value in cell.overrides.items() if name not in ("dataset", "seed")}
+    params = params_text({**overrides, "dataset": cell.dataset, "seed": cell.seed})
+    command = [sys.executable, "-m", "kedro", "run", f"--pipeline={cell.algorithm}", f"--params={params}"]
+    with scratch_project() as folder:
+        variables = environment(folder) | {"OMP_NUM_THREADS": "1", "EQUIDP_RAW_DIR": raw_folder()}
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{' '.join(command[2:])} failed: {done.stderr[-600:]}")
+        client = MlflowClient(variables["MLFLOW_TRACKING_URI"])
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        assert experiment is not None
+        [run] = client.search_runs([experiment.experiment_id])
+        return dict(run.data.metrics)
+
+
+def raw_folder() -> str:
+    """Where the files are: the scratch project has none of its own."""
+    return os.environ.get("EQUIDP_RAW_DIR", str(ROOT / "data" / "01_raw"))
+
+
+def compared(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:
+    """A line for every metric that differs or is missing on one side; durations are no results."""
+    names = sorted(name for name in {*first, *second} if "seconds" not in name)
+    pairs = [(name, first.get(name, math.nan), second.get(name, math.nan)) for name in names]
+    return [f"{name}: {a!r} and {b!r}" for name, a, b in pairs if a != b and not (math.isnan(a) and math.isnan(b))]
+
+
+if __name__ == "__main__":
+    main()
