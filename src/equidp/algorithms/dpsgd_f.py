@@ -54,8 +54,8 @@ class GroupClipCounts(SideRelease):
 
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
         """(m^1..m^K, o^1..o^K), `[2K]`: a record moves exactly one entry by one."""
-        not_above = (norms <= public["clip_norm"]).long()
-        return torch.bincount(groups + plan.groups * not_above, minlength=2 * plan.groups).float()
+        entries = torch.add(groups, norms <= public["clip_norm"], alpha=plan.groups)
+        return torch.bincount(entries, minlength=2 * plan.groups).float()
 
     def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """C^k, `[K]`."""

@@ -319,8 +319,8 @@ class Trainer:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
         release = self.algorithm.side_release
         assert release is not None
-        finite = torch.where(norms < torch.inf, norms, 0.0)
-        exact = self.reduce(release.statistic(finite, groups, public, self.plan))
+        seen = norms if _all_finite(norms) else torch.where(norms < torch.inf, norms, 0.0)
+        exact = self.reduce(release.statistic(seen, groups, public, self.plan))
         noise_multiplier = release.noise(self.plan) / release.sensitivity()
         noised = self.random.perturb(exact, sensitivity=release.sensitivity(), noise_multiplier=noise_multiplier)
         self.public |= release.later(noised, self.public, self.plan)
@@ -355,7 +355,7 @@ class Trainer:
         rule = self.algorithm.weights
         assert rule is not None
         seen = per_record(public, groups)
-        if norms.device.type == "cpu" and math.isfinite(norms.sum()):  # on a GPU the answer would have to travel
+        if _all_finite(norms):
             return rule.weights(norms, seen) * seen["scale"]
         finite = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
         weights = rule.weights(torch.where(finite, norms, 0.0), seen) * seen["scale"]
@@ -506,6 +506,11 @@ class Trainer:
             getattr(self, name).load_state_dict(state[name])
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**state["diagnostics"])
+
+
+def _all_finite(norms: Tensor) -> bool:
+    """Whether norms, which are not negative, are known to be finite; on a GPU the answer would have to travel: False."""
+    return norms.device.type == "cpu" and math.isfinite(norms.sum())
 
 
 def _with_text_keys(state: dict[str, Any]) -> dict[str, Any]:
