@@ -200,7 +200,11 @@ class GradientEngine:
 
     def _forward(self, features: Tensor, labels: Tensor) -> Tensor:
         half, device = self.precision == "bf16", self.device.type
-        with torch.autocast(device, torch.bfloat16) if half else contextlib.nullcontext(), self._channels_last():
+        nothing = contextlib.nullcontext()
+        with (
+            torch.autocast(device, torch.bfloat16) if half else nothing,
+            self._channels_last() if self._convolutions else nothing,
+        ):
             losses = self.loss(self.model(features), labels)
         if losses.shape != (len(features),):
             raise EquidpError(
@@ -373,7 +377,7 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer needs no asking: one with a rule of ours, one without parameters, a container, not torch's own."""
+    """Whether a layer needs no asking: it has a rule of ours, nothing to train, or is a container or somebody's own."""
     return (
         type(layer) in RULES
         or isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict)

@@ -356,9 +356,10 @@ def _pld(event: Event) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
 @lru_cache(maxsize=1024)
 def _rdp_curve(sampling_rate: float, noise_multiplier: float, orders: tuple[int, ...]) -> tuple[float, ...]:
     """RDP of one event at integer orders."""
-    return tuple(
-        map(float, opacus_analysis().compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=list(orders)))
+    curve = opacus_analysis().compute_rdp(
+        q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=list(orders)
     )
+    return tuple(map(float, curve))
 
 
 @cache
@@ -374,7 +375,8 @@ def opacus_analysis() -> ModuleType:
     if file is None or not file.is_file():
         raise EquidpError("Opacus's accountants/analysis/rdp.py is missing; install the versions in constraints.txt.")
     found = importlib.util.spec_from_file_location(name, file)
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module

@@ -7,6 +7,7 @@ Batches are Poisson samples of units: every unit enters on its own coin, so the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,15 +24,20 @@ class Batch:
     Attributes:
         units: `[u]` int64 positions of the sampled units in the population.
         features, labels: of the units' records, `[b, …]` and `[b]`.
-        groups: `[u]` int64 group of each unit.
         owners: `[b]` int64, which of the `u` units each record belongs to; None where units are records.
+        group_of: `[N]` int64 group of every unit of the population.
     """
 
     units: Tensor
     features: Tensor
     labels: Tensor
-    groups: Tensor
     owners: Tensor | None
+    group_of: Tensor
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """`[u]` int64 group of each unit; gathered when somebody asks, which most algorithms do not."""
+        return self.group_of.index_select(0, self.units)
 
     def __len__(self) -> int:
         return len(self.units)
@@ -71,7 +77,7 @@ class Population:
         rows, owners = self._rows(units)
         # `index_select` copies whole rows where indexing copies element by element
         features, labels = (part.index_select(0, rows) for part in (self.records.features, self.records.labels))
-        return Batch(units, features, labels, self.groups.index_select(0, units), owners)
+        return Batch(units, features, labels, owners, self.groups)
 
     def _rows(self, units: Tensor) -> tuple[Tensor, Tensor | None]:
         if self._members is None or self._starts is None:

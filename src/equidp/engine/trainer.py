@@ -339,9 +339,10 @@ class Trainer:
         """
         total: Tensor | None = None
         kept = len(batches) == 1 and norms is not None
+        grouped = any(value.dim() for value in public.values())
         for index, batch in enumerate(batches):
             fresh = norms[index] if kept and norms is not None else self.contributing.norms(batch)
-            weights = self.weights(fresh, batch.groups, public)
+            weights = self.weights(fresh, batch.groups if grouped else None, public)
             if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
                 weights = torch.where(mask, weights, 0.0)
             part = self.contributing.weighted_sum(weights)
@@ -350,11 +351,14 @@ class Trainer:
         assert total is not None  # an empty batch is one empty chunk
         return total
 
-    def weights(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> Tensor:
-        """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum)."""
+    def weights(self, norms: Tensor, groups: Tensor | None, public: Mapping[str, Tensor]) -> Tensor:
+        """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum).
+
+        `groups` may be None where no public value is per group.
+        """
         rule = self.algorithm.weights
         assert rule is not None
-        seen = per_record(public, groups)
+        seen = public if groups is None else per_record(public, groups)
         if _all_finite(norms):
             return rule.weights(norms, seen) * seen["scale"]
         finite = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
@@ -509,7 +513,7 @@ class Trainer:
 
 
 def _all_finite(norms: Tensor) -> bool:
-    """Whether norms, which are not negative, are known to be finite; on a GPU the answer would have to travel: False."""
+    """Whether norms, which are not negative, are known to be finite. On a GPU the answer would have to travel: no."""
     return norms.device.type == "cpu" and math.isfinite(norms.sum())
 
 
