@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import yaml
-from reproduce import page
+from reproduce import again, page
 
 from equidp.sweep.grid import choose_grid
 
@@ -34,6 +35,7 @@ def test_every_table_shows_a_sweep_and_one_of_its_datasets() -> None:
             o for _, o in points if o["dataset"] == one.dataset and all(o.get(k) == v for k, v in one.where.items())
         ]
         assert mine, one.title
+        assert one.against in {"", *(algorithm for algorithm, _ in points)}
         assert set(one.printed) <= {page.BASELINE, *(algorithm for algorithm, _ in points)}
         assert all(len(figures) <= len(one.columns) for figures in one.printed.values())
 
@@ -55,6 +57,31 @@ def test_a_table_has_the_baseline_first_and_the_highest_epsilon() -> None:
     assert "| `sgd` | 2 | – | – | 0.900 ± 0.000 |" in lines
     assert "| `dpsgd` | 2 | 2.50 | 3.00 | 0.700 ± 0.000 (0.600) |" in lines
     assert "kedro run --pipeline=dpsgd --params=dataset=adult,seed=…   # 0, 1" in lines
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    def runs(algorithm: str, *accuracies: float) -> Any:
+        given = [{"baseline/accuracy": 0.9, "test/accuracy": one, "epsilon": 1.0} for one in accuracies]
+        return row(algorithm, {"dataset": "adult"}, *given)
+
+    # differences 0.01, 0.02, 0.03: mean 0.02, sd 0.01, half of the interval 4.303·0.01/√3 = 0.025
+    rows = [runs("dpsgd", 0.60, 0.70, 0.80), runs("auto_s", 0.61, 0.72, 0.83)]
+    lines = page.section(table(against="dpsgd"), rows).splitlines()
+    assert lines[4].endswith("| overall | overall, against `dpsgd` |")
+    assert lines[6].endswith("| 0.900 ± 0.000 | – |")
+    assert lines[7].endswith("| 0.700 ± 0.248 | – |")
+    assert lines[8].endswith("| 0.720 ± 0.273 | +0.020 ± 0.025 |")
+    # nothing to compare with
+    assert page.section(table(against="dpsgd"), rows[1:]).splitlines()[7].endswith("| – |")
+
+
+def test_a_rerun_is_compared_to_the_last_digit() -> None:
+    first = {"test/accuracy": 0.5, "training_seconds": 3.0, "gap/sex": math.nan}
+    assert again.compared(first, {**first, "training_seconds": 9.0}) == []
+    assert again.compared(first, {**first, "test/accuracy": 0.5 + 1e-15}) == [
+        "test/accuracy: 0.5 and 0.500000000000001"
+    ]
+    assert len(again.compared(first, {"gap/sex": math.nan})) == 1
 
 
 def test_rows_of_one_algorithm_are_told_apart_by_what_differs() -> None:

@@ -22,7 +22,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from page import ROOT, run_of
+from reproduce.page import ROOT, run_of
 from sweep import EXPERIMENT, environment, scratch_project
 
 from equidp.sweep.grid import choose_grid, params_text
