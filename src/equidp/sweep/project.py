@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from equidp import __version__
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.config_loader import EquidpConfigLoader
@@ -109,7 +111,8 @@ class Project:
         Raises:
             EquidpError: for any name or value that does not exist, before anything runs.
         """
-        found = (self.cell(algorithm, overrides) for algorithm, overrides in grid.points())
+        points = tqdm(list(grid.points()), desc="settings", unit="cell", delay=2, leave=False, disable=None)
+        found = (self.cell(algorithm, overrides) for algorithm, overrides in points)
         return list({cell.key: cell for cell in found}.values())
 
     def cell(self, algorithm: str, overrides: Mapping[str, Any]) -> Cell:
