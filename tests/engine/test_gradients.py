@@ -419,6 +419,36 @@ def test_the_first_batch_finds_out_models_whose_books_would_be_wrong(model, mess
             engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
 
 
+class Remembering(nn.Module):
+    """Keeps a running mean of what it sees, as a layer of somebody's own might."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(0)
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "buffer"),
+    [
+        (Remembering(), (6,), "seen"),
+        (
+            nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(32, 3)),
+            (2, 4, 4),
+            "0.running_mean",
+        ),
+    ],
+)
+def test_a_buffer_that_learns_of_the_records_is_found_out(model, shape, buffer) -> None:
+    engine = GradientEngine(model, cross_entropy)
+    with pytest.raises(EquidpError, match=f"Buffer '{buffer}' of the model changes in a forward pass"):
+        engine.norms(torch.randn(4, *shape), torch.arange(4) % 3)
+
+
 def test_dropout_is_trained_and_the_probe_leaves_its_random_numbers_alone() -> None:
     model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(), nn.Linear(40, 3))
     engine = GradientEngine(model, cross_entropy)

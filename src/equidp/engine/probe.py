@@ -3,6 +3,8 @@
 The books are kept per layer. A parameter that reaches the loss past its own layer (a weight used by a function, say),
 or a layer of the user's own in which records meet, would make them wrong without any sign of it. So two records are
 tried: the sum of their gradients has to be autograd's, and neither's norm may depend on the other being there.
+
+Nor may a forward pass change a buffer: running statistics would leave with the model, exact and without noise.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ def probe(engine: GradientEngine, features: Tensor, labels: Tensor) -> bool:
     Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
 
     Raises:
-        EquidpError: naming a parameter whose gradients are wrong, or saying that records mix.
+        EquidpError: naming a parameter whose gradients are wrong or a buffer that changes, or saying that records mix.
     """
     features, labels = features[:RECORDS], labels[:RECORDS]
+    buffers = {name: buffer.clone() for name, buffer in engine.model.named_buffers()}
     seed = torch.random.initial_seed()
     devices = [engine.device] if engine.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         norms = _norms(engine, features, labels, seed)
+        _compare_buffers(engine, buffers)
         ours = engine.weighted_sum(torch.ones_like(norms))
         losses = engine.losses
         _reseed(engine, seed)
@@ -61,6 +65,15 @@ def _reseed(engine: GradientEngine, seed: int) -> None:
     torch.random.default_generator.manual_seed(seed)
     if engine.device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def _compare_buffers(engine: GradientEngine, before: dict[str, Tensor]) -> None:
+    for name, buffer in engine.model.named_buffers():
+        if not torch.equal(buffer.nan_to_num(), before[name].nan_to_num()):
+            raise EquidpError(
+                f"Buffer {name!r} of the model changes in a forward pass: what it learns of the records would leave "
+                "with the model, without noise; switch its layer's running statistics off."
+            )
 
 
 def _compare_sums(engine: GradientEngine, ours: Tensor, expected: Tensor) -> None:
