@@ -15,8 +15,8 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -209,14 +209,27 @@ def log_model(algorithm: str, weights: Path) -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for one small file
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
-        mlflow.pyfunc.save_model(
-            str(target),
-            python_model=str(Path(__file__).with_name("served_model.py")),
-            artifacts={"weights": weights.as_uri()},
-            # stated, as guessing them would import the model in a process of its own
-            pip_requirements=[f"equidp=={equidp.__version__}"],
-        )
+        with _errors_only("mlflow.pyfunc"):  # a data frame of a dataset's own columns has no signature, and needs none
+            mlflow.pyfunc.save_model(
+                str(target),
+                python_model=str(Path(__file__).with_name("served_model.py")),
+                artifacts={"weights": weights.as_uri()},
+                # stated, as guessing them would import the model in a process of its own
+                pip_requirements=[f"equidp=={equidp.__version__}"],
+            )
         log_artifact(algorithm, target, "model")
+
+
+@contextmanager
+def _errors_only(name: str) -> Iterator[None]:
+    """Keep a logger's warnings back for a while."""
+    theirs = logging.getLogger(name)
+    level = theirs.level
+    theirs.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)
 
 
 def tracked() -> tuple[str, ...]:
