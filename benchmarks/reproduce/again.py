@@ -59,8 +59,7 @@ def main() -> None:
 
 def metrics_again(cell: Cell) -> dict[str, float]:
     """Metrics of the cell's own command, in a project that has nothing yet."""
-    overrides = {name: value for name, value in cell.overrides.items() if name not in ("dataset", "seed")}
-    params = params_text({**overrides, "dataset": cell.dataset, "seed": cell.seed})
+    params = params_text({**cell.overrides, "dataset": cell.dataset})
     command = [sys.executable, "-m", "kedro", "run", f"--pipeline={cell.algorithm}", f"--params={params}"]
     with scratch_project() as folder:
         variables = environment(folder) | {"OMP_NUM_THREADS": "1", "EQUIDP_RAW_DIR": raw_folder()}

@@ -91,9 +91,17 @@ class Row:
         """What its cells were given, seed aside."""
         return {name: value for name, value in self.cells[0].overrides.items() if name != "seed"}
 
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """A metric's value in every run that has it, by seed."""
+        return {
+            cell.seed: run.data.metrics[metric]
+            for cell, run in zip(self.cells, self.runs, strict=True)
+            if metric in run.data.metrics
+        }
+
     def values(self, metric: str) -> list[float]:
-        """A metric's value in every run that has it."""
-        return [run.data.metrics[metric] for run in self.runs if metric in run.data.metrics]
+        """The values alone."""
+        return list(self.by_seed(metric).values())
 
 
 def main() -> None:
@@ -210,10 +218,7 @@ def line(name: str, row: Row, table: Table, family: str, printed: Sequence[float
 
 def difference(row: Row, reference: Row, metric: str) -> str:
     """The metric's difference over the seeds that both rows have: splits and starts are then the same."""
-    first, second = (
-        {cell.seed: run.data.metrics[metric] for cell, run in zip(one.cells, one.runs, strict=True)}
-        for one in (row, reference)
-    )
+    first, second = row.by_seed(metric), reference.by_seed(metric)
     return shown(paired_difference(first, second), "+") if first.keys() & second.keys() else "–"
 
 

@@ -432,10 +432,23 @@ class Remembering(nn.Module):
         return self.last(x)
 
 
+class Collecting(nn.Module):
+    """Makes its buffer only when it sees the first records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.register_buffer("seen", x.detach().mean(0))
+        return self.last(x)
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "buffer"),
     [
         (Remembering(), (6,), "seen"),
+        (Collecting(), (6,), "seen"),
         (
             nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(32, 3)),
             (2, 4, 4),

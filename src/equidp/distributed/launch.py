@@ -29,6 +29,7 @@ from equidp.distributed.job import FAILURE, HISTORY, JOB, PUBLIC, SOCKET, STATEM
 from equidp.distributed.worker import work
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
+from equidp.logs import held_back
 from equidp.records import Split
 from equidp.sources import storage
 
@@ -182,7 +183,8 @@ def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        with _quiet_elastic():
+        # torch's launcher tells everything twice; we tell it once
+        with held_back("torch.distributed.elastic", below=logging.CRITICAL):
             elastic_launch(config, worker)(str(folder))
     except ChildFailedError as error:
         raise _reason(error, folder, job) from None
@@ -215,15 +217,3 @@ def _reason(error: ChildFailedError, folder: Path, job: Mapping[str, Any]) -> Eq
         else "Start the training again."
     )
     return EquidpError(f"Rank {rank} of {job['training']['devices']} {cause}, and the others were stopped. {remedy}")
-
-
-@contextlib.contextmanager
-def _quiet_elastic() -> Iterator[None]:
-    """Torch's launcher tells everything twice; we tell it once."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

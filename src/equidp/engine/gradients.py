@@ -127,8 +127,7 @@ class GradientEngine:
         calls = self._calls(features, labels, iterates or [(None, 1.0)])
         self._terms = self._book(calls)
         norms = self._squared_norms(rows).sqrt().float()
-        # on a GPU the answer would have to travel to the host: assume the worst there
-        self._clean = norms.device.type == "cpu" and math.isfinite(norms.sum())
+        self._clean = all_finite(norms)
         return norms
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -347,6 +346,11 @@ class _Tape:
                 backprop = backprop if coefficient == 1 else backprop * coefficient
                 found.append((site, Call(inputs, backprop, _snapshot(site))))
         return found
+
+
+def all_finite(norms: Tensor) -> bool:
+    """Whether norms, which are not negative, are known to be finite. On a GPU the answer would have to travel: no."""
+    return norms.device.type == "cpu" and math.isfinite(norms.sum())
 
 
 def _to_channels_last(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

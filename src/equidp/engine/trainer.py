@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from equidp.engine.algorithm import Algorithm, Outcome, Published
-from equidp.engine.gradients import GradientEngine
+from equidp.engine.gradients import GradientEngine, all_finite
 from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Draw, per_record, scheduled, sensitivity, tensors
@@ -319,7 +318,7 @@ class Trainer:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
         release = self.algorithm.side_release
         assert release is not None
-        seen = norms if _all_finite(norms) else torch.where(norms < torch.inf, norms, 0.0)
+        seen = norms if all_finite(norms) else torch.where(norms < torch.inf, norms, 0.0)
         exact = self.reduce(release.statistic(seen, groups, public, self.plan))
         noise_multiplier = release.noise(self.plan) / release.sensitivity()
         noised = self.random.perturb(exact, sensitivity=release.sensitivity(), noise_multiplier=noise_multiplier)
@@ -359,7 +358,7 @@ class Trainer:
         rule = self.algorithm.weights
         assert rule is not None
         seen = public if groups is None else per_record(public, groups)
-        if _all_finite(norms):
+        if all_finite(norms):
             return rule.weights(norms, seen) * seen["scale"]
         finite = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
         weights = rule.weights(torch.where(finite, norms, 0.0), seen) * seen["scale"]
@@ -510,11 +509,6 @@ class Trainer:
             getattr(self, name).load_state_dict(state[name])
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**state["diagnostics"])
-
-
-def _all_finite(norms: Tensor) -> bool:
-    """Whether norms, which are not negative, are known to be finite. On a GPU the answer would have to travel: no."""
-    return norms.device.type == "cpu" and math.isfinite(norms.sum())
 
 
 def _with_text_keys(state: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 import equidp
 from equidp.errors import EquidpError
+from equidp.logs import held_back
 from equidp.network import first_line
 
 PORTS = {"http": 80, "https": 443}
@@ -209,7 +210,8 @@ def log_model(algorithm: str, weights: Path) -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for one small file
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
-        with _errors_only("mlflow.pyfunc"):  # a data frame of a dataset's own columns has no signature, and needs none
+        # a data frame of a dataset's own columns has no signature, and needs none
+        with held_back("mlflow.pyfunc", below=logging.ERROR):
             mlflow.pyfunc.save_model(
                 str(target),
                 python_model=str(Path(__file__).with_name("served_model.py")),
@@ -218,18 +220,6 @@ def log_model(algorithm: str, weights: Path) -> None:
                 pip_requirements=[f"equidp=={equidp.__version__}"],
             )
         log_artifact(algorithm, target, "model")
-
-
-@contextmanager
-def _errors_only(name: str) -> Iterator[None]:
-    """Keep a logger's warnings back for a while."""
-    theirs = logging.getLogger(name)
-    level = theirs.level
-    theirs.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        theirs.setLevel(level)
 
 
 def tracked() -> tuple[str, ...]:

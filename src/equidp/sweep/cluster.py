@@ -13,6 +13,7 @@ import dask
 from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster
 
 from equidp.errors import EquidpError
+from equidp.logs import held_back
 
 GPU = "GPU"
 """Name of the Dask resource that stands for one GPU: `dask worker … --resources "GPU=1"`."""
@@ -58,7 +59,8 @@ class Machines:
         Raises:
             EquidpError: where the scheduler does not answer, or this machine has too few GPUs.
         """
-        with dask.config.set(SETTINGS), _quiet():
+        # Dask's remarks about workers that come and go would tear the progress display; failures are told at the end
+        with dask.config.set(SETTINGS), held_back("distributed", below=logging.CRITICAL):
             if self.scheduler:
                 with self._remote() as client:
                     yield client
@@ -100,15 +102,3 @@ def gpus_here() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Dask's remarks about workers that come and go would tear the progress display; failures are told at the end."""
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
