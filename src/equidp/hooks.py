@@ -24,6 +24,7 @@ from rich.table import Table
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
+from equidp.notebooks import without_ipython
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.tables import print_table, results_table
@@ -103,7 +104,8 @@ class RunHook:
         for name in pipeline.datasets():
             catalog.get(name, fallback_to_runtime_pattern=True)
         try:
-            return (yield)
+            with without_ipython():
+                return (yield)
         except tracking.FAILURES as error:
             _abandon_tracking()
             raise tracking.refusal(self._store, error, "Nothing was run.") from error

@@ -15,8 +15,8 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,7 +211,7 @@ def log_model(algorithm: str, weights: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
         # a data frame of a dataset's own columns has no signature, and needs none
-        with held_back("mlflow.pyfunc", below=logging.ERROR):
+        with held_back("mlflow.pyfunc", below=logging.ERROR), _unchecked_requirements():
             mlflow.pyfunc.save_model(
                 str(target),
                 python_model=str(Path(__file__).with_name("served_model.py")),
@@ -220,6 +220,20 @@ def log_model(algorithm: str, weights: Path) -> None:
                 pip_requirements=[f"equidp=={equidp.__version__}"],
             )
         log_artifact(algorithm, target, "model")
+
+
+@contextmanager
+def _unchecked_requirements() -> Iterator[None]:
+    """Spare the question whether this version of this package is installed: MLflow reads every package to answer it."""
+    import mlflow.utils.environment as environment
+
+    name = "warn_dependency_requirement_mismatches"
+    check = getattr(environment, name, None)
+    setattr(environment, name, lambda requirements: None)
+    try:
+        yield
+    finally:
+        setattr(environment, name, check)
 
 
 def tracked() -> tuple[str, ...]:

@@ -21,11 +21,14 @@ import jinja2
 import pandas as pd
 import plotly.graph_objects as go
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
+from equidp.notebooks import without_ipython
 from equidp.reporting import figures, tables
 from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode, understated
 from equidp.reporting.tables import BASELINE, groupings_of
+
+with without_ipython():
+    from plotly.offline import get_plotlyjs
 
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
