@@ -31,7 +31,7 @@ class Cell:
 
     Attributes:
         algorithm: the pipeline's name.
-        overrides: what is given after `--params`, by dotted name.
+        overrides: what is given after `--params`, by dotted name; other algorithms' options are left out.
         settings: all settings that the results depend on, defaults included.
         key: names the cell; a digest of `settings`.
         baseline: digest of those settings that the baseline depends on.
@@ -136,7 +136,7 @@ class Project:
         shared = {name: settings[name] for name in ("dataset", "seed", "data", "model", "training", BASELINE)}
         return Cell(
             algorithm=algorithm,
-            overrides=dict(overrides),
+            overrides={name: value for name, value in overrides.items() if _concerns(name, algorithm)},
             settings=settings,
             key=key,
             baseline=digest({**shared, "unit": settings["privacy"]["unit"]}),
@@ -173,8 +173,11 @@ class Project:
 
 def settings_that_matter(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that one algorithm's results depend on: shared ones, its own and the baseline's."""
-    others = {*ALGORITHMS, "custom"} - {algorithm, BASELINE}
-    kept = {name: value for name, value in parameters.items() if name not in {*others, *NOT_PART_OF_THE_RUN}}
+    kept = {
+        name: value
+        for name, value in parameters.items()
+        if name not in NOT_PART_OF_THE_RUN and _concerns(name, algorithm)
+    }
     if not algorithm_settings(algorithm, parameters[algorithm]["options"]).build().private:
         # a non-private run is the same for every ε
         kept["privacy"] = {"unit": kept["privacy"]["unit"]}
@@ -182,6 +185,12 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any]) -> dict[
     given = {name: value for name, value in kept[BASELINE]["options"].items() if value is not None}
     kept[BASELINE] = {**kept[BASELINE], "options": given}
     return {"algorithm": algorithm, "version": __version__, **kept}
+
+
+def _concerns(name: str, algorithm: str) -> bool:
+    """Whether a setting is shared, the algorithm's own or the baseline's, and no other algorithm's."""
+    section = name.split(".")[0]
+    return section in (algorithm, BASELINE) or section not in ALGORITHMS
 
 
 def digest(settings: Mapping[str, Any]) -> str:
@@ -199,12 +208,12 @@ def by_seed(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def differing(cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
-    """Per cell, the overrides that are not the same in all of them (dataset, algorithm and seed aside)."""
+    """Per cell, the overrides that are not the same in all cells that they concern (dataset and seed aside)."""
     cells = list(cells)
     shown: dict[str, dict[str, Any]] = {cell.key: {} for cell in cells}
     names = dict.fromkeys(name for cell in cells for name in cell.overrides if name not in ("dataset", "seed"))
     for name in names:
-        values = {cell.key: cell.overrides.get(name) for cell in cells}
+        values = {cell.key: cell.overrides.get(name) for cell in cells if _concerns(name, cell.algorithm)}
         if len({str(value) for value in values.values()}) > 1:
             for key, value in values.items():
                 if value is not None:
