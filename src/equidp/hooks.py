@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,6 @@ from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
-from kedro_mlflow.framework.hooks.mlflow_hook import mlflow_hook
 from mlflow import MlflowClient
 from rich import box
 from rich.console import Console
@@ -29,6 +29,10 @@ from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.tables import print_table, results_table
 from equidp.training import forget
+
+# kedro-mlflow defines a model as it is imported, and MLflow asks its author for type hints, past any filter
+with warnings.catch_warnings(record=True):
+    from kedro_mlflow.framework.hooks.mlflow_hook import mlflow_hook
 
 ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure")
 AUDIT = "audit"

@@ -7,9 +7,8 @@ from kedro.framework.session.store import BaseSessionStore
 from equidp.config_loader import EquidpConfigLoader
 from equidp.hooks import RunHook, TrackingHook
 
-# Remarks of libraries to their own callers, which a user of this project can do nothing about.
+# A remark to callers, which a user of this project can do nothing about.
 warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
-warnings.filterwarnings("ignore", message=".*Add type hints to the `predict` method", category=UserWarning)
 
 HOOKS = (TrackingHook(), RunHook())
 CONFIG_LOADER_CLASS = EquidpConfigLoader
