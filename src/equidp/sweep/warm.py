@@ -13,7 +13,6 @@ with contextlib.suppress(Exception):
         "kedro.framework.cli.cli",
         "mlflow.pyfunc",
         "mlflow.store.tracking.sqlalchemy_store",
-        "torch._dynamo",  # by every optimiser
         "equidp.settings",
         "equidp.pipeline_registry",
     ):

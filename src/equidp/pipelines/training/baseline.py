@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,23 @@ CODE = ("records.py", "training.py", "engine", "models", "algorithms")
 """What a trained baseline depends on, within the package."""
 
 
-def digest(train: Records, settings: Mapping[str, Any]) -> str:
-    """Names a baseline: a digest of its training records, its settings and the code."""
-    content = hashlib.sha256(f"{code_digest()}/{fingerprint(train)}".encode())
-    content.update(json.dumps(settings, sort_keys=True, default=str).encode())
-    return content.hexdigest()[:16]
-
-
-@cache
-def code_digest() -> str:
-    """Digest of the code that training runs."""
+def _code_digest() -> str:
     root = Path(equidp.__file__).parent
     files = sorted(
         file for part in CODE for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
     )
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+CODE_DIGEST = _code_digest()
+"""Of the code that training runs: taken as it is imported, since files may be edited while a run trains."""
+
+
+def digest(train: Records, settings: Mapping[str, Any]) -> str:
+    """Names a baseline: a digest of its training records, its settings and the code."""
+    content = hashlib.sha256(f"{CODE_DIGEST}/{fingerprint(train)}".encode())
+    content.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    return content.hexdigest()[:16]
 
 
 def trained_once(
