@@ -31,6 +31,7 @@ from equidp.engine.parts import (
     Positive,
     Public,
     SideRelease,
+    counts,
     noise_level,
 )
 
@@ -55,7 +56,7 @@ class GroupClipCounts(SideRelease):
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
         """(m^1..m^K, o^1..o^K), `[2K]`: a record moves exactly one entry by one."""
         entries = torch.add(groups, norms <= public["clip_norm"], alpha=plan.groups)
-        return torch.bincount(entries, minlength=2 * plan.groups).float()
+        return counts(entries, 2 * plan.groups)
 
     def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """C^k, `[K]`."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
@@ -26,6 +25,7 @@ from equidp.engine.parts import (
     Positive,
     Public,
     SideRelease,
+    counts,
     noise_level,
 )
 
@@ -47,7 +47,7 @@ class GroupSizeCounts(SideRelease):
 
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
         """b^k, `[K]`: a record is in one group, so it moves one entry by one."""
-        return torch.bincount(groups, minlength=plan.groups).float()
+        return counts(groups, plan.groups)
 
     def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """θ^k, `[K]`."""

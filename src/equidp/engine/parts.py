@@ -376,6 +376,11 @@ class SideRelease(Part, ABC):
         return f"it releases {_listed(self.gives | self.steers)}, which {_name(algorithm.weights)} does not use"
 
 
+def counts(ids: Tensor, size: int) -> Tensor:
+    """`[size]` float32: how often each of `[u]` ids below `size` occurs. `bincount` would wait for a GPU's answer."""
+    return torch.zeros(size, device=ids.device).index_add_(0, ids, torch.ones(len(ids), device=ids.device))
+
+
 def noise_level(level: float | str, plan: Plan) -> float:
     """Resolve a `NoiseLevel`: a number stays, a ratio `"10x"` multiplies the gradient's noise multiplier."""
     return float(level.removesuffix("x")) * plan.noise_multiplier if isinstance(level, str) else float(level)
