@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +21,13 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reproduce.again import raw_folder
+
 from equidp.errors import EquidpError
 from equidp.records import Records
 from equidp.sources import source
-from equidp.sources.dutch import OLDEST
+from equidp.sources.dutch import OLDEST, SEX
 from equidp.sources.splitting import split
 
 COLUMNS, PRINTED = 35, (0.8013, 0.7744)
@@ -34,12 +36,10 @@ SHOWN = 5
 
 def main() -> None:
     """Fit every choice, and print those that come nearest to the printed accuracies."""
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--raw-dir", type=Path, default=os.environ.get("EQUIDP_RAW_DIR", "data/01_raw"))
-    options = arguments.parse_args()
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     dutch = source("dutch", {"economic_activity": True})
     try:
-        parts = split(dutch.read(dutch.locate(options.raw_dir)), seed=0)
+        parts = split(dutch.read(dutch.locate(Path(raw_folder()))), seed=0)
     except EquidpError as error:
         sys.exit(error.message)
     fitted = []
@@ -59,7 +59,7 @@ def off(first: float, second: float) -> float:
 
 def choices(records: Records) -> Iterator[tuple[str, ...]]:
     """Choices of columns that come to 35; `-1` after a name leaves its first category out."""
-    sizes = {name: len(blocks(records)[name]) for name in blocks(records) if name != "age"}
+    sizes = {name: len(places) for name, places in blocks(records).items() if name != "age"}
     ages = {"": 0, "age": 1, "ages": len(np.unique(records.features[:, age_of(records)]))}
     for left_out, number in itertools.product((0, 1), range(1, len(sizes) + 1)):
         for chosen in itertools.combinations(sizes, number):
@@ -79,6 +79,7 @@ def blocks(records: Records) -> dict[str, list[int]]:
 
 
 def age_of(records: Records) -> int:
+    """Position of the age."""
     return records.schema.feature_names.index("age")
 
 
@@ -86,8 +87,8 @@ def accuracies(train: Records, test: Records, names: tuple[str, ...], with_sex: 
     """Test accuracy of women and of men."""
     model = LogisticRegression(max_iter=200).fit(matrix(train, names, with_sex), train.labels.numpy())
     right = model.predict(matrix(test, names, with_sex)) == test.labels.numpy()
-    sex, (women, men) = test.groups["sex"].numpy(), (0, 1)
-    return float(right[sex == women].mean()), float(right[sex == men].mean())
+    sex = test.groups["sex"].numpy()
+    return float(right[sex == SEX.index("female")].mean()), float(right[sex == SEX.index("male")].mean())
 
 
 def matrix(records: Records, names: tuple[str, ...], with_sex: bool) -> np.ndarray:

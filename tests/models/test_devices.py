@@ -1,7 +1,8 @@
 """On a GPU no step waits for the device, and nothing on the host mixes with what lies there.
 
 Tried without a GPU, on torch's meta device: it has shapes and no numbers, so whatever asks for a value raises, and so
-does an operation on tensors of two devices. Only who is in the batch is given, as its size is a shape.
+does an operation on tensors of two devices. Only who is in the batch is given, as its size is a shape. Units here are
+records: indexing units of several records waits for how many there are.
 """
 
 from __future__ import annotations
