@@ -1,4 +1,4 @@
-"""docs/results.md is written from MLflow; here from runs that are made up, so that each figure can be worked out."""
+"""docs/results.md is written from records of runs; here from made-up ones, so that each figure can be worked out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 from reproduce import again, page
 
@@ -18,9 +19,14 @@ SWEEPS = yaml.safe_load((ROOT / "conf" / "base" / "sweeps.yml").read_text(encodi
 
 def row(algorithm: str, overrides: dict[str, Any], *metrics: dict[str, float]) -> Any:
     cells = [
-        SimpleNamespace(algorithm=algorithm, overrides={**overrides, "seed": i}, seed=i) for i in range(len(metrics))
+        SimpleNamespace(algorithm=algorithm, overrides={**overrides, "seed": i}, seed=i)
+        for i in range(max(1, len(metrics)))
     ]
-    return page.Row(cells, [SimpleNamespace(data=SimpleNamespace(metrics=m)) for m in metrics])
+    return page.Row(cells, {i: record(f"cell-{i}", algorithm, i, m) for i, m in enumerate(metrics)})
+
+
+def record(key: str, algorithm: str, seed: int, metrics: dict[str, float]) -> Any:
+    return page.Record(cell=key, algorithm=algorithm, dataset="adult", seed=seed, metrics=metrics)
 
 
 def table(**settings: Any) -> Any:
@@ -52,7 +58,7 @@ def test_a_table_has_the_baseline_first_and_the_highest_epsilon() -> None:
         {"baseline/accuracy": 0.9, "test/accuracy": 0.7, "epsilon": 2.0, "epsilon_published": 3.0},
         {"baseline/accuracy": 0.9, "test/accuracy": 0.7, "epsilon": 2.5, "epsilon_published": 3.0},
     ]
-    text = page.section(table(printed={"dpsgd": [0.6]}), [row("dpsgd", {"dataset": "adult"}, *metrics)])
+    text = page.section(table(printed={"dpsgd": [0.6]}), [row("dpsgd", {"dataset": "adult"}, *metrics)], {})
     lines = text.splitlines()
     assert "| `sgd` | 2 | – | – | 0.900 ± 0.000 |" in lines
     assert "| `dpsgd` | 2 | 2.50 | 3.00 | 0.700 ± 0.000 (0.600) |" in lines
@@ -66,13 +72,13 @@ def test_differences_are_taken_seed_by_seed() -> None:
 
     # differences 0.01, 0.02, 0.03: mean 0.02, sd 0.01, half of the interval 4.303·0.01/√3 = 0.025
     rows = [runs("dpsgd", 0.60, 0.70, 0.80), runs("auto_s", 0.61, 0.72, 0.83)]
-    lines = page.section(table(against="dpsgd"), rows).splitlines()
+    lines = page.section(table(against="dpsgd"), rows, {}).splitlines()
     assert lines[4].endswith("| overall | overall, against `dpsgd` |")
     assert lines[6].endswith("| 0.900 ± 0.000 | – |")
     assert lines[7].endswith("| 0.700 ± 0.248 | – |")
     assert lines[8].endswith("| 0.720 ± 0.273 | +0.020 ± 0.025 |")
     # nothing to compare with
-    assert page.section(table(against="dpsgd"), rows[1:]).splitlines()[7].endswith("| – |")
+    assert page.section(table(against="dpsgd"), rows[1:], {}).splitlines()[7].endswith("| – |")
 
 
 def test_a_rerun_is_compared_to_the_last_digit() -> None:
@@ -82,6 +88,7 @@ def test_a_rerun_is_compared_to_the_last_digit() -> None:
         "test/accuracy: 0.5 and 0.500000000000001"
     ]
     assert len(again.compared(first, {"gap/sex": math.nan})) == 1
+    assert again.compared({"test/accuracy": 0.5}, first) == []  # a record knows what the page shows alone
 
 
 def test_rows_of_one_algorithm_are_told_apart_by_what_differs() -> None:
@@ -94,4 +101,45 @@ def test_rows_of_one_algorithm_are_told_apart_by_what_differs() -> None:
 
 
 def test_a_table_without_runs_says_so() -> None:
-    assert "Not run yet." in page.section(table(), [])
+    assert "Not run yet." in page.section(table(), [], {})
+    assert "Not run yet." in page.section(table(), [row("dpsgd", {"dataset": "adult"})], {})
+
+
+def test_a_row_that_the_page_knows_better_than_the_records_stays() -> None:
+    def rows(seeds: int) -> list[Any]:
+        given = {"baseline/accuracy": 0.9, "test/accuracy": 0.5 + seeds / 10, "epsilon": 1.0}
+        return [row("dpsgd", {"dataset": "adult"}, *[given] * seeds), row("auto_s", {"dataset": "adult"})]
+
+    two = f"# Page\n\n{page.section(table(), rows(2), {})}\n\n## To the letter\n\nNo table.\n"
+    standing = page.published(two)
+    assert set(standing["T"]) == {"`sgd`", "`dpsgd`"}
+    assert page.section(table(), rows(0), standing["T"]) == page.section(table(), rows(2), {})
+    assert page.section(table(), rows(1), standing["T"]) == page.section(table(), rows(2), {})
+    assert "| `dpsgd` | 3 | 1.00 | – | 0.800 ± 0.000 |" in page.section(table(), rows(3), standing["T"]).splitlines()
+
+
+def test_records_hold_what_the_tables_show_and_every_table_stands_on_the_page() -> None:
+    shown = page.Page.model_validate(yaml.safe_load(page.TABLES.read_text(encoding="utf-8")))
+    known, names = page.read_records(), page.shown_metrics(shown)
+    assert known
+    assert all(key == record.cell and set(record.metrics) <= names for key, record in known.items())
+    assert set(page.published(page.PAGE.read_text(encoding="utf-8"))) >= {table.title for table in shown.tables}
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "RECORDS", tmp_path / "records.jsonl")
+    assert page.read_records() == {}
+    written = {key: record(key, "dpsgd", 1, {"epsilon": 0.1 + 0.2}) for key in ("cell-b", "cell-a")}
+    page.write_records(written)
+    assert page.read_records() == written
+    assert [line[10:16] for line in page.RECORDS.read_text().splitlines()] == ["cell-a", "cell-b"]
+
+
+def test_a_record_holds_what_is_shown_and_nothing_that_is_no_number() -> None:
+    cell = SimpleNamespace(key="cell-a", algorithm="dpsgd", dataset="adult", seed=3)
+    metrics = {"test/accuracy": 0.5, "gap/sex": math.nan, "training_seconds": 9.0}
+    run = SimpleNamespace(data=SimpleNamespace(metrics=metrics, tags={"git_commit": "abc"}))
+    made = page.record_of(cell, run, {"test/accuracy", "gap/sex", "epsilon"})
+    assert made == page.Record(
+        cell="cell-a", algorithm="dpsgd", dataset="adult", seed=3, commit="abc", metrics={"test/accuracy": 0.5}
+    )

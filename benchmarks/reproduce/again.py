@@ -2,9 +2,10 @@
 
     python benchmarks/reproduce/again.py digits_table --cells 3
 
-The cells are drawn among those that are finished in MLflow; each is run by `kedro run …` in an empty project of its
-own, with one thread, as cells of a sweep are. Exits with 1 where any metric differs. Another processor or another
-version of torch rounds differently: there the figures agree within seed noise, not to the letter.
+The cells are drawn among those that have a record (`records.jsonl`, what the page shows) or are finished in this
+project's MLflow, which knows every metric. Each is run by `kedro run …` in an empty project of its own, with one
+thread, as cells of a sweep are. Exits with 1 where any metric differs. Another processor or another version of torch
+rounds differently: there the figures agree within seed noise, not to the letter.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reproduce.page import ROOT, run_of
+from reproduce.page import ROOT, read_records, run_of
 from sweep import EXPERIMENT, environment, scratch_project
 
 from equidp.sweep.grid import choose_grid, params_text
@@ -43,16 +44,17 @@ def main() -> None:
     store, experiment = project.store()
     client = MlflowClient(store)
     cells = project.cells(choose_grid(project.grids(), options.sweep, {}))
-    finished = [(cell, run) for cell in cells if (run := run_of(cell, client, experiment)) is not None]
+    known = {key: dict(record.metrics) for key, record in read_records().items() if not record.rounded}
+    known |= {c.key: dict(run.data.metrics) for c in cells if (run := run_of(c, client, experiment)) is not None}
+    finished = [cell for cell in cells if cell.key in known]
     if not finished:
-        sys.exit(f"No cell of {options.sweep} is finished: run `kedro sweep {options.sweep}` first.")
+        sys.exit(f"No cell of {options.sweep} has a record: run `kedro sweep {options.sweep}` first.")
     drawn = random.Random(options.draw).sample(finished, min(options.cells, len(finished)))
     different = 0
-    for cell, run in drawn:
-        again = metrics_again(cell)
-        told = compared(run.data.metrics, again)
+    for cell in drawn:
+        told = compared(known[cell.key], metrics_again(cell))
         different += bool(told)
-        print(f"{cell}: {len(again)} metrics, {len(told)} differ", flush=True)
+        print(f"{cell}: {len(known[cell.key])} metrics, {len(told)} differ", flush=True)
         print("".join(f"  {line}\n" for line in told[:SHOWN]), end="")
     sys.exit(bool(different))
 
@@ -79,8 +81,8 @@ def raw_folder() -> str:
 
 
 def compared(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:
-    """A line for every metric that differs or is missing on one side; durations are no results."""
-    names = sorted(name for name in {*first, *second} if "seconds" not in name)
+    """A line for every metric of the first that the second has otherwise or lacks; durations are no results."""
+    names = sorted(name for name in first if "seconds" not in name)
     pairs = [(name, first.get(name, math.nan), second.get(name, math.nan)) for name in names]
     return [f"{name}: {a!r} and {b!r}" for name, a, b in pairs if a != b and not (math.isnan(a) and math.isnan(b))]
 

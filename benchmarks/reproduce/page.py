@@ -1,15 +1,23 @@
-"""Writes docs/results.md from MLflow: every figure there is a finished cell of a sweep, none is typed by hand.
+"""Writes docs/results.md from finished cells of sweeps: every figure there was measured, none is typed by hand.
 
     kedro sweep dpsgd_f_table              # and the other sweeps that tables.yml names
-    python benchmarks/reproduce/page.py    # seconds; `--check` only says what is missing
+    python benchmarks/reproduce/page.py    # two minutes; `--check` only says what is missing
 
-`tables.yml` holds what is not ours: the papers' printed figures and the words around the tables. Cells are found by
-their key, a digest of all their settings, so a figure that was made with other settings cannot slip in.
+First the finished cells of this project's MLflow store are added to `records.jsonl`, which is committed: it holds what
+the tables show of every cell, so that seeds can be added on another machine and a third person can compare theirs. The
+page is written from it. `tables.yml` holds what is not ours: the papers' printed figures and the words around the
+tables. Cells are found by their key, a digest of all their settings, so a figure that was made with other settings
+cannot slip in.
+
+A row of the present page that has more seeds than the records know stays as it is: the oldest rows were made before
+there were records.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +35,8 @@ from equidp.sweep.grid import choose_grid, params_text
 from equidp.sweep.project import Cell, Project, by_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES, PAGE = Path(__file__).with_name("tables.yml"), ROOT / "docs" / "results.md"
+TABLES, RECORDS = Path(__file__).with_name("tables.yml"), Path(__file__).with_name("records.jsonl")
+PAGE = ROOT / "docs" / "results.md"
 BASELINE = "sgd"
 
 
@@ -74,12 +83,32 @@ class Page(Strict):
     foot: str
 
 
+class Record(Strict):
+    """What the tables show of one finished cell.
+
+    Attributes:
+        cell: its key.
+        algorithm, dataset, seed: for readers; the key holds all settings.
+        commit: of the code that ran it.
+        rounded: its metrics were read from the page, three decimals, since the store of its run is gone.
+        metrics: by MLflow's names.
+    """
+
+    cell: str
+    algorithm: str
+    dataset: str
+    seed: int
+    commit: str = ""
+    rounded: bool = False
+    metrics: Mapping[str, float]
+
+
 @dataclass(frozen=True)
 class Row:
-    """Cells that differ in their seed alone, with their runs."""
+    """Cells that differ in their seed alone, with the records of those that are finished."""
 
     cells: Sequence[Cell]
-    runs: Sequence[Run]
+    records: Mapping[int, Record]
 
     @property
     def name(self) -> str:
@@ -92,12 +121,8 @@ class Row:
         return {name: value for name, value in self.cells[0].overrides.items() if name != "seed"}
 
     def by_seed(self, metric: str) -> dict[int, float]:
-        """A metric's value in every run that has it, by seed."""
-        return {
-            cell.seed: run.data.metrics[metric]
-            for cell, run in zip(self.cells, self.runs, strict=True)
-            if metric in run.data.metrics
-        }
+        """A metric's value in every record that has it, by seed."""
+        return {seed: record.metrics[metric] for seed, record in self.records.items() if metric in record.metrics}
 
     def values(self, metric: str) -> list[float]:
         """The values alone."""
@@ -113,38 +138,64 @@ def main() -> None:
     page = Page.model_validate(yaml.safe_load(TABLES.read_text(encoding="utf-8")))
     project = Project(ROOT)
     store, experiment = project.store()
-    client = MlflowClient(store)
     grids = project.grids()
     # once per sweep: resolving a cell's settings takes longer than all else here
     cells = {name: project.cells(choose_grid(grids, name, {})) for name in dict.fromkeys(t.sweep for t in page.tables)}
+    known = read_records()
+    known |= collected([cell for some in cells.values() for cell in some], shown_metrics(page), store, experiment)
+    standing = published(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
     parts, missing = [page.head.strip()], []
     for table in page.tables:
-        rows, absent = rows_of(table, cells[table.sweep], client, experiment)
-        missing += absent
-        parts.append(section(table, rows))
+        rows = rows_of(table, cells[table.sweep], known)
+        missing += [str(cell) for row in rows for cell in row.cells if cell.seed not in row.records]
+        parts.append(section(table, rows, standing.get(table.title, {})))
     for cell in dict.fromkeys(missing):
-        print(f"not finished: {cell}", file=sys.stderr)
+        print(f"no record: {cell}", file=sys.stderr)
     if check:
         sys.exit(bool(missing))
+    write_records(known)
     PAGE.write_text("\n\n".join([*parts, page.foot.strip()]) + "\n", encoding="utf-8")
     print(PAGE)
 
 
-def rows_of(table: Table, cells: Sequence[Cell], client: MlflowClient, experiment: str) -> tuple[list[Row], list[str]]:
-    """The table's rows, in the sweep's order, and the cells that have no finished run."""
+def rows_of(table: Table, cells: Sequence[Cell], known: Mapping[str, Record]) -> list[Row]:
+    """The table's rows, in the sweep's order, those without a record too."""
     shown = [
         cell
         for cell in cells
         if cell.dataset == table.dataset and all(cell.overrides.get(k) == v for k, v in table.where.items())
     ]
-    rows, absent = [], []
-    for group in by_seed(shown):
-        found = [(cell, run_of(cell, client, experiment)) for cell in group]
-        absent += [str(cell) for cell, run in found if run is None]
-        done = [(cell, run) for cell, run in found if run is not None]
-        if done:
-            rows.append(Row([cell for cell, _ in done], [run for _, run in done]))
-    return rows, absent
+    return [Row(group, {cell.seed: known[cell.key] for cell in group if cell.key in known}) for group in by_seed(shown)]
+
+
+# ----------------------------------------------------------------------------------------------------------- records
+
+
+def shown_metrics(page: Page) -> set[str]:
+    """Names of all metrics that some table shows."""
+    return {"epsilon", "epsilon_published"} | {
+        f"{family}/{metric}" for t in page.tables for family in (t.baseline, t.runs) for metric in t.columns.values()
+    }
+
+
+def collected(cells: Sequence[Cell], metrics: set[str], store: str, experiment: str) -> dict[str, Record]:
+    """Records of the cells that are finished in a MLflow store, by key."""
+    client = MlflowClient(store)
+    found = ((cell, run_of(cell, client, experiment)) for cell in cells)
+    return {cell.key: record_of(cell, run, metrics) for cell, run in found if run is not None}
+
+
+def record_of(cell: Cell, run: Run, metrics: set[str]) -> Record:
+    """What the tables may show of a run."""
+    known = {name: run.data.metrics[name] for name in sorted(metrics & run.data.metrics.keys())}
+    return Record(
+        cell=cell.key,
+        algorithm=cell.algorithm,
+        dataset=cell.dataset,
+        seed=cell.seed,
+        commit=run.data.tags.get("git_commit", ""),
+        metrics={name: value for name, value in known.items() if math.isfinite(value)},
+    )
 
 
 def run_of(cell: Cell, client: MlflowClient, experiment: str) -> Run | None:
@@ -154,26 +205,56 @@ def run_of(cell: Cell, client: MlflowClient, experiment: str) -> Run | None:
     return found[0] if found else None
 
 
+def read_records() -> dict[str, Record]:
+    """The committed records, by key."""
+    lines = RECORDS.read_text(encoding="utf-8").splitlines() if RECORDS.is_file() else []
+    return {record.cell: record for record in map(Record.model_validate_json, lines)}
+
+
+def write_records(known: Mapping[str, Record]) -> None:
+    """One line per cell, in an order that keeps changes small."""
+    ordered = sorted(known.values(), key=lambda r: (r.dataset, r.algorithm, r.cell))
+    lines = [json.dumps(record.model_dump(exclude_defaults=True)) for record in ordered]
+    RECORDS.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
 # ---------------------------------------------------------------------------------------------------------- markdown
 
 
-def section(table: Table, rows: Sequence[Row]) -> str:
+Standing = Mapping[str, tuple[str, str]]
+"""Rows of one table of a page by their label: the line, and the command under the table (none for the baseline)."""
+
+
+def published(text: str) -> dict[str, Standing]:
+    """The rows of a page, by the title of their table."""
+    tables: dict[str, Standing] = {}
+    for part in text.split("\n## ")[1:]:
+        title, *lines = part.splitlines()
+        rows = [line for line in lines if line.startswith("| `")]
+        names = [line.split(" | ")[0].removeprefix("| ") for line in rows]
+        commands = ["", *(line for line in lines if line.startswith("kedro run "))][: len(rows)]
+        tables[title] = dict(zip(names, zip(rows, commands, strict=True), strict=True))
+    return tables
+
+
+def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
     """Heading, words, table, and the command of every row."""
     lines = [f"## {table.title}", "", table.text.strip(), ""] if table.text else [f"## {table.title}", ""]
     lines += [f"`kedro sweep {table.sweep}`", ""]
-    if not rows:
-        return "\n".join([*lines, "Not run yet."])
-    names = labels(rows)
-    headings = [*table.columns, *([f"{next(iter(table.columns))}, against `{table.against}`"] if table.against else [])]
     reference = next((row for row in rows if row.name == table.against), None)
+    first = max(rows, key=lambda row: len(row.records), default=None)
+    entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first else []
+    entries += [
+        entry(label, row, table, table.runs, reference, standing) for label, row in zip(labels(rows), rows, strict=True)
+    ]
+    made = [one for one in entries if one is not None]
+    if not made:
+        return "\n".join([*lines, "Not run yet."])
+    headings = [*table.columns, *([f"{next(iter(table.columns))}, against `{table.against}`"] if table.against else [])]
     lines += [
         "| | seeds | sound ε | ε as published | " + " | ".join(headings) + " |",
         "|---|---|---|---|" + "---|" * len(headings),
-        line(BASELINE, rows[0], table, table.baseline, table.printed.get(BASELINE, ()), None),
-        *(
-            line(names[i], row, table, table.runs, table.printed.get(row.name, ()), reference)
-            for i, row in enumerate(rows)
-        ),
+        *(line for line, _ in made),
         "",
         "Mean ± half of the 95 % interval over the seeds"
         + ("; in brackets what the paper prints." if table.printed else "."),
@@ -181,10 +262,22 @@ def section(table: Table, rows: Sequence[Row]) -> str:
     if table.differ:
         lines += ["", table.differ.strip()]
     lines += ["", "<details><summary>Every row's command</summary>", "", "```sh"]
-    for row in rows:
-        seeds = ", ".join(str(cell.seed) for cell in row.cells)
-        lines.append(f"kedro run --pipeline={row.name} --params={params_text(row.overrides)},seed=…   # {seeds}")
-    return "\n".join([*lines, "```", "", "</details>"])
+    return "\n".join([*lines, *(command for _, command in made if command), "```", "", "</details>"])
+
+
+def entry(
+    label: str, row: Row, table: Table, family: str, reference: Row | None, standing: Standing
+) -> tuple[str, str] | None:
+    """A row's line and command: from the records, or as the page has them where it knows more seeds."""
+    old = standing.get(label)
+    if old is not None and int(old[0].split(" | ")[1]) > len(row.records):
+        return old
+    if not row.records:
+        return None
+    private = family != table.baseline
+    seeds = ", ".join(map(str, row.records))
+    command = f"kedro run --pipeline={row.name} --params={params_text(row.overrides)},seed=…   # {seeds}"
+    return line(label, row, table, family, reference), command if private else ""
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
@@ -201,9 +294,10 @@ def labels(rows: Sequence[Row]) -> list[str]:
     return names
 
 
-def line(name: str, row: Row, table: Table, family: str, printed: Sequence[float | None], reference: Row | None) -> str:
+def line(label: str, row: Row, table: Table, family: str, reference: Row | None) -> str:
     """One row of the table."""
     private = family != table.baseline
+    printed = table.printed.get(row.name if private else BASELINE, ())
     figures = [
         figure(row.values(f"{family}/{metric}"), printed[i] if i < len(printed) else None, family)
         for i, metric in enumerate(table.columns.values())
@@ -212,8 +306,7 @@ def line(name: str, row: Row, table: Table, family: str, printed: Sequence[float
         metric = f"{family}/{next(iter(table.columns.values()))}"
         figures.append("–" if reference is None or reference is row else difference(row, reference, metric))
     epsilons = [epsilon(row.values(kind)) if private else "–" for kind in ("epsilon", "epsilon_published")]
-    label = name if private else f"`{name}`"
-    return "| " + " | ".join([label, str(len(row.runs)), *epsilons, *figures]) + " |"
+    return "| " + " | ".join([label, str(len(row.records)), *epsilons, *figures]) + " |"
 
 
 def difference(row: Row, reference: Row, metric: str) -> str:
