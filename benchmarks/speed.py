@@ -35,7 +35,8 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.ledger import Ledger
 from equidp.engine.noise import SeededRandom
 from equidp.engine.parts import Plan
-from equidp.engine.sampling import Population, positions
+from equidp.engine.poisson import poisson_sample
+from equidp.engine.sampling import Population
 from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
 from equidp.models import build_model
@@ -126,7 +127,7 @@ class Bench:
         population = Population(self.records, self.records.labels)
 
         def draw() -> tuple[Tensor, Tensor]:
-            batch = population.batch(positions(random.bernoulli(rate, population.size)))
+            batch = population.batch(poisson_sample(random, rate, population.size, population.device))
             return batch.features, batch.labels
 
         return draw

@@ -37,7 +37,7 @@ class Scripted(SecureRandom):
         super().__init__("cpu")
         self.script = list(words)
 
-    def _words(self, size: int) -> np.ndarray:
+    def words(self, size: int) -> np.ndarray:
         taken, self.script = self.script[:size], self.script[size:]
         return np.array(taken, dtype=np.uint64)
 

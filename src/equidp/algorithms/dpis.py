@@ -44,7 +44,7 @@ from equidp.engine.budget import ORDERS, SLACK, Budget, epsilon_of, renyi, renyi
 from equidp.engine.ledger import Event, published_epsilon
 from equidp.engine.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
 from equidp.engine.plan import Plan, Segment
-from equidp.engine.sampling import positions
+from equidp.engine.poisson import positions
 from equidp.errors import EquidpError
 
 MARGIN = 1e-6

@@ -41,7 +41,7 @@ from equidp.engine.parts import (
     noise_level,
 )
 from equidp.engine.plan import Plan
-from equidp.engine.sampling import positions
+from equidp.engine.poisson import poisson_sample
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -205,7 +205,7 @@ class PrivateAnnealing(_Annealing):
         """Draw V, and look at its losses at θ; they are dropped again after `accept`."""
         run = self.run
         rate = self.part.energy_rate(run.plan)
-        self._units = positions(run.random.bernoulli(rate, run.population.size))
+        self._units = poisson_sample(run.random, rate, run.population.size, run.population.device)
         self._before = self._clipped()
 
     def accept(self) -> bool:

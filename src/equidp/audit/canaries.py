@@ -18,6 +18,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -201,6 +202,10 @@ class Listener:
     def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
         """The wrapped source's uniforms."""
         return self.random.uniform(size, stream)
+
+    def words(self, size: int) -> np.ndarray:
+        """The wrapped source's words."""
+        return self.random.words(size)
 
     def normal(self, size: int) -> Tensor:
         """The wrapped source's noise."""

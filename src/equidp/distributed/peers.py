@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -111,6 +112,10 @@ class SharedRandom:
             return self.own.uniform(size, stream)
         nothing = torch.empty(size, dtype=torch.float64, device=self.device)
         return self.peers.from_first(self.own.uniform(size, stream) if self.peers.first else nothing)
+
+    def words(self, size: int) -> np.ndarray:
+        """`[size]` uint64: about this rank's units."""
+        return self.own.words(size)
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32, rank 0's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import Literal, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,9 @@ class RandomSource(Protocol):
 
     def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
         """`[size]` float64 in [0, 1)."""
+
+    def words(self, size: int) -> np.ndarray:
+        """`[size]` uint64 of the `sampling` stream, uniform."""
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal."""
@@ -68,6 +72,12 @@ class SeededRandom:
         """`[size]` float64 in [0, 1)."""
         # float64: with float32 the smallest step, 2⁻²⁴, would distort small rates
         return torch.rand(size, generator=self._generators[stream], device=self.device, dtype=torch.float64)
+
+    def words(self, size: int) -> np.ndarray:
+        """`[size]` uint64, uniform."""
+        drawn = torch.empty(size, dtype=torch.int64, device=self.device)
+        drawn.random_(-(2**63), None, generator=self._generators["sampling"])
+        return drawn.cpu().numpy().view(np.uint64)
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal."""

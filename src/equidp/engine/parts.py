@@ -36,7 +36,8 @@ from equidp.engine.gradients import GradientEngine
 from equidp.engine.ledger import Event, Ledger
 from equidp.engine.noise import RandomSource
 from equidp.engine.plan import Plan, Segment
-from equidp.engine.sampling import Batch, Population, positions
+from equidp.engine.poisson import poisson_sample
+from equidp.engine.sampling import Batch, Population
 
 if TYPE_CHECKING:
     from equidp.engine.algorithm import Algorithm
@@ -216,11 +217,12 @@ class PoissonSampler(Sampler):
 
 
 class PoissonSampling(Sampling):
-    """Independent coins of one bias."""
+    """Everybody at one rate."""
 
     def draw(self) -> Draw:
         """Poisson sample of positions, ascending."""
-        return Draw(positions(self.run.random.bernoulli(self.rate, self.run.population.size)))
+        population = self.run.population
+        return Draw(poisson_sample(self.run.random, self.rate, population.size, population.device))
 
     def rates(self) -> Tensor:
         """q for everybody."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,10 +85,3 @@ class Population:
         owners = torch.repeat_interleave(torch.arange(len(units), device=units.device), lengths)
         offsets = torch.arange(len(owners), device=units.device) - (lengths.cumsum(0) - lengths)[owners]
         return self._members[self._starts[units][owners] + offsets], owners
-
-
-def positions(coins: Tensor) -> Tensor:
-    """Where `[n]` bool coins fell on true, ascending: a Poisson sample of n units."""
-    if coins.device.type != "cpu":
-        return coins.nonzero().squeeze(1)
-    return torch.from_numpy(np.flatnonzero(coins.numpy()))  # a quarter of the time that torch takes

@@ -85,12 +85,19 @@ class SecureRandom:
             raise ValueError("A probability is not a number.")
         certain = chance >= 1.0
         threshold = np.ldexp(np.where(certain, 0.0, chance.clip(0.0, 1.0)), 64).astype(np.uint64)
-        coins = (self._words(size) < threshold) | certain
+        coins = (self.words(size) < threshold) | certain
         return torch.from_numpy(coins).to(self.device)
 
     def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
         """`[size]` float64 in [0, 1), multiples of 2⁻⁵³; every stream is fresh, whatever its name."""
-        return torch.from_numpy((self._words(size) >> np.uint64(11)) * 2.0**-53).to(self.device)
+        return torch.from_numpy((self.words(size) >> np.uint64(11)) * 2.0**-53).to(self.device)
+
+    def words(self, size: int) -> np.ndarray:
+        """`[size]` uint64 of the key stream."""
+        if os.getpid() != self._process:
+            # a forked child would otherwise continue its parent's stream: the same noise in two releases
+            self._stream, self._process = _new_stream(), os.getpid()
+        return np.frombuffer(bytearray(self._stream.update(bytes(WORD * size))), dtype=np.uint64)
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal. To protect a value use `perturb`, which adds it safely."""
@@ -145,15 +152,8 @@ class SecureRandom:
 
     def _uniform(self, size: int) -> Tensor:
         """`[size]` float64 in (0, 1], with 53 significant bits however small."""
-        words = torch.from_numpy(self._words(size))
+        words = torch.from_numpy(self.words(size))
         return words.to(torch.float64).add_(0.5).mul_(2.0**-64)
-
-    def _words(self, size: int) -> np.ndarray:
-        """`[size]` uint64 of the key stream."""
-        if os.getpid() != self._process:
-            # a forked child would otherwise continue its parent's stream: the same noise in two releases
-            self._stream, self._process = _new_stream(), os.getpid()
-        return np.frombuffer(bytearray(self._stream.update(bytes(WORD * size))), dtype=np.uint64)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("SecureRandom can neither be copied nor pickled: its noise must not be drawn twice.")
