@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from fairlearn import metrics as fairness
 from sklearn import metrics as sk
 
 from equidp.evaluation.metrics import (
@@ -115,6 +116,26 @@ def test_no_test_record_at_all():
     assert result["overall"] == {"count": 0, **dict.fromkeys(METRICS)}
     assert result["worst"]["sex"] == {"group": None, "accuracy": None}
     assert set(result["disparity"]["sex"].values()) == {None}
+
+
+def test_a_single_test_record():
+    groups = {"sex": (np.array([1]), ("f", "m")), "class": (np.array([0]), ("a", "b"))}
+    result = evaluate(np.array([[0.75, 0.25]]), np.array([0]), groups, classes=("a", "b"))
+    assert result["overall"] == result["groups"]["sex"]["m"] == result["groups"]["class"]["a"]
+    assert (result["overall"]["count"], result["overall"]["accuracy"]) == (1, 1.0)
+    assert result["groups"]["sex"]["f"]["count"] == 0
+    assert set(result["disparity"]["sex"].values()) == {None}
+
+
+def test_disparity_is_fairlearns_record_by_record():
+    draw = np.random.default_rng(0)
+    scores, labels, ids = draw.random((200, 2)), draw.integers(0, 2, 200), draw.integers(0, 3, 200)
+    found = evaluate(scores, labels, {"age": (ids, ("a", "b", "c"))}, classes=("n", "y"))["disparity"]["age"]
+    predicted = scores.argmax(1)
+    assert found == {
+        name: getattr(fairness, name)(labels, predicted, sensitive_features=ids)
+        for name in ("demographic_parity_difference", "demographic_parity_ratio", "equalized_odds_difference")
+    }
 
 
 def test_disparity_equals_rates_counted_by_hand():
