@@ -42,7 +42,9 @@ def test_every_table_shows_a_sweep_and_one_of_its_datasets() -> None:
         ]
         assert mine, one.title
         assert one.against in {"", *(algorithm for algorithm, _ in points)}
-        assert set(one.printed) <= {page.BASELINE, *(algorithm for algorithm, _ in points)}
+        algorithms = {algorithm for algorithm, _ in points}
+        assert {name.split(",")[0] for name in one.printed} <= {page.BASELINE, *algorithms}
+        assert set(one.algorithms) <= algorithms
         assert all(len(figures) <= len(one.columns) for figures in one.printed.values())
 
 
@@ -63,6 +65,15 @@ def test_a_table_has_the_baseline_first_and_the_highest_epsilon() -> None:
     assert "| `sgd` | 2 | – | – | 0.900 ± 0.000 |" in lines
     assert "| `dpsgd` | 2 | 2.50 | 3.00 | 0.700 ± 0.000 (0.600) |" in lines
     assert "kedro run --pipeline=dpsgd --params=dataset=adult,seed=…   # 0, 1" in lines
+
+
+def test_a_printed_figure_may_be_of_one_row_alone() -> None:
+    rows = [row("dpsgd", {"dpsgd.options.clip_norm": c}, {"test/accuracy": 0.7, "epsilon": 1.0}) for c in (1, 2)]
+    lines = page.section(table(printed={"dpsgd": [0.6], "dpsgd, clip_norm 2": [0.8]}), rows, {}).splitlines()
+    assert [line.split(" | ")[-1] for line in lines if "clip_norm" in line][:2] == [
+        "0.700 (0.600) |",
+        "0.700 (0.800) |",
+    ]
 
 
 def test_differences_are_taken_seed_by_seed() -> None:

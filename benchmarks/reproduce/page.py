@@ -54,11 +54,13 @@ class Table(Strict):
         title, text: what stands above it.
         dataset: which of the sweep's datasets.
         where: overrides that its cells have; a value null stands for cells without that override.
+        algorithms: which of the sweep's; all where it names none.
         baseline, runs: family of metrics (`test`, `baseline`, `cost_of_privacy`) that the baseline's row and the
             other rows show.
         columns: heading → metric below that family.
         against: an algorithm; a last column gives the first column's difference to it, seed by seed.
-        printed: algorithm → the paper's figures, in the order of the columns; null where it prints none.
+        printed: algorithm, or a row's whole label → the paper's figures, in the order of the columns; null where it
+            prints none.
         differ: why ours and the paper's differ.
     """
 
@@ -67,6 +69,7 @@ class Table(Strict):
     dataset: str
     text: str = ""
     where: Mapping[str, Any] = {}
+    algorithms: Sequence[str] = ()
     baseline: str = "baseline"
     runs: str = "test"
     columns: Mapping[str, str]
@@ -163,7 +166,9 @@ def rows_of(table: Table, cells: Sequence[Cell], known: Mapping[str, Record]) ->
     shown = [
         cell
         for cell in cells
-        if cell.dataset == table.dataset and all(cell.overrides.get(k) == v for k, v in table.where.items())
+        if cell.dataset == table.dataset
+        and all(cell.overrides.get(k) == v for k, v in table.where.items())
+        and (not table.algorithms or cell.algorithm in table.algorithms)
     ]
     return [Row(group, {cell.seed: known[cell.key] for cell in group if cell.key in known}) for group in by_seed(shown)]
 
@@ -297,7 +302,8 @@ def labels(rows: Sequence[Row]) -> list[str]:
 def line(label: str, row: Row, table: Table, family: str, reference: Row | None) -> str:
     """One row of the table."""
     private = family != table.baseline
-    printed = table.printed.get(row.name if private else BASELINE, ())
+    name = row.name if private else BASELINE
+    printed = table.printed.get(label.replace("`", ""), table.printed.get(name, ()))
     figures = [
         figure(row.values(f"{family}/{metric}"), printed[i] if i < len(printed) else None, family)
         for i, metric in enumerate(table.columns.values())

@@ -6,9 +6,9 @@ number, then that many different units. That is O(B) work instead of O(N): a ste
 on a hundred thousand does. Small populations keep the coins, so that what was published with a seed can be repeated.
 
 The count is the inverse of the binomial distribution function at a random 64-bit integer, by a table of ⌈2⁶⁴·P(X ≤ k)⌉
-in 60-digit arithmetic: no count's probability is off by more than 2⁻⁶⁴, and rounding up leaves none larger than the
-binomial it stands for. The law of a step is thus within η = k_max·2⁻⁶⁴ of Poisson sampling in total variation, k_max
-about B + 9√B, which adds (1 + e^ε)·η to δ: at B = 256, ten thousand steps and ε = 3 some 5·10⁻¹² in all.
+in 60-digit arithmetic: no count's probability is off by more than 2⁻⁶⁴, and rounding up makes the count no larger, word
+for word, than the exact one. The law of a step is thus within η = k_max·2⁻⁶⁴ of Poisson sampling in total variation,
+k_max about B + 9√B, which adds (1 + e^ε)·η to δ: at B = 256, ten thousand steps and ε = 3 some 5·10⁻¹² in all.
 """
 
 from __future__ import annotations
