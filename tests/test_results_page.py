@@ -146,6 +146,17 @@ def test_records_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pyte
     assert [line[10:16] for line in page.RECORDS.read_text().splitlines()] == ["cell-a", "cell-b"]
 
 
+def test_what_is_committed_stays_unless_it_was_rounded() -> None:
+    def records(value: float, *keys: str, rounded: bool = False) -> dict[str, Any]:
+        made = {key: record(key, "dpsgd", 0, {"epsilon": value}) for key in keys}
+        return {key: one.model_copy(update={"rounded": rounded}) for key, one in made.items()}
+
+    committed = records(1.0, "cell-a") | records(2.0, "cell-b", rounded=True) | records(3.0, "cell-c", rounded=True)
+    found = page.together(committed, records(9.0, "cell-a", "cell-b", "cell-d"))
+    values = {key: one.metrics["epsilon"] for key, one in found.items()}
+    assert values == {"cell-a": 1.0, "cell-b": 9.0, "cell-c": 3.0, "cell-d": 9.0}
+
+
 def test_a_record_holds_what_is_shown_and_nothing_that_is_no_number() -> None:
     cell = SimpleNamespace(key="cell-a", algorithm="dpsgd", dataset="adult", seed=3)
     metrics = {"test/accuracy": 0.5, "gap/sex": math.nan, "training_seconds": 9.0}

@@ -4,10 +4,10 @@
     python benchmarks/reproduce/page.py    # two minutes; `--check` only says what is missing
 
 First the finished cells of this project's MLflow store are added to `records.jsonl`, which is committed: it holds what
-the tables show of every cell, so that seeds can be added on another machine and a third person can compare theirs. The
-page is written from it. `tables.yml` holds what is not ours: the papers' printed figures and the words around the
-tables. Cells are found by their key, a digest of all their settings, so a figure that was made with other settings
-cannot slip in.
+the tables show of every cell, so that seeds can be added on another machine and a third person can compare theirs
+(`again.py`). The page is written from it. `tables.yml` holds what is not ours: the papers' printed figures and the
+words around the tables. Cells are found by their key, a digest of all their settings, so a figure that was made with
+other settings cannot slip in.
 
 A row of the present page that has more seeds than the records know stays as it is: the oldest rows were made before
 there were records.
@@ -144,8 +144,8 @@ def main() -> None:
     grids = project.grids()
     # once per sweep: resolving a cell's settings takes longer than all else here
     cells = {name: project.cells(choose_grid(grids, name, {})) for name in dict.fromkeys(t.sweep for t in page.tables)}
-    known = read_records()
-    known |= collected([cell for some in cells.values() for cell in some], shown_metrics(page), store, experiment)
+    every = [cell for some in cells.values() for cell in some]
+    known = together(read_records(), collected(every, shown_metrics(page), store, experiment))
     standing = published(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
     parts, missing = [page.head.strip()], []
     for table in page.tables:
@@ -188,6 +188,11 @@ def collected(cells: Sequence[Cell], metrics: set[str], store: str, experiment: 
     client = MlflowClient(store)
     found = ((cell, run_of(cell, client, experiment)) for cell in cells)
     return {cell.key: record_of(cell, run, metrics) for cell, run in found if run is not None}
+
+
+def together(committed: Mapping[str, Record], found: Mapping[str, Record]) -> dict[str, Record]:
+    """Both. What is committed stays, unless it was rounded: another machine's last digits are no news."""
+    return {**committed, **{k: r for k, r in found.items() if k not in committed or committed[k].rounded}}
 
 
 def record_of(cell: Cell, run: Run, metrics: set[str]) -> Record:
