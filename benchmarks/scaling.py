@@ -2,10 +2,12 @@
 
     python benchmarks/scaling.py                    # N, d and K on this process
     python benchmarks/scaling.py --ranks 1,2        # the same training on several processes
+    python benchmarks/scaling.py --table 2000000    # a whole `kedro run` on a CSV file of so many rows
 
 Random records, DPSGD-F (a step with all there is). Prints JSON lines. Without --ranks: a hidden layer
 on tables, and processor time on one thread, medians over steps, so that other work on the machine does not count. With
---ranks: cnn_small on 8,192 images of 28 × 28, wall-clock time, the busiest rank's processor time, and the load.
+--ranks: cnn_small on 8,192 images of 28 × 28, wall-clock time, the busiest rank's processor time, and the load. With
+--table: reading, one epoch of DPSGD-F and of its baseline, figures of every group, report; wall-clock time and memory.
 """
 
 from __future__ import annotations
@@ -14,12 +16,19 @@ import argparse
 import itertools
 import json
 import math
+import resource
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import psutil
 import torch
+from sweep import environment, scratch_project
 
 from equidp.algorithms import algorithm_settings
 from equidp.engine.plan import segment_at
@@ -28,6 +37,29 @@ from equidp.records import Records, Schema, Split
 from equidp.training import plan_run, prepare, train_model
 
 PRIVACY = PrivacySettings(noise_multiplier=1.0, delta=1e-9)
+
+TABLE = """
+presets:
+  table:
+    data:
+      source: csv
+      groups: [sex, age_band, "sex*age_band"]
+      options:
+        path: table.csv
+        label: outcome
+        classes: ["no", "yes"]
+        features:
+          ward: {kind: categorical, categories: [surgery, medicine, eye]}
+          weight: {kind: numeric, minimum: 0, maximum: 250}
+          age: {kind: numeric, minimum: 0, maximum: 120}
+        groups:
+          sex: {categories: [f, m], unknown: true}
+          age_band: {column: age, edges: [40, 65], maximum: 120}
+        missing: drop
+    model: {name: logistic}
+    privacy: {epsilon: 1.0, delta: 1.0e-7}
+    training: {epochs: 1, batch_size: 512, learning_rate: 0.5, evaluate_every: 1}
+"""
 
 
 def random_split(records: int, columns: int, groups: int) -> Split:
@@ -140,14 +172,47 @@ def ranks(counts: list[int], epochs: int) -> None:
         print(json.dumps({**row, "load": round(psutil.getloadavg()[0], 1)}), flush=True)
 
 
+def random_table(rows: int) -> pd.DataFrame:
+    """Made-up visits to a clinic; a few do not say their sex."""
+    draw = np.random.default_rng(0)
+    age = draw.integers(0, 100, rows)
+    return pd.DataFrame(
+        {
+            "ward": draw.choice(["surgery", "medicine", "eye"], rows, p=[0.5, 0.45, 0.05]),
+            "weight": draw.normal(75, 15, rows).clip(0, 250).round(1),
+            "sex": draw.choice(["f", "m", ""], rows, p=[0.5, 0.495, 0.005]),
+            "age": age,
+            "outcome": np.where(draw.random(rows) < age / 150, "yes", "no"),
+        }
+    )
+
+
+def whole_run(rows: int) -> None:
+    """`kedro run` on one's own table, in an empty project."""
+    with scratch_project() as project:
+        raw: Path = project / "data" / "01_raw"
+        raw.mkdir(parents=True)
+        random_table(rows).to_csv(raw / "table.csv", index=False)
+        (project / "conf" / "local" / "parameters.yml").write_text(TABLE, encoding="utf-8")
+        command = [sys.executable, "-m", "kedro", "run", "--pipeline=dpsgd_f", f"--params=dataset=table,raw_dir={raw}"]
+        begun = time.perf_counter()
+        subprocess.run(command, cwd=project, env=environment(project), check=True, capture_output=True)
+        spent = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    print(json.dumps({"rows": rows, "wall_s": round(spent, 1), "peak_gib": round(peak, 2)}))
+
+
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", help="measure these numbers of processes: 1,2")
+    parser.add_argument("--table", type=int, metavar="ROWS", help="measure a whole run on a table of so many rows")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
-    if options.ranks:
+    if options.table:
+        whole_run(options.table)
+    elif options.ranks:
         ranks([int(n) for n in options.ranks.split(",")], options.epochs)
     else:
         torch.set_num_threads(1)
