@@ -4,7 +4,7 @@
     python benchmarks/scaling.py --ranks 1,2        # the same training on several processes
     python benchmarks/scaling.py --table 2000000    # a whole `kedro run` on a CSV file of so many rows
 
-Random records, DPSGD-F (a step with all there is). Prints JSON lines. Without --ranks: a hidden layer
+Random records, DPSGD-F (a step with all there is). Prints JSON lines. Without an option: a hidden layer
 on tables, and processor time on one thread, medians over steps, so that other work on the machine does not count. With
 --ranks: cnn_small on 8,192 images of 28 × 28, wall-clock time, the busiest rank's processor time, and the load. With
 --table: reading, one epoch of DPSGD-F and of its baseline, figures of every group, report; wall-clock time and memory.
@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,13 +189,14 @@ def random_table(rows: int) -> pd.DataFrame:
 def whole_run(rows: int) -> None:
     """`kedro run` on one's own table, in an empty project."""
     with scratch_project() as project:
-        raw: Path = project / "data" / "01_raw"
+        raw = project / "data" / "01_raw"
         raw.mkdir(parents=True)
         random_table(rows).to_csv(raw / "table.csv", index=False)
         (project / "conf" / "local" / "parameters.yml").write_text(TABLE, encoding="utf-8")
-        command = [sys.executable, "-m", "kedro", "run", "--pipeline=dpsgd_f", f"--params=dataset=table,raw_dir={raw}"]
+        command = [sys.executable, "-m", "kedro", "run", "--pipeline=dpsgd_f", "--params=dataset=table"]
+        variables = environment(project) | {"EQUIDP_RAW_DIR": str(raw)}
         begun = time.perf_counter()
-        subprocess.run(command, cwd=project, env=environment(project), check=True, capture_output=True)
+        subprocess.run(command, cwd=project, env=variables, check=True, capture_output=True)
         spent = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     print(json.dumps({"rows": rows, "wall_s": round(spent, 1), "peak_gib": round(peak, 2)}))

@@ -44,17 +44,20 @@ def main() -> None:
     store, experiment = project.store()
     client = MlflowClient(store)
     cells = project.cells(choose_grid(project.grids(), options.sweep, {}))
-    known = {key: dict(record.metrics) for key, record in read_records().items() if not record.rounded}
-    known |= {c.key: dict(run.data.metrics) for c in cells if (run := run_of(c, client, experiment)) is not None}
-    finished = [cell for cell in cells if cell.key in known]
+    recorded = {key: record.metrics for key, record in read_records().items() if not record.rounded}
+    whole = {c.key: run.data.metrics for c in cells if (run := run_of(c, client, experiment)) is not None}
+    finished = [cell for cell in cells if cell.key in recorded | whole]
     if not finished:
         sys.exit(f"No cell of {options.sweep} has a record: run `kedro sweep {options.sweep}` first.")
     drawn = random.Random(options.draw).sample(finished, min(options.cells, len(finished)))
     different = 0
     for cell in drawn:
-        told = compared(known[cell.key], metrics_again(cell))
+        again = metrics_again(cell)
+        if cell.key not in whole:  # a record knows what the page shows alone
+            again = {name: value for name, value in again.items() if name in recorded[cell.key]}
+        told = compared(whole.get(cell.key) or recorded[cell.key], again)
         different += bool(told)
-        print(f"{cell}: {len(known[cell.key])} metrics, {len(told)} differ", flush=True)
+        print(f"{cell}: {len(again)} metrics, {len(told)} differ", flush=True)
         print("".join(f"  {line}\n" for line in told[:SHOWN]), end="")
     sys.exit(bool(different))
 
@@ -81,8 +84,8 @@ def raw_folder() -> str:
 
 
 def compared(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:
-    """A line for every metric of the first that the second has otherwise or lacks; durations are no results."""
-    names = sorted(name for name in first if "seconds" not in name)
+    """A line for every metric that differs or is missing on one side; durations are no results."""
+    names = sorted(name for name in {*first, *second} if "seconds" not in name)
     pairs = [(name, first.get(name, math.nan), second.get(name, math.nan)) for name in names]
     return [f"{name}: {a!r} and {b!r}" for name, a, b in pairs if a != b and not (math.isnan(a) and math.isnan(b))]
 

@@ -135,6 +135,7 @@ def test_words_reach_all_their_bits(source: RandomSource) -> None:
 def test_who_is_there_decides_and_not_how_many_were_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A population one record short draws at the same rate, among those present."""
     monkeypatch.setattr(poisson, "MANY", 1)
+    monkeypatch.setattr(poisson, "SPARSE", 0.1)
     schema = Schema("few", "tabular", (1,), ("a", "b"), {"class": ("a", "b")})
     labels = torch.zeros(3, dtype=torch.int64)
     population = Population(Records(torch.zeros(3, 1), labels, {"class": labels}, schema), labels)
