@@ -27,7 +27,7 @@ MANY = 100_000
 """Units from which on counting is used; no result published with a seed has as many."""
 
 SPARSE = 0.01
-"""Highest rate at which counting is used: it takes a third of the coins' time there, more than they from about 0.02 on."""
+"""Highest rate at which counting is used: a third of the coins' time; from about 0.02 on it would take longer."""
 
 WORDS = 1 << 64
 DIGITS = 60
