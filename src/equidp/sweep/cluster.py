@@ -24,6 +24,8 @@ SETTINGS = {
     "distributed.scheduler.worker-saturation": 1.0,  # a cell waits at the scheduler, not at a busy worker
     "distributed.scheduler.allowed-failures": 10,  # of workers under one cell, before it is given up
     "distributed.worker.daemon": False,
+    # before a worker's first import: once Kedro has set up the terminal there, Dask's own silencing does not reach it
+    "distributed.nanny.pre-spawn-environ.DASK_LOGGING__DISTRIBUTED": "critical",
 }
 
 

@@ -68,7 +68,7 @@ def run_command(
     one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name or UNNAMED)
     jobs = {cell.key: one(cell, retries=retries, warm=scheduler is None) for cell in cells}
     todo = [cell for cell in cells if not finished(jobs[cell.key])]
-    console.print(f"{len(cells) - len(todo)} of {len(cells)} cells were finished before.", highlight=False)
+    console.print(f"Finished before: {len(cells) - len(todo)} of {len(cells)}.", highlight=False)
 
     # Dask is imported only now: names are refused, and a dry run told, without waiting for it
     from equidp.sweep.cluster import Machines
@@ -108,9 +108,10 @@ def _announce(name: str | None, grid: Grid, cells: Sequence[Cell], console: Cons
             console.print(f"{word}: {escape(text)}", highlight=False)
     datasets = ", ".join(dict.fromkeys(cell.dataset for cell in cells))
     algorithms = ", ".join(dict.fromkeys(cell.algorithm for cell in cells))
-    seeds = len({cell.seed for cell in cells})
+    count, seeds = len(cells), len({cell.seed for cell in cells})
     console.print(
-        f"{name or UNNAMED}: {len(cells)} cells, {algorithms} on {datasets}, {seeds} seed{'s' * (seeds != 1)}.",
+        f"{name or UNNAMED}: {count} cell{'s' * (count != 1)}, {algorithms} on {datasets}, "
+        f"{seeds} seed{'s' * (seeds != 1)}.",
         highlight=False,
         markup=False,
     )
