@@ -84,9 +84,11 @@ class RunHook:
     def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
         """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
         self._parameters = context.config_loader["parameters"]
-        self._store = str(context.config_loader["mlflow"]["server"]["mlflow_tracking_uri"])
+        mlflow_yml = context.config_loader["mlflow"]
+        self._store = str(mlflow_yml["server"]["mlflow_tracking_uri"])
         tracking.check_store(self._store)
         try:
+            tracking.make_store(self._store, mlflow_yml["tracking"]["experiment"])
             return (yield)
         except tracking.FAILURES as error:
             raise tracking.refusal(self._store, error, "Nothing was run.") from error

@@ -16,15 +16,17 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import ExperimentTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from sqlalchemy.engine import make_url
@@ -103,8 +105,8 @@ def check_store(uri: str) -> None:
     for name, value in BOUNDS.items():
         os.environ.setdefault(name, value)
     address = urlparse(uri)
-    if address.scheme.startswith("sqlite"):
-        _check_file(make_url(uri).database)
+    if path := _database_file(uri):
+        _check_file(path)
     if address.scheme not in ("http", "https") or address.hostname is None:
         return
     try:
@@ -116,9 +118,41 @@ def check_store(uri: str) -> None:
         ) from error
 
 
-def _check_file(path: str | None) -> None:
-    """Try for the right to write to a database, and give it back. One that is not there yet is MLflow's to make."""
-    if path is None or not Path(path).exists():
+def make_store(uri: str, experiment: Mapping[str, Any]) -> None:
+    """Make the project's database unless it is there; it is seen under its name only once it is complete.
+
+    MLflow makes its tables one by one, under that name: two first runs at once would both fail, and so would every
+    later run, and it would be the same after one that was stopped. `experiment` is mlflow.yml's.
+    """
+    path = _database_file(uri)
+    if path is None or path.exists():
+        return
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    asked = experiment.get("create_experiment_kwargs") or {}
+    tags = [ExperimentTag(key, value) for key, value in (asked.get("tags") or {}).items()]
+    try:
+        location = make_url(uri).set(database=str(part)).render_as_string(hide_password=False)
+        store = SqlAlchemyStore(location, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+        store.create_experiment(experiment["name"], asked.get("artifact_location"), tags)
+        store.engine.dispose()
+        # unlike a renaming, a link does not replace what another run has made meanwhile; no links here: MLflow makes it
+        with suppress(OSError):
+            path.hardlink_to(part)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _database_file(uri: str) -> Path | None:
+    """Where an SQLite store is, there or not; None for other stores."""
+    if not urlparse(uri).scheme.startswith("sqlite"):
+        return None
+    database = make_url(uri).database
+    return Path(database) if database else None
+
+
+def _check_file(path: Path) -> None:
+    """Try for the right to write to a database, and give it back. One that is not there yet is made later."""
+    if not path.exists():
         return
     try:
         with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:

@@ -1,0 +1,65 @@
+"""The project's MLflow database while it is being made: complete under its name, or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from equidp.pipelines import tracking
+
+EXPERIMENT = {"name": "equidp", "create_experiment_kwargs": {"artifact_location": "file:///there", "tags": {"a": "b"}}}
+
+
+def made(folder: Path) -> str:
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    tracking.make_store(uri, EXPERIMENT)
+    return uri
+
+
+def test_it_is_made_with_the_experiment_as_configured(tmp_path):
+    client = MlflowClient(made(tmp_path))
+
+    experiment = client.get_experiment_by_name("equidp")
+    assert experiment.artifact_location == "file:///there"
+    assert experiment.tags["a"] == "b"
+    client.create_run(experiment.experiment_id)
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_what_is_there_is_left_alone(tmp_path):
+    (tmp_path / "mlflow.db").write_bytes(b"anything")
+    made(tmp_path)
+    assert (tmp_path / "mlflow.db").read_bytes() == b"anything"
+
+
+def test_one_stopped_half_way_leaves_nothing(tmp_path, monkeypatch):
+    def stopped(*_):
+        assert not (tmp_path / "mlflow.db").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tracking.SqlAlchemyStore, "create_experiment", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_another_run_has_made_meanwhile_stays(tmp_path, monkeypatch):
+    create = tracking.SqlAlchemyStore.create_experiment
+
+    def overtaken(*given):
+        (tmp_path / "mlflow.db").write_bytes(b"the other run's")
+        return create(*given)
+
+    monkeypatch.setattr(tracking.SqlAlchemyStore, "create_experiment", overtaken)
+    made(tmp_path)
+    assert (tmp_path / "mlflow.db").read_bytes() == b"the other run's"
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "postgresql://host/name", "sqlite://", "file:///runs"])
+def test_other_stores_are_nobodys_to_make(tmp_path, monkeypatch, uri):
+    monkeypatch.chdir(tmp_path)
+    tracking.make_store(uri, EXPERIMENT)
+    assert list(tmp_path.iterdir()) == []
