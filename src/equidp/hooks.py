@@ -104,6 +104,8 @@ class RunHook:
         for name, chosen in options.items():
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
         catalog["algorithms"] = options
+        tracking.end_interrupted()  # in the same notebook
+        tracking.begin(mlflow.active_run() is None)
         # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
         mlflow_hook.run_id = None
         # kedro-mlflow looks at the catalog's entries before factory patterns have made any: make them now
@@ -173,7 +175,6 @@ class TrackingHook:
     @hook_impl(trylast=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """After kedro-mlflow opened its run: that is the single algorithm's, or the parent of one child each."""
-        tracking.forget_runs()
         active = mlflow.active_run()
         algorithms = algorithms_in(pipeline)
         if active is None or not (algorithms or audits(pipeline)):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,8 +25,10 @@ def _workplace(project: Path, label: str) -> Path:
     return next((project / "data" / "06_models" / "digits" / "dpsgd").rglob(f"{label}/workplace"))
 
 
-def _interrupt(project: Path, label: str) -> subprocess.CompletedProcess[str]:
-    """Start a run in a process of its own, and send SIGTERM once its first checkpoint is there."""
+def _interrupt(
+    project: Path, label: str, once: Callable[[], bool], number: int = signal.SIGTERM
+) -> subprocess.CompletedProcess[str]:
+    """Start a run in a process of its own, and send it a signal once there is a reason."""
     params = ",".join(f"{name}={value}" for name, value in (PARAMS | {"run_label": label}).items())
     command = [sys.executable, "-m", "kedro", "run", "--pipeline=dpsgd", f"--params={params}"]
     run = subprocess.Popen(
@@ -31,8 +36,8 @@ def _interrupt(project: Path, label: str) -> subprocess.CompletedProcess[str]:
     )
     deadline = time.monotonic() + 120
     while run.poll() is None and time.monotonic() < deadline:
-        if any((project / "data" / "06_models").rglob(f"{label}/workplace/checkpoint.safetensors")):
-            run.send_signal(signal.SIGTERM)
+        if once():
+            run.send_signal(number)
             break
         time.sleep(0.005)
     out, err = run.communicate(timeout=120)
@@ -47,7 +52,8 @@ def _one_thread() -> dict[str, str]:
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once on Windows")
 def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path) -> None:
     kedro_run(project, "dpsgd", run_label="whole", **PARAMS)
-    stopped = _interrupt(project, "cut")
+    checkpoints = (project / "data" / "06_models").rglob
+    stopped = _interrupt(project, "cut", lambda: any(checkpoints("cut/workplace/checkpoint.safetensors")))
     assert stopped.returncode == 128 + signal.SIGTERM
     assert "Stopped by SIGTERM after step" in stopped.stderr
     assert "resume=true" in stopped.stderr
@@ -65,6 +71,24 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
     weights = [load_file(_weights(project, label)) for label in ("whole", "cut")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
     assert [run.info.status for run in mlflow_runs(project)].count("FINISHED") == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once on Windows")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_run_stopped_before_training_is_not_finished_in_mlflow(project: Path, number: int, status: int) -> None:
+    store = project / "mlflow.db"
+
+    def begun() -> bool:
+        if not store.exists():
+            return False
+        with closing(sqlite3.connect(store, timeout=20)) as database:
+            return bool(database.execute("SELECT count(*) FROM runs").fetchone()[0])
+
+    stopped = _interrupt(project, "early", begun, number)
+
+    assert stopped.returncode == status
+    assert "Traceback" not in stopped.stderr
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
 def _weights(project: Path, label: str) -> Path:

@@ -8,20 +8,25 @@ A store that fails while a run trains does not end the training: what it did not
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
+import signal
 import socket
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
 
+import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import ExperimentTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
@@ -59,8 +64,13 @@ SECONDS_BETWEEN_ROWS = 1.0
 
 @dataclass
 class Tracking:
-    """The open runs of this process. `runs` maps an algorithm to its run; algorithms without one are not logged."""
+    """The open runs of this process.
 
+    `ours` says that the one that is active, if any, is a pipeline's. `runs` maps an algorithm to its run, which is that
+    one or its child; algorithms without one are not logged.
+    """
+
+    ours: bool = False
     client: MlflowClient | None = None
     runs: dict[str, str] = field(default_factory=dict)
     children: list[str] = field(default_factory=list)
@@ -75,10 +85,25 @@ _current = Tracking()
 logger = logging.getLogger(__name__)
 
 
+def begin(ours: bool) -> None:
+    """Forget earlier runs; what is opened from here on is the pipeline's, and ended if the process is stopped."""
+    global _current
+    _current = Tracking(ours)
+    if threading.current_thread() is threading.main_thread():
+        before, after = (signal.SIG_DFL, _leave) if ours else (_leave, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is before:  # training has a handler of its own meanwhile
+            signal.signal(signal.SIGTERM, after)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    """End the process in order, where SIGTERM would end it on the spot."""
+    raise SystemExit(128 + signum)
+
+
 def open_runs(client: MlflowClient, runs: Mapping[str, str], children: Iterable[str] = ()) -> None:
     """Set the runs that nodes write to."""
     global _current
-    _current = Tracking(client, dict(runs), list(children))
+    _current = Tracking(_current.ours, client, dict(runs), list(children))
 
 
 def close_runs(status: str) -> None:
@@ -92,8 +117,16 @@ def close_runs(status: str) -> None:
 
 def forget_runs() -> None:
     """No run is written to from here on."""
-    global _current
-    _current = Tracking()
+    begin(False)
+
+
+@atexit.register  # after MLflow registered what would end the run as finished, hence before that is called
+def end_interrupted() -> None:
+    """End what Ctrl-C or SIGTERM has left open: Kedro tells its hooks of errors only."""
+    if _current.ours and mlflow.active_run() is not None:
+        with suppress(*FAILURES):
+            close_runs("KILLED")
+            mlflow.end_run("KILLED")
 
 
 def check_store(uri: str) -> None:
