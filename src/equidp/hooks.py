@@ -13,7 +13,7 @@ import mlflow
 import pandas as pd
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
-from kedro.io import DataCatalog
+from kedro.io import DataCatalog, SharedMemoryDataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
 from rich import box
@@ -98,6 +98,11 @@ class RunHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Say which algorithms run, as ingestion sets public records aside for those that need them."""
+        if isinstance(catalog, SharedMemoryDataCatalog):
+            raise EquidpError(
+                "ParallelRunner is not for this project: its nodes log to one MLflow run, which other processes do not "
+                "see. Leave --runner out, or take ThreadRunner, or `kedro sweep` for many runs at once."
+            )
         options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
         if audits(pipeline):
             options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]

@@ -9,6 +9,7 @@ from typing import Any
 import mlflow
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
+from kedro.runner import AbstractRunner
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from omegaconf import OmegaConf
@@ -16,11 +17,11 @@ from omegaconf import OmegaConf
 QUICK = {"training.epochs": 2, "training.batch_size": 128, "training.device": "cpu"}
 
 
-def kedro_run(project: Path, *pipelines: str, **params: Any) -> None:
+def kedro_run(project: Path, *pipelines: str, runner: AbstractRunner | None = None, **params: Any) -> None:
     """`kedro run --pipelines=… --params=…`; dots in names are written as they are, through a dict."""
     bootstrap_project(project)
     with KedroSession.create(project_path=project, runtime_params=nested(params)) as session:
-        session.run(pipeline_names=list(pipelines))
+        session.run(pipeline_names=list(pipelines), runner=runner)
 
 
 def nested(params: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from dp_accounting import pld, rdp
+from kedro.runner import ParallelRunner, ThreadRunner
 from sklearn.datasets import load_digits
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.algorithms import ALGORITHMS
+from equidp.errors import EquidpError
 from equidp.pipeline_registry import DEMONSTRATION
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
@@ -142,6 +144,20 @@ def test_same_seed_gives_the_same_metrics_and_another_seed_others(project):
     assert (report_folder(project, "dpsgd") / "metrics.json").read_text() == first
     kedro_run(project, "dpsgd", **QUICK, seed=1)
     assert (report_folder(project, "dpsgd", seed=1) / "metrics.json").read_text() != first
+
+
+def test_threads_give_the_same_metrics(project):
+    kedro_run(project, "dpsgd", **QUICK)
+    kedro_run(project, "dpsgd", runner=ThreadRunner(), **QUICK, run_label="threads")
+    folder = report_folder(project, "dpsgd")
+    assert read_json(folder / "metrics.json") == read_json(folder / "threads" / "metrics.json")
+    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED", "FINISHED"]
+
+
+def test_processes_that_cannot_see_the_run_are_refused(project):
+    with pytest.raises(EquidpError, match="take ThreadRunner"):
+        kedro_run(project, "dpsgd", runner=ParallelRunner(), **QUICK)
+    assert mlflow_runs(project) == []
 
 
 def test_logged_model_predicts_raw_records_without_a_pickle(project):
