@@ -13,7 +13,7 @@ import mlflow
 import pandas as pd
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
-from kedro.io import DataCatalog, SharedMemoryDataCatalog
+from kedro.io import DataCatalog, MemoryDataset, SharedMemoryDataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
 from rich import box
@@ -98,17 +98,13 @@ class RunHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Say which algorithms run, as ingestion sets public records aside for those that need them."""
-        if isinstance(catalog, SharedMemoryDataCatalog):
-            raise EquidpError(
-                "ParallelRunner is not for this project: its nodes log to one MLflow run, which other processes do not "
-                "see. Leave --runner out, or take ThreadRunner, or `kedro sweep` for many runs at once."
-            )
         options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
         if audits(pipeline):
             options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]
         for name, chosen in options.items():
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
         catalog["algorithms"] = options
+        _refuse_misleading(run_params, pipeline, catalog)
         tracking.end_interrupted()  # in the same notebook
         tracking.begin(mlflow.active_run() is None)
         # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
@@ -151,7 +147,7 @@ class RunHook:
             raise tracking.refusal(
                 self._store, error, f"All results are on disk, but the run in MLflow is incomplete: {advice}"
             ) from error
-        for name in algorithms_in(pipeline):
+        for name in _evaluated(pipeline):
             forget(catalog.load(f"{name}.workplace"))
         return result
 
@@ -206,16 +202,21 @@ class TrackingHook:
         if audits(pipeline):
             for name in AUDIT_ARTIFACTS:
                 tracking.log_artifact(AUDIT, _filepath(catalog, name))
+        made = pipeline.all_outputs()  # of a pipeline cut by --to-nodes other files are an earlier run's
         for name in algorithms_in(pipeline):
             if name not in tracking.tracked():
                 continue
-            metrics, privacy = catalog.load(f"{name}.metrics"), catalog.load(f"{name}.privacy")
-            tracking.log_metrics(name, flat_metrics(metrics) | _epsilons(privacy))
-            tracking.log_tags(name, _privacy_tags(privacy))
+            if f"{name}.metrics" in made:
+                tracking.log_metrics(name, flat_metrics(catalog.load(f"{name}.metrics")))
+            if f"{name}.privacy" in made:
+                privacy = catalog.load(f"{name}.privacy")
+                tracking.log_metrics(name, _epsilons(privacy))
+                tracking.log_tags(name, _privacy_tags(privacy))
             for kind in ARTIFACTS:
-                if f"{name}.{kind}" in pipeline.datasets():
+                if f"{name}.{kind}" in made:
                     tracking.log_artifact(name, _filepath(catalog, f"{name}.{kind}"))
-            tracking.log_model(name, _filepath(catalog, f"{name}.model"))
+            if f"{name}.model" in made:
+                tracking.log_model(name, _filepath(catalog, f"{name}.model"))
         tracking.catch_up()
         tracking.close_runs("FINISHED")
 
@@ -249,6 +250,32 @@ class TrackingHook:
         return shared | ({"algorithm": algorithm} if algorithm else {})
 
 
+def _evaluated(pipeline: Pipeline) -> tuple[str, ...]:
+    """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
+    return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
+
+
+def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Refuse ways to run a pipeline in which results would be lost, or pass for another run's."""
+    if isinstance(catalog, SharedMemoryDataCatalog):
+        raise EquidpError(
+            "ParallelRunner is not for this project: its nodes log to one MLflow run, which other processes do not "
+            "see. Leave --runner out, or take ThreadRunner, or `kedro sweep` for many runs at once."
+        )
+    if run_params.get("only_missing_outputs") and algorithms_in(pipeline):
+        raise EquidpError(
+            "--only-missing-outputs would take files of earlier settings for this run's: leave it out. An interrupted "
+            "run goes on with --params=resume=true."
+        )
+    for name in sorted(pipeline.inputs()):
+        dataset = catalog.get(name)
+        if dataset is None or (isinstance(dataset, MemoryDataset) and not dataset.exists()):
+            raise EquidpError(
+                f"{name!r} is not kept between runs, and what makes it is left out here: start the pipeline further "
+                "up, or run all of it."
+            )
+
+
 def _abandon_tracking() -> None:
     """No run is left open: MLflow would end it as finished when the process exits."""
     tracking.forget_runs()
@@ -262,8 +289,7 @@ def _print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalo
         _print_audit(catalog.load("audit_findings"))
         for name in ("audit_findings", "audit_report"):
             terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
-    finished = [name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.datasets()]
-    if finished:
+    if finished := _evaluated(pipeline):
         print_table(
             results_table(results_of(catalog, finished, "metrics"), results_of(catalog, finished, "privacy")),
             Console(),

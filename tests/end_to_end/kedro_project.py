@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import mlflow
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
-from kedro.runner import AbstractRunner
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from omegaconf import OmegaConf
@@ -17,11 +17,14 @@ from omegaconf import OmegaConf
 QUICK = {"training.epochs": 2, "training.batch_size": 128, "training.device": "cpu"}
 
 
-def kedro_run(project: Path, *pipelines: str, runner: AbstractRunner | None = None, **params: Any) -> None:
-    """`kedro run --pipelines=… --params=…`; dots in names are written as they are, through a dict."""
+def kedro_run(project: Path, *pipelines: str, options: Mapping[str, Any] | None = None, **params: Any) -> None:
+    """`kedro run --pipelines=… --params=…`; dots in names are written as they are, through a dict.
+
+    `options` are those of Kedro's own, such as `to_nodes`.
+    """
     bootstrap_project(project)
     with KedroSession.create(project_path=project, runtime_params=nested(params)) as session:
-        session.run(pipeline_names=list(pipelines), runner=runner)
+        session.run(pipeline_names=list(pipelines), **(options or {}))
 
 
 def nested(params: dict[str, Any]) -> dict[str, Any]:

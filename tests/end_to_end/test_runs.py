@@ -148,15 +148,33 @@ def test_same_seed_gives_the_same_metrics_and_another_seed_others(project):
 
 def test_threads_give_the_same_metrics(project):
     kedro_run(project, "dpsgd", **QUICK)
-    kedro_run(project, "dpsgd", runner=ThreadRunner(), **QUICK, run_label="threads")
+    kedro_run(project, "dpsgd", options={"runner": ThreadRunner()}, **QUICK, run_label="threads")
     folder = report_folder(project, "dpsgd")
     assert read_json(folder / "metrics.json") == read_json(folder / "threads" / "metrics.json")
     assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED", "FINISHED"]
 
 
-def test_processes_that_cannot_see_the_run_are_refused(project):
-    with pytest.raises(EquidpError, match="take ThreadRunner"):
-        kedro_run(project, "dpsgd", runner=ParallelRunner(), **QUICK)
+def test_a_pipeline_cut_short_logs_nothing_of_an_earlier_run(project):
+    kedro_run(project, "dpsgd", **QUICK)
+    kedro_run(project, "dpsgd", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK | {"training.epochs": 1})
+
+    whole, cut = mlflow_runs(project)
+    assert "cost_of_privacy/accuracy" in whole.data.metrics
+    assert "cost_of_privacy/accuracy" not in cut.data.metrics
+    assert cut.info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"runner": ParallelRunner()}, "take ThreadRunner"),
+        ({"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
+        ({"from_nodes": ["evaluation.evaluate_dpsgd"]}, "'dpsgd.scores' is not kept between runs"),
+    ],
+)
+def test_what_kedro_offers_and_would_mislead_is_refused(project, options, words):
+    with pytest.raises(EquidpError, match=words):
+        kedro_run(project, "dpsgd", options=options, **QUICK)
     assert mlflow_runs(project) == []
 
 

@@ -132,3 +132,12 @@ def test_the_command_line_ends_with_one_line_and_a_status(project, option):
     assert done.returncode == 1
     assert "Error: Unknown dataset 'adlut'. Did you mean 'adult'?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_environment_that_is_not_there_is_refused(project):
+    bootstrap_project(project)
+    with (
+        KedroSession.create(project_path=project, env="prod") as session,
+        pytest.raises(EquidpError, match=r"Unknown environment .*'prod'\. Valid: base, local\."),
+    ):
+        session.load_context()
