@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.engine.checkpoint import StoppedError
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
 from equidp.notebooks import without_ipython
@@ -154,13 +155,15 @@ class RunHook:
     @hook_impl(wrapper=True)
     def on_pipeline_error(self, error: Exception) -> Generator[None, Any, Any]:
         """Refused input stays one sentence: Kedro wraps whatever a dataset raises while it saves or loads."""
-        result = []
+        result, active, refusal = [], mlflow.active_run(), refusal_in(error)
         try:
             result = yield  # the other hooks close their runs first
+            if active is not None and isinstance(refusal, StoppedError):
+                MlflowClient().set_terminated(active.info.run_id, "KILLED")  # it can go on: it has not failed
         except tracking.FAILURES as failure:
             tracking.lose(failure)
             _abandon_tracking()
-        if refusal := refusal_in(error):
+        if refusal is not None:
             raise refusal from None
         return result
 
@@ -223,7 +226,7 @@ class TrackingHook:
     @hook_impl
     def on_pipeline_error(self, error: Exception, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         """A failed run's children say so."""
-        tracking.close_runs("FAILED")
+        tracking.close_runs("KILLED" if isinstance(refusal_in(error), StoppedError) else "FAILED")
 
     def _child(self, client: MlflowClient, parent: Any, algorithm: str) -> str:
         run = client.create_run(

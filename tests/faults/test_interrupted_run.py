@@ -58,6 +58,7 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
     assert "Stopped by SIGTERM after step" in stopped.stderr
     assert "resume=true" in stopped.stderr
     assert "Traceback" not in stopped.stderr
+    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED", "KILLED"]
     assert {path.name for path in _workplace(project, "cut").iterdir()} >= {"checkpoint.safetensors", "journal.jsonl"}
 
     with pytest.raises(EquidpError, match=r"training\.learning_rate was .* and is 0\.77"):
