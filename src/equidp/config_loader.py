@@ -38,9 +38,10 @@ class EquidpConfigLoader(OmegaConfigLoader):
             **(kwargs.get("custom_resolvers") or {}),
         }  # not for credentials only
         super().__init__(conf_source, *args, **kwargs)
-        if self.env and not (Path(conf_source) / self.env).is_dir():
-            there = [folder.name for folder in Path(conf_source).iterdir() if folder.is_dir()]
-            raise unknown_name(f"environment (a folder of {conf_source})", self.env, there)
+        folder = Path(conf_source)  # or an archive, or a remote one
+        if self.env and folder.is_dir() and not (folder / self.env).is_dir():
+            there = [part.name for part in folder.iterdir() if part.is_dir()]
+            raise unknown_name(f"environment (a folder of {folder})", self.env, there)
         # Kedro registers a resolver once per process, which would keep the first project's path for all later ones
         OmegaConf.register_new_resolver(
             "project", lambda path, scheme: PROJECT_URIS[scheme](project / path), replace=True

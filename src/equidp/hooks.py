@@ -202,10 +202,10 @@ class TrackingHook:
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Log metrics, statements and artifacts of every finished algorithm, and close its run."""
-        if audits(pipeline):
-            for name in AUDIT_ARTIFACTS:
-                tracking.log_artifact(AUDIT, _filepath(catalog, name))
         made = pipeline.all_outputs()  # of a pipeline cut by --to-nodes other files are an earlier run's
+        for name in AUDIT_ARTIFACTS:
+            if name in made:
+                tracking.log_artifact(AUDIT, _filepath(catalog, name))
         for name in algorithms_in(pipeline):
             if name not in tracking.tracked():
                 continue
@@ -288,7 +288,7 @@ def _abandon_tracking() -> None:
 
 def _print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Tables and paths, whichever the pipeline has."""
-    if audits(pipeline):
+    if "audit_report" in pipeline.all_outputs():
         _print_audit(catalog.load("audit_findings"))
         for name in ("audit_findings", "audit_report"):
             terminal().print(f"{name}: {_filepath(catalog, name)}", soft_wrap=True, highlight=False)
