@@ -88,6 +88,7 @@ class RunHook:
         mlflow_yml = context.config_loader["mlflow"]
         self._store = str(mlflow_yml["server"]["mlflow_tracking_uri"])
         tracking.check_store(self._store)
+        tracking.end_interrupted()  # in the same notebook; what kedro-mlflow finds active here, it goes on with
         try:
             tracking.make_store(self._store, mlflow_yml["tracking"]["experiment"])
             return (yield)
@@ -106,7 +107,6 @@ class RunHook:
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)
-        tracking.end_interrupted()  # in the same notebook
         tracking.begin(mlflow.active_run() is None)
         # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
         mlflow_hook.run_id = None

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, read_json, report_folder
+from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
+from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
 
 PARAMS = {"training.epochs": 12, "training.batch_size": 64, "training.device": "cpu", "training.checkpoint_every": 1}
@@ -90,6 +91,19 @@ def test_a_run_stopped_before_training_is_not_finished_in_mlflow(project: Path, 
     assert stopped.returncode == status
     assert "Traceback" not in stopped.stderr
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
+
+
+def test_the_next_run_of_a_notebook_ends_what_ctrl_c_left_open(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kedro_run(project, "dpsgd", **QUICK)
+    kedro_run(project, "dpsgd", **QUICK)
+
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED", "FINISHED"]
 
 
 def _weights(project: Path, label: str) -> Path:
