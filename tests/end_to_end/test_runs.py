@@ -167,7 +167,6 @@ def test_a_pipeline_cut_short_logs_nothing_of_an_earlier_run(project):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"runner": ParallelRunner()}, "take ThreadRunner"),
         ({"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
         ({"from_nodes": ["evaluation.evaluate_dpsgd"]}, "'dpsgd.scores' is not kept between runs"),
     ],
@@ -176,6 +175,15 @@ def test_what_kedro_offers_and_would_mislead_is_refused(project, options, words)
     with pytest.raises(EquidpError, match=words):
         kedro_run(project, "dpsgd", options=options, **QUICK)
     assert mlflow_runs(project) == []
+
+
+def test_processes_that_cannot_see_the_run_are_refused(project):
+    runner = ParallelRunner()
+    try:
+        with pytest.raises(EquidpError, match="take ThreadRunner"):
+            kedro_run(project, "dpsgd", options={"runner": runner}, **QUICK)
+    finally:
+        runner._manager.shutdown()
 
 
 def test_logged_model_predicts_raw_records_without_a_pickle(project):
