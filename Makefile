@@ -13,7 +13,7 @@ run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's
 	$(BIN)/kedro run $(ARGS)
 
 test: $(STAMP) lint      ## lint, types, tests
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

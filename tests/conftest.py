@@ -15,14 +15,6 @@ settings.load_profile("equidp")
 
 ROOT = Path(__file__).resolve().parents[1]
 
-LONG = ("test_command.py", "test_launch.py", "test_ranks.py", "test_notebooks.py", "test_interrupted_run.py")
-"""Files of a minute and more."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first: `make test` hands out whole files, and one left to the end would run alone for minutes."""
-    items.sort(key=lambda item: item.path.name not in LONG)
-
 
 @pytest.fixture(scope="session")
 def raw_dir() -> Path:
