@@ -23,6 +23,9 @@ from equidp.errors import EquidpError
 PARAMS = {"training.epochs": 12, "training.batch_size": 64, "training.device": "cpu", "training.checkpoint_every": 1}
 
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals end a process at once on Windows")
+
+
 def _workplace(project: Path, label: str) -> Path:
     return next((project / "data" / "06_models" / "digits" / "dpsgd").rglob(f"{label}/workplace"))
 
@@ -57,7 +60,6 @@ def _one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once on Windows")
 def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path) -> None:
     kedro_run(project, "dpsgd", run_label="whole", **PARAMS)
     checkpoints = (project / "data" / "06_models").rglob
@@ -83,12 +85,8 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
 
 
 def test_ctrl_c_before_training_is_not_finished_in_mlflow(project: Path) -> None:
-    store = project / "mlflow.db"
-
     def begun() -> bool:
-        if not store.exists():
-            return False
-        with contextlib.closing(sqlite3.connect(store, timeout=20)) as database:
+        with contextlib.closing(sqlite3.connect(project / "mlflow.db", timeout=20)) as database:
             return bool(database.execute("SELECT count(*) FROM runs").fetchone()[0])
 
     stopped = _interrupt(project, "early", begun, signal.SIGINT)
@@ -98,7 +96,6 @@ def test_ctrl_c_before_training_is_not_finished_in_mlflow(project: Path) -> None
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM ends a process at once on Windows")
 def test_the_next_run_of_a_notebook_ends_what_a_signal_left_open(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
