@@ -46,6 +46,10 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert run.data.tags["algorithm"] == algorithm
     assert run.data.tags["private"] == "true"
     assert run.data.metrics["epsilon"] == pytest.approx(privacy["epsilon"])
+    # curves over the epochs end in the run's own figures, and do not begin with them
+    for name, own in {"test/accuracy": metrics["overall"]["accuracy"], "epsilon_rdp": privacy["epsilon_rdp"]}.items():
+        assert 0 not in {point.step for point in mlflow.MlflowClient().get_metric_history(run.info.run_id, name)}
+        assert run.data.metrics[name] == pytest.approx(own)
     assert {"test/accuracy", "test/accuracy/class:8", "cost_of_privacy/accuracy/class:8", "baseline/accuracy"} <= set(
         run.data.metrics
     )

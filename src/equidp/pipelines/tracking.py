@@ -67,7 +67,8 @@ class Tracking:
     """The open runs of this process.
 
     `ours` says that the one that is active, if any, is a pipeline's. `runs` maps an algorithm to its run, which is that
-    one or its child; algorithms without one are not logged.
+    one or its child; algorithms without one are not logged. `live` maps an algorithm to the metrics its epochs have
+    given, and `epochs` to the last of these.
     """
 
     ours: bool = False
@@ -77,6 +78,8 @@ class Tracking:
     lost: bool = False
     held: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     rows: dict[str, list[Metric]] = field(default_factory=dict)
+    live: dict[str, set[str]] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
     written: float = 0.0
 
 
@@ -235,14 +238,22 @@ def catch_up() -> None:
 def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
     """Live figures of one epoch; the epoch is the step. Written once a second: a call costs as much as an epoch may."""
     figures = {k: v for k, v in row.items() if k != "epoch"}
-    _current.rows.setdefault(algorithm, []).extend(_metrics(figures, int(row["epoch"])))
+    _current.epochs[algorithm] = epoch = int(row["epoch"])
+    _current.live.setdefault(algorithm, set()).update(figures)
+    _current.rows.setdefault(algorithm, []).extend(_metrics(figures, epoch))
     if time.monotonic() - _current.written >= SECONDS_BETWEEN_ROWS:
         _write_rows()
 
 
-def log_metrics(algorithm: str, metrics: Mapping[str, float], *, step: int = 0) -> None:
-    """Write metrics to the algorithm's run, all at once (one call is about 20 times cheaper than one per metric)."""
-    _write_metrics(algorithm, _metrics(metrics, step))
+def log_metrics(algorithm: str, metrics: Mapping[str, float]) -> None:
+    """Write a run's results, all at once (one call is about 20 times cheaper than one per metric).
+
+    Those that epochs have given too end their curves: MLflow takes the latest value of the last step for the run's own.
+    """
+    live, last = _current.live.get(algorithm, set()), _current.epochs.get(algorithm, 0)
+    ending = {name: value for name, value in metrics.items() if name in live}
+    others = {name: value for name, value in metrics.items() if name not in live}
+    _write_metrics(algorithm, [*_metrics(ending, last), *_metrics(others, 0)])
 
 
 def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
