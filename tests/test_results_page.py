@@ -131,7 +131,7 @@ def test_a_row_that_the_page_knows_better_than_the_records_stays() -> None:
 
 def test_records_hold_what_the_tables_show_and_every_table_stands_on_the_page() -> None:
     shown = page.Page.model_validate(yaml.safe_load(page.TABLES.read_text(encoding="utf-8")))
-    known, names = page.read_records(), page.shown_metrics(shown)
+    known, names = page.read_records(), page.shown_metrics(shown.tables)
     assert known
     assert all(key == record.cell and set(record.metrics) <= names for key, record in known.items())
     assert set(page.published(page.PAGE.read_text(encoding="utf-8"))) >= {table.title for table in shown.tables}
@@ -157,11 +157,31 @@ def test_what_is_committed_stays_unless_it_was_rounded() -> None:
     assert values == {"cell-a": 1.0, "cell-b": 9.0, "cell-c": 3.0, "cell-d": 9.0}
 
 
+def test_what_a_new_table_shows_is_added_to_a_committed_record() -> None:
+    committed = {"cell-a": record("cell-a", "dpsgd", 0, {"epsilon": 1.0})}
+    again_run = {"cell-a": record("cell-a", "dpsgd", 0, {"epsilon": 9.0, "test/loss": 0.5})}
+    assert page.together(committed, again_run)["cell-a"].metrics == {"epsilon": 1.0, "test/loss": 0.5}
+
+
+def test_rows_after_some_epochs_are_what_mlflow_had_then() -> None:
+    shown = table(epochs=[10, 20])
+    assert {"test/accuracy@10", "epsilon_rdp@20"} <= page.shown_metrics([shown])
+    metrics = {"baseline/accuracy": 0.9, "test/accuracy": 0.8, "epsilon": 3.0}
+    metrics |= {"test/accuracy@10": 0.6, "epsilon_rdp@10": 2.0, "test/accuracy@20": 0.7, "epsilon_rdp@20": 2.5}
+    runs = row("dpsgd", {"dataset": "adult"}, metrics, {"baseline/accuracy": 0.9, "test/accuracy": 0.8, "epsilon": 3.0})
+    lines = page.section(shown, [runs], {}).splitlines()
+    assert "| `sgd` | 2 | – | – | 0.900 ± 0.000 |" in lines
+    assert "| `dpsgd`, 10 epochs | 1 | 2.00 | – | 0.600 |" in lines  # the second seed was not looked at then
+    assert "| `dpsgd`, 20 epochs | 1 | 2.50 | – | 0.700 |" in lines
+    assert "kedro run --pipeline=dpsgd --params=dataset=adult,training.epochs=20,seed=…   # 0" in lines
+
+
 def test_a_record_holds_what_is_shown_and_nothing_that_is_no_number() -> None:
     cell = SimpleNamespace(key="cell-a", algorithm="dpsgd", dataset="adult", seed=3)
     metrics = {"test/accuracy": 0.5, "gap/sex": math.nan, "training_seconds": 9.0}
     run = SimpleNamespace(data=SimpleNamespace(metrics=metrics, tags={"git_commit": "abc"}))
-    made = page.record_of(cell, run, {"test/accuracy", "gap/sex", "epsilon"})
-    assert made == page.Record(
-        cell="cell-a", algorithm="dpsgd", dataset="adult", seed=3, commit="abc", metrics={"test/accuracy": 0.5}
-    )
+    curve = [SimpleNamespace(step=10 * k, value=k / 10) for k in (1, 2, 3)]
+    wanted = {"test/accuracy", "gap/sex", "epsilon", "test/accuracy@20"}
+    made = page.record_of(cell, run, wanted, {"test/accuracy": curve}.__getitem__)
+    assert made.metrics == {"test/accuracy": 0.5, "test/accuracy@20": 0.2}
+    assert (made.cell, made.algorithm, made.dataset, made.seed, made.commit) == ("cell-a", "dpsgd", "adult", 3, "abc")

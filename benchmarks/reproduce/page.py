@@ -19,15 +19,16 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Metric, Run
 from pydantic import BaseModel, ConfigDict
 
 from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
@@ -37,7 +38,7 @@ from equidp.sweep.project import Cell, Project, by_seed
 ROOT = Path(__file__).resolve().parents[2]
 TABLES, RECORDS = Path(__file__).with_name("tables.yml"), Path(__file__).with_name("records.jsonl")
 PAGE = ROOT / "docs" / "results.md"
-BASELINE = "sgd"
+BASELINE, LIVE_EPSILON = "sgd", "epsilon_rdp"
 
 
 class Strict(BaseModel):
@@ -58,6 +59,7 @@ class Table(Strict):
         baseline, runs: family of metrics (`test`, `baseline`, `cost_of_privacy`) that the baseline's row and the
             other rows show.
         columns: heading → metric below that family.
+        epochs: the runs' rows are given after each of these epochs, as MLflow has them; their ε is by RDP.
         against: an algorithm; a last column gives the first column's difference to it, seed by seed.
         printed: algorithm, or a row's whole label → the paper's figures, in the order of the columns; null where it
             prints none.
@@ -73,6 +75,7 @@ class Table(Strict):
     baseline: str = "baseline"
     runs: str = "test"
     columns: Mapping[str, str]
+    epochs: Sequence[int] = ()
     against: str = ""
     printed: Mapping[str, Sequence[float | None]] = {}
     differ: str = ""
@@ -94,7 +97,7 @@ class Record(Strict):
         algorithm, dataset, seed: for readers; the key holds all settings.
         commit: of the code that ran it.
         rounded: its metrics were read from the page, three decimals, since the store of its run is gone.
-        metrics: by MLflow's names.
+        metrics: by MLflow's names; `name@n` is what it was after epoch n.
     """
 
     cell: str
@@ -108,10 +111,14 @@ class Record(Strict):
 
 @dataclass(frozen=True)
 class Row:
-    """Cells that differ in their seed alone, with the records of those that are finished."""
+    """Cells that differ in their seed alone, with the records of those that are finished.
+
+    `epoch`: after which the records were taken, where that is not the last.
+    """
 
     cells: Sequence[Cell]
     records: Mapping[int, Record]
+    epoch: int | None = None
 
     @property
     def name(self) -> str:
@@ -121,7 +128,18 @@ class Row:
     @property
     def overrides(self) -> dict[str, Any]:
         """What its cells were given, seed aside."""
-        return {name: value for name, value in self.cells[0].overrides.items() if name != "seed"}
+        settings = {name: value for name, value in self.cells[0].overrides.items() if name != "seed"}
+        return settings if self.epoch is None else settings | {"training.epochs": self.epoch}
+
+    def after(self, epoch: int) -> Row:
+        """The row as it stood after an epoch, of the seeds that were looked at then."""
+        stood = {}
+        for seed, record in self.records.items():
+            names = {name: name.removesuffix(f"@{epoch}") for name in record.metrics if name.endswith(f"@{epoch}")}
+            metrics = {"epsilon" if new == LIVE_EPSILON else new: record.metrics[old] for old, new in names.items()}
+            if metrics:
+                stood[seed] = record.model_copy(update={"metrics": metrics})
+        return Row(self.cells, stood, epoch)
 
     def by_seed(self, metric: str) -> dict[int, float]:
         """A metric's value in every record that has it, by seed."""
@@ -144,8 +162,10 @@ def main() -> None:
     grids = project.grids()
     # once per sweep: resolving a cell's settings takes longer than all else here
     cells = {name: project.cells(choose_grid(grids, name, {})) for name in dict.fromkeys(t.sweep for t in page.tables)}
-    every = [cell for some in cells.values() for cell in some]
-    known = together(read_records(), collected(every, shown_metrics(page), store, experiment))
+    known = read_records()
+    for name, some in cells.items():
+        metrics = shown_metrics([table for table in page.tables if table.sweep == name])
+        known = together(known, collected(some, metrics, store, experiment))
     standing = published(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
     parts, missing = [page.head.strip()], []
     for table in page.tables:
@@ -176,35 +196,50 @@ def rows_of(table: Table, cells: Sequence[Cell], known: Mapping[str, Record]) ->
 # ----------------------------------------------------------------------------------------------------------- records
 
 
-def shown_metrics(page: Page) -> set[str]:
-    """Names of all metrics that some table shows."""
-    return {"epsilon", "epsilon_published"} | {
-        f"{family}/{metric}" for t in page.tables for family in (t.baseline, t.runs) for metric in t.columns.values()
-    }
+def shown_metrics(tables: Sequence[Table]) -> set[str]:
+    """Names of all metrics that some of these tables shows."""
+    names = {"epsilon", "epsilon_published"}
+    for table in tables:
+        names |= {f"{family}/{metric}" for family in (table.baseline, table.runs) for metric in table.columns.values()}
+        followed = {LIVE_EPSILON, *(f"{table.runs}/{metric}" for metric in table.columns.values())}
+        names |= {f"{name}@{epoch}" for name in followed for epoch in table.epochs}
+    return names
 
 
 def collected(cells: Sequence[Cell], metrics: set[str], store: str, experiment: str) -> dict[str, Record]:
     """Records of the cells that are finished in a MLflow store, by key."""
     client = MlflowClient(store)
     found = ((cell, run_of(cell, client, experiment)) for cell in cells)
-    return {cell.key: record_of(cell, run, metrics) for cell, run in found if run is not None}
+    return {
+        cell.key: record_of(cell, run, metrics, partial(client.get_metric_history, run.info.run_id))
+        for cell, run in found
+        if run is not None
+    }
 
 
 def together(committed: Mapping[str, Record], found: Mapping[str, Record]) -> dict[str, Record]:
-    """Both. What is committed stays, unless it was rounded: another machine's last digits are no news."""
-    return {**committed, **{k: r for k, r in found.items() if k not in committed or committed[k].rounded}}
+    """Both. A committed figure stays, unless it was rounded: another machine's last digits are no news."""
+    both = {**committed, **found}
+    for key in committed.keys() & found.keys():
+        old, new = committed[key], found[key]
+        if not old.rounded:
+            both[key] = old.model_copy(update={"metrics": dict(sorted({**new.metrics, **old.metrics}.items()))})
+    return both
 
 
-def record_of(cell: Cell, run: Run, metrics: set[str]) -> Record:
-    """What the tables may show of a run."""
-    known = {name: run.data.metrics[name] for name in sorted(metrics & run.data.metrics.keys())}
+def record_of(cell: Cell, run: Run, metrics: set[str], history: Callable[[str], Sequence[Metric]]) -> Record:
+    """What the tables may show of a run; `history` gives a metric's points."""
+    known = {name: run.data.metrics[name] for name in metrics & run.data.metrics.keys()}
+    for name in {name.partition("@")[0] for name in metrics if "@" in name}:
+        points = {f"{name}@{point.step}": point.value for point in history(name)}
+        known |= {one: points[one] for one in metrics & points.keys()}
     return Record(
         cell=cell.key,
         algorithm=cell.algorithm,
         dataset=cell.dataset,
         seed=cell.seed,
         commit=run.data.tags.get("git_commit", ""),
-        metrics={name: value for name, value in known.items() if math.isfinite(value)},
+        metrics={name: value for name, value in sorted(known.items()) if math.isfinite(value)},
     )
 
 
@@ -254,9 +289,10 @@ def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
     reference = next((row for row in rows if row.name == table.against), None)
     first = max(rows, key=lambda row: len(row.records), default=None)
     entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first else []
-    entries += [
-        entry(label, row, table, table.runs, reference, standing) for label, row in zip(labels(rows), rows, strict=True)
-    ]
+    for label, row in zip(labels(rows), rows, strict=True):
+        for one in [row.after(epoch) for epoch in table.epochs] or [row]:
+            told = label if one.epoch is None else f"{label}, {one.epoch} epochs"
+            entries.append(entry(told, one, table, table.runs, reference, standing))
     made = [one for one in entries if one is not None]
     if not made:
         return "\n".join([*lines, "Not run yet."])
