@@ -38,6 +38,8 @@ class EquidpConfigLoader(OmegaConfigLoader):
             **(kwargs.get("custom_resolvers") or {}),
         }  # not for credentials only
         super().__init__(conf_source, *args, **kwargs)
+        if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
+            self.runtime_params = {**self.runtime_params, "run_label": ""}
         folder = Path(conf_source)  # or an archive, or a remote one
         if self.env and folder.is_dir() and not (folder / self.env).is_dir():
             there = [part.name for part in folder.iterdir() if part.is_dir()]

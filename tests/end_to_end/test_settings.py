@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from omegaconf import OmegaConf
-from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, nested
+from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, nested, report_folder
 
 from equidp.errors import EquidpError
 from equidp.sources import SOURCES
@@ -123,6 +124,20 @@ def test_what_only_the_data_can_tell_is_one_sentence_too(project, pipeline, para
         kedro_run(project, pipeline, **params)
     assert [run.info.status for run in mlflow_runs(project)] in ([], ["FAILED"])
     assert not list((project / "data").rglob("metrics.json"))
+
+
+def test_a_delta_that_promises_nothing_is_said_before_training(project, caplog):
+    logging.getLogger("equidp").propagate = True
+    with caplog.at_level(logging.WARNING, "equidp"):
+        kedro_run(project, "dpsgd", **QUICK, **{"privacy.delta": 0.9})
+    assert [record.message.partition(": publ")[0] for record in caplog.records if "δ" in record.message] == [
+        "dpsgd: δ = 0.9 is not below one over the 1339 training records"  # and nothing of the baseline's
+    ]
+
+
+def test_an_empty_label_is_none(project):
+    kedro_run(project, "dpsgd", **QUICK, run_label=None)
+    assert (report_folder(project, "dpsgd") / "metrics.json").is_file()
 
 
 @pytest.mark.parametrize("option", ["--pipeline", "--pipelines"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.records import Records, Schema, Split
 from equidp.training import Trained, imposed, plan_run, predict, privacy_statement, train_model, units_in
 
+logger = logging.getLogger(__name__)
+
 
 def extract_own_features(
     records: Records, provenance: dict[str, Any], training: dict[str, Any], *, name: str
@@ -45,13 +48,23 @@ def plan_training(
     """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
     wanted = PrivacySettings(**privacy)
     _, names = train.grouping(DataSettings(**data).groups[0])
+    chosen = algorithm_settings(algorithm, options).build()
     plan = plan_run(
-        algorithm_settings(algorithm, options).build(),
+        chosen,
         units=units_in(train, wanted),
         groups=len(names),
         privacy=wanted,
         training=TrainingSettings(**training),
     )
+    if chosen.private and plan.delta >= 1 / plan.records:
+        logger.warning(
+            "%s: δ = %g is not below one over the %d training records: publishing one of them outright would meet it. "
+            "Set privacy.delta to %.0e or less.",
+            algorithm,
+            plan.delta,
+            plan.records,
+            0.1 / plan.records,
+        )
     tracking.log_params(
         algorithm,
         {
