@@ -173,7 +173,7 @@ def test_rows_after_some_epochs_are_what_mlflow_had_then() -> None:
     assert "| `sgd` | 2 | – | – | 0.900 ± 0.000 |" in lines
     assert "| `dpsgd`, 10 epochs | 1 | 2.00 | – | 0.600 |" in lines  # the second seed was not looked at then
     assert "| `dpsgd`, 20 epochs | 1 | 2.50 | – | 0.700 |" in lines
-    assert "kedro run --pipeline=dpsgd --params=dataset=adult,training.epochs=20,seed=…   # 0" in lines
+    assert "kedro run --pipeline=dpsgd --params=dataset=adult,seed=…   # 0, as after epoch 20" in lines
 
 
 def test_a_record_holds_what_is_shown_and_nothing_that_is_no_number() -> None:

@@ -57,7 +57,7 @@ class Table(Strict):
         where: overrides that its cells have; a value null stands for cells without that override.
         algorithms: which of the sweep's; all where it names none.
         baseline, runs: family of metrics (`test`, `baseline`, `cost_of_privacy`) that the baseline's row and the
-            other rows show.
+            other rows show; no baseline's row where that is empty.
         columns: heading → metric below that family.
         epochs: the runs' rows are given after each of these epochs, as MLflow has them; their ε is by RDP.
         against: an algorithm; a last column gives the first column's difference to it, seed by seed.
@@ -128,8 +128,7 @@ class Row:
     @property
     def overrides(self) -> dict[str, Any]:
         """What its cells were given, seed aside."""
-        settings = {name: value for name, value in self.cells[0].overrides.items() if name != "seed"}
-        return settings if self.epoch is None else settings | {"training.epochs": self.epoch}
+        return {name: value for name, value in self.cells[0].overrides.items() if name != "seed"}
 
     def after(self, epoch: int) -> Row:
         """The row as it stood after an epoch, of the seeds that were looked at then."""
@@ -288,7 +287,7 @@ def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
     lines += [f"`kedro sweep {table.sweep}`", ""]
     reference = next((row for row in rows if row.name == table.against), None)
     first = max(rows, key=lambda row: len(row.records), default=None)
-    entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first else []
+    entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first and table.baseline else []
     for label, row in zip(labels(rows), rows, strict=True):
         for one in [row.after(epoch) for epoch in table.epochs] or [row]:
             told = label if one.epoch is None else f"{label}, {one.epoch} epochs"
@@ -321,7 +320,7 @@ def entry(
     if not row.records:
         return None
     private = family != table.baseline
-    seeds = ", ".join(map(str, row.records))
+    seeds = ", ".join(map(str, row.records)) + (f", as after epoch {row.epoch}" if row.epoch else "")
     command = f"kedro run --pipeline={row.name} --params={params_text(row.overrides)},seed=…   # {seeds}"
     return line(label, row, table, family, reference), command if private else ""
 
