@@ -38,6 +38,10 @@ def _listed(value: Any) -> Any:
     return [part.strip() for part in value.split("+")] if isinstance(value, str) else value
 
 
+UNITS = ("unit", "lesion")
+"""What several records may belong to, in the words of `data.split_by` and `privacy.unit`."""
+
+
 class DataSettings(Section):
     """Which records, how they are split, and by which groups results are told."""
 
@@ -69,7 +73,7 @@ class DataSettings(Section):
     @property
     def split_unit(self) -> Literal["record", "unit"]:
         """`record` or `unit`, whatever the dataset calls them."""
-        return "unit" if self.split_by in ("unit", "lesion") else "record"
+        return "unit" if self.split_by in UNITS else "record"
 
 
 class PrivacySettings(Section):
@@ -105,7 +109,7 @@ class PrivacySettings(Section):
     @property
     def by_unit(self) -> bool:
         """Whether a unit spans several records."""
-        return self.unit in ("unit", "lesion")
+        return self.unit in UNITS
 
 
 class TrainingSettings(Section):
@@ -242,6 +246,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
     resolved["data"]["source"] = resolved["data"]["source"] or dataset
     if resolved["data"]["source"] not in SOURCES:
         raise unknown_name("dataset", resolved["data"]["source"], SOURCES)
+    _refuse_divided_units(resolved["data"]["split_by"], resolved["privacy"]["unit"])
     source(resolved["data"]["source"], resolved["data"]["options"])
     model_options(resolved["model"]["name"], resolved["model"]["options"])
     for name in ALGORITHMS:
@@ -253,6 +258,15 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise unknown_name("algorithm", audited, ALGORITHMS)
     resolved["audited"] = {"algorithm": audited, **resolved[audited]}
     return resolved
+
+
+def _refuse_divided_units(split_by: str, unit: str) -> None:
+    """A unit that is protected with all its records has none of them in the test or the public part."""
+    if unit in UNITS and split_by not in UNITS:
+        raise EquidpError(
+            f"privacy.unit={unit} protects all records of a {unit}, and data.split_by={split_by} may put some of them "
+            f"into the test or the public part, which nothing protects: set data.split_by={unit}."
+        )
 
 
 def check_names(given: Iterable[str], valid: Iterable[str]) -> None:

@@ -24,6 +24,7 @@ from equidp.distributed.peers import Peers
 from equidp.distributed.trainer import ParallelTrainer
 from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer
+from equidp.engine.journal import BLOCK
 from equidp.engine.ledger import Epsilon, Ledger, epsilon
 from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
 from equidp.engine.plan import Plan
@@ -251,7 +252,14 @@ def prepare(
         asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
             "records": fingerprint(split.train)
         }
-        keeper = Checkpointer(workplace, asked, resume=resume, every_epochs=training.checkpoint_every)
+        budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
+        keeper = Checkpointer(
+            workplace,
+            asked,
+            resume=resume,
+            every_epochs=training.checkpoint_every,
+            block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
+        )
     ledger: Ledger = keeper.ledger(random) if keeper else Ledger()
     ids, names = train.grouping(grouping)
     network = make_model(train.schema, model, algorithm, seed).to(device)
@@ -270,6 +278,11 @@ def prepare(
         "diagnostics": training.diagnostics,
         "public": split.public.to(device) if len(split.public) else None,
     }
+    renewed = keeper.renewed if keeper else 0
+    if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
+        random.renew(renewed)
+    if not privacy.secure:
+        torch.manual_seed(derived_seed(seed, "dropout"))  # of models that draw: a step done again must repeat
     saved = keeper.saved.state if keeper and keeper.saved else None
     trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
     return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
@@ -317,8 +330,6 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
     """Weights, history and statement of a finished training."""
     trainer, algorithm = prepared.trainer, prepared.trainer.algorithm
     history = pd.DataFrame(named_columns(row, prepared.group_names) for row in rows)
-    if algorithm.private:
-        history.insert(1, "epsilon", algorithm.epsilon_path(trainer.plan)[: len(history)])
     statement = privacy_statement(
         algorithm,
         trainer.plan,
@@ -328,8 +339,17 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
         seed=prepared.seed,
         public=prepared.public,
     )
+    if algorithm.private:
+        history.insert(1, "epsilon", _epsilon_path(trainer, statement, history))
     weights = {name: value.detach().cpu().contiguous() for name, value in trainer.model.state_dict().items()}
     return Trained(weights, history, statement)
+
+
+def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.DataFrame) -> Sequence[float]:
+    """ε after every epoch: the plan's, or what the ledger held then where a crash made it charge more."""
+    if trainer.algorithm.covers(trainer.plan, trainer.outcome().events):
+        return trainer.algorithm.epsilon_path(trainer.plan)[: len(history)]
+    return [min(value, statement["epsilon"]) for value in history["epsilon_rdp"][:-1]] + [statement["epsilon"]]
 
 
 def forget(workplace: Path) -> None:
@@ -410,8 +430,9 @@ def privacy_statement(
         "assumptions": [
             f"The number of training {privacy.unit}s ({plan.records}), the batch size, the number of steps, the "
             "schema, the number of groups and all hyper-parameters are public.",
-            "Which records are in the training part depends on a public draw, not on other records.",
-            "ε holds for this run alone: publishing several runs composes their ledgers.",
+            "The split is taken as given: ε compares training parts that differ in one record.",
+            "ε holds for this run alone: publishing several runs composes their ledgers."
+            + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],
         "notes": [],
     }

@@ -243,6 +243,24 @@ class TestBudget:
         assert 1.0 < max(noise) < 1.1
         assert puppet.sampling.budget.holds(puppet.ledger.events)
 
+    def test_is_kept_by_a_run_that_a_crash_has_charged_too_much(self, lab: Any, target: Plan) -> None:
+        first, again = (Puppet(lab, target, itertools.repeat(torch.tensor(0.4))) for _ in range(2))
+        first.sampling.begin_epoch(0)
+        step = Event(first.sampling.rate, first.sampling.noise(first.algorithm.schedule.segments(target)[0]))
+        budget = first.sampling.budget
+        for event in first.ledger.events:
+            again.ledger.append(event)
+        for event in (step, Event(1.0, 40.0)):  # and sums of norms, until there is no room for one more
+            while budget.holds((*again.ledger.events, event)):
+                again.ledger.append(event)
+        owed = again.ledger.events
+        again.sampling.load_state_dict(first.sampling.state_dict())
+        assert again.sampling.exhausted
+        again.sampling.begin_epoch(1)
+        assert again.sampling.exhausted
+        assert again.ledger.events == owed
+        assert budget.holds(owed)
+
     def test_does_not_depend_on_the_data(self, target: Plan) -> None:
         sampler = algorithm_settings("dpis").build().sampler
         assert sampler.budget(target) == sampler.budget(target)

@@ -95,6 +95,7 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
         ({"run_label": "../../x"}, r"run_label='../../x': use letters"),
         ({"privacy.secure": True, "seed": 3}, r"privacy.secure=true draws .* that no seed can repeat"),
         ({"seed": "one"}, r"seed='one': give a whole number"),
+        ({"privacy.unit": "unit"}, r"privacy.unit=unit protects .* nothing protects: set data.split_by=unit"),
     ],
 )
 def test_a_bad_setting_is_one_sentence_before_anything_runs(project, params, message):

@@ -129,6 +129,20 @@ class TestResume:
         trainer, _ = live(tmp_path)
         assert releases(trainer.ledger.events) >= PLAN.steps + 6 + 7
 
+    def test_another_machine_draws_anew(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same noise on sums that round differently would cancel, and be paid for twice in vain."""
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(15))
+        monkeypatch.setattr(checkpoint, "life_of", lambda random: "seeded, elsewhere")
+        keeper, random, continued = Checkpointer(tmp_path, SETTINGS, resume=True), seeded(), seeded()
+        keeper.ledger(random)
+        assert keeper.saved is not None
+        for one in (random, continued):
+            one.load_state_dict(keeper.saved.state["random"])
+        assert not torch.equal(random.normal(5), continued.normal(5))
+        assert not torch.equal(random.uniform(5), continued.uniform(5))
+        keeper.close()
+
     def test_sums_in_any_order_are_not_repetitions(self, monkeypatch: pytest.MonkeyPatch) -> None:
         random = SeededRandom(1, "cpu")
         assert checkpoint.repeats(random)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,11 +32,19 @@ def loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, labels, reduction="none")
 
 
-def trainer(data: Records, name: str = "dpsgd", *, by_unit: bool = False, seed: int = 0, **options: float) -> Trainer:
+def trainer(
+    data: Records,
+    name: str = "dpsgd",
+    *,
+    by_unit: bool = False,
+    seed: int = 0,
+    model: nn.Module | None = None,
+    **options: float,
+) -> Trainer:
     torch.manual_seed(0)
     population = Population(data, data.groups["class"], by_unit=by_unit)
     return Trainer(
-        model=nn.Linear(4, 2),
+        model=model or nn.Linear(4, 2),
         loss=loss,
         algorithm=algorithm_settings(name, options).build(),
         plan=Plan(12, 6, 1, 2, 1e-5, 0.0 if name == "sgd" else 1.0),
@@ -60,6 +70,17 @@ class TestDevice:
 
 class TestStep:
     """One step, recomputed by hand."""
+
+    def test_done_again_after_a_crash_drops_out_the_same(self) -> None:
+        dropping = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        first, again = (trainer(records(), model=copy.deepcopy(dropping)) for _ in range(2))
+        first.run_steps(1)
+        state = first.state_dict()
+        first.run_steps(1)
+        torch.rand(3)  # whatever else the process draws
+        again.load_state_dict(state)
+        again.run_steps(1)
+        assert torch.equal(first.engine.flatten(), again.engine.flatten())
 
     def test_divides_by_the_expected_batch_size(self) -> None:
         run = trainer(records(), "sgd")

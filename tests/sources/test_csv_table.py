@@ -57,6 +57,13 @@ def test_persons_stay_on_one_side(tmp_path: Path) -> None:
     assert not set(parts.train.unit.tolist()) & set(parts.test.unit.tolist())
 
 
+@pytest.mark.parametrize("person", ["", " ", "NA", "?"])
+def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
+    """Many such rows would be protected as one person."""
+    with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'person': no unit is named"):
+        read(tmp_path, "p1,ill,A,50,f,30", f"{person},well,A,60,f,30", "p2,well,A,60,f,30")
+
+
 def test_missing_values_are_refused_or_dropped(tmp_path: Path) -> None:
     rows = ("p1,ill,A,50,f,30", "p2,well,?,60,f,30", "p3,well,B,NA,f,30")
     with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'ward': '\?'"):

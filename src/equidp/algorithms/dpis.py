@@ -30,7 +30,7 @@ orders, is that of K̃ = Ñ·C.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -195,8 +195,11 @@ class ImportanceSampling(Sampling):
     # what happens before an epoch's first step
 
     def begin_epoch(self, epoch: int) -> None:
-        """Release K̃ (and Ñ, K*), set proposals anew, and choose the epoch's noise."""
+        """Release K̃ (and Ñ, K*), set proposals anew, and choose the epoch's noise; end where the budget has no room."""
         part, plan = self.part, self.run.plan
+        self.exhausted = self._over(self._opening(epoch))  # only where a crash has charged steps that were not taken
+        if self.exhausted:
+            return
         self.clip = self.next_clip
         if not self.records:
             self.records = self._released(float(self.run.population.size), 1.0, part.count_noise_fraction)
@@ -214,6 +217,17 @@ class ImportanceSampling(Sampling):
         self.rate = plan.batch_size * self.clip / self.norm_sum
         self.proposals = self._proposals(clipped)
         self._choose_noise(epoch)
+
+    def _opening(self, epoch: int) -> list[Event]:
+        """What the epoch's beginning releases."""
+        part, plan = self.part, self.run.plan
+        sums = part.sums_from(plan, epoch) - part.sums_from(plan, epoch + 1)
+        count = [] if self.records else [Event(1.0, part.count_noise_fraction * plan.records)]
+        return [*count, Event(1.0, part.sum_noise_fraction * plan.records, sums)]
+
+    def _over(self, events: Sequence[Event]) -> bool:
+        """Whether these would go beyond the budget, after everything that the ledger knows."""
+        return not self.budget.holds((*self.run.ledger.done, *events))
 
     def _released(self, exact: float, sensitivity: float, noise_fraction: float) -> float:
         """Charge, sum over all processes, noise: only the noised value leaves."""
@@ -297,6 +311,8 @@ class ImportanceSampling(Sampling):
         for name in _STATE:
             setattr(self, name, state[name])
         self.spent = renyi(self.run.ledger.done, self.budget.order)
+        if self.norm_sum:
+            self.exhausted = self.exhausted or self._over([self._event(self.gradient_noise)])
 
 
 _STATE = ("clip", "next_clip", "records", "norm_sum", "gradient_noise", "rate", "proposals", "exhausted")

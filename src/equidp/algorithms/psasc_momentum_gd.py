@@ -23,6 +23,7 @@ from equidp.engine.gradients import GradientEngine
 from equidp.engine.parts import Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Batch
+from equidp.engine.terms import norms_of
 from equidp.errors import EquidpError
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -104,7 +105,7 @@ class RunningMeans(Contributing):
         if self.means is not None:
             fresh = self.part.momentum * fresh + (1 - self.part.momentum) * self.means[batch.units]
         self.next[batch.units] = self._current = fresh
-        return fresh.norm(dim=1)
+        return norms_of(fresh).sqrt()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ w_i·m_{t,i}, `[d]`; a weight of 0 leaves a mean out even where it is not finite."""

@@ -211,6 +211,10 @@ class Listener:
         """The wrapped source's noise."""
         return self.random.normal(size)
 
+    def renew(self, life: int) -> None:
+        """As the streams that are listened to."""
+        self.random.renew(life)
+
     def state_dict(self) -> dict[str, Tensor]:
         """The wrapped source's."""
         return self.random.state_dict()

@@ -129,6 +129,10 @@ class SharedRandom:
             return self.peers.from_first(noised.to(values.dtype))
         return self.peers.from_first(torch.empty_like(values))
 
+    def renew(self, life: int) -> None:
+        """Other values from this rank's streams."""
+        self.own.renew(life)
+
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's streams."""
         return self.own.state_dict()

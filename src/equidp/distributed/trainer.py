@@ -17,7 +17,7 @@ from equidp.errors import EquidpError
 GO, SAVE, STOP = 0, 1, 2
 """What rank 0 says to the others between steps: go on, send your state, stop."""
 
-OF_ONE_RANK = ("random", "sampling", "contributing", "diagnostics")
+OF_ONE_RANK = ("random", "global_random", "sampling", "contributing", "diagnostics")
 """Parts of a trainer's state that differ from rank to rank."""
 
 

@@ -136,6 +136,8 @@ class Checkpointer:
             raise
         self._ledger: Ledger | None = None
         self._life = ""
+        self.renewed = 0
+        """Where steps done again are charged again: the number of the life whose streams they are drawn from."""
         self._history: list[Row] = [] if self.saved is None else list(self.saved.history)
         self._signal: int | None = None
         self._saved_at = time.monotonic()
@@ -156,6 +158,8 @@ class Checkpointer:
             ledger = JournaledLedger(self._journal, spent, ahead=owed)
         else:
             ledger = JournaledLedger(self._journal, (*spent, *owed))
+            self.renewed = self._journal.lives
+            random.renew(self.renewed)
         self._ledger = ledger
         return ledger
 

@@ -13,7 +13,8 @@ After a crash, what a resumed run owes for the steps that it does again depends 
   those steps; they are never taken back, so that a run that stops again before it reaches the point of the crash still
   owes for what was shown before.
 * Secure randomness, or another device or software: a step done again is another draw from the mechanism on the same
-  data. Both draws may have been seen (live figures, a copied checkpoint), so both are charged.
+  data. Both draws may have been seen (live figures, a copied checkpoint), so both are charged, and seeded streams are
+  drawn anew: the same noise on sums that round differently would cancel.
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ class Journal:
     def lines(self) -> int:
         """Lines written so far: the position that a checkpoint remembers."""
         return len(self._entries)
+
+    @property
+    def lives(self) -> int:
+        """How many processes have begun."""
+        return sum("life" in entry for entry in self._entries)
 
     def charge(self, event: Event) -> None:
         """Make the charge durable; returns only when it is, or when it already was."""

@@ -38,11 +38,14 @@ class RandomSource(Protocol):
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
         """`[d]` values plus noise N(0, (σ·Δ)²) on each: the only way an exact value may leave the mechanism."""
 
+    def renew(self, life: int) -> None:
+        """Draw other values from here on, whatever state is loaded: those of the run's life of this number."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue the streams."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from `state_dict`, unless the streams were renewed."""
 
 
 def derived_seed(seed: int, stream: str) -> int:
@@ -56,7 +59,7 @@ class SeededRandom:
     repeatable = True
 
     def __init__(self, seed: int, device: torch.device | str) -> None:
-        self.device = torch.device(device)
+        self.device, self._seed, self._renewed = torch.device(device), seed, False
         self._generators = {
             stream: torch.Generator(self.device).manual_seed(derived_seed(seed, stream)) for stream in get_args(Stream)
         }
@@ -87,11 +90,19 @@ class SeededRandom:
         """`[d]` values plus σ·Δ times `normal`, in floating point: see `secure` for what that leaves open."""
         return values + self.normal(len(values)).mul_(sensitivity * noise_multiplier)
 
+    def renew(self, life: int) -> None:
+        """Streams of the same seed that share nothing with those of other lives."""
+        self._renewed = True
+        for stream, generator in self._generators.items():
+            generator.manual_seed(derived_seed(self._seed, f"{stream}/life {life}"))
+
     def state_dict(self) -> dict[str, Tensor]:
         """State of every stream."""
         return {name: generator.get_state() for name, generator in self._generators.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue every stream."""
+        """Continue every stream, unless they were renewed."""
+        if self._renewed:
+            return
         for name, generator in self._generators.items():
             generator.set_state(state[name])

@@ -123,6 +123,9 @@ class SecureRandom:
         noised = exact.add_(self._gaussian(size).mul_(spread).round_()).mul_(step)
         return noised.to(dtype=values.dtype).to(values.device)
 
+    def renew(self, life: int) -> None:
+        """Nothing to do: no two draws are alike."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """Empty: a secure stream is never continued."""
         return {}

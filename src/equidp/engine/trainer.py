@@ -489,6 +489,7 @@ class Trainer:
                 "public": self.public,
                 "shown": self.shown,
                 "random": self.random.state_dict(),
+                "global_random": _global_random(self.population.device),
                 "sampling": self.sampling.state_dict(),
                 "contributing": self.contributing.state_dict(),
                 "updating": self.updating.state_dict(),
@@ -505,10 +506,24 @@ class Trainer:
         self.optimizer.load_state_dict(_with_number_keys(state["optimizer"]))
         self.public, self.shown = dict(state["public"]), dict(state["shown"])
         self.random.load_state_dict(state["random"])
+        _set_global_random(state.get("global_random", {}), self.population.device)
         for name in ("sampling", "contributing", "updating", "accepting"):
             getattr(self, name).load_state_dict(state[name])
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**state["diagnostics"])
+
+
+def _global_random(device: torch.device) -> dict[str, Tensor]:
+    """State of torch's own generators, from which a model with dropout draws."""
+    states = {"cpu": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def _set_global_random(states: Mapping[str, Tensor], device: torch.device) -> None:
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _with_text_keys(state: dict[str, Any]) -> dict[str, Any]:

@@ -263,7 +263,11 @@ def _outside(privacy: Mapping) -> Section:
             "Each training with other settings on the same data spends its own ε; choosing the best by the reused test "
             "set also makes its accuracy too good.",
         ),
-        ("Further releases", "Publishing k runs on the same data composes k ledgers: the ε of one run is for one run."),
+        (
+            "Further releases",
+            "Publishing k runs on the same data composes k ledgers: the ε of one run is for one run. "
+            + ("" if privacy.get("secure") else "Runs of one seed share batches and noise, and do not even compose."),
+        ),
         ("The seed", _seed(privacy)),
     ]
     return Section("What the guarantee does not cover", (), ("what", "why it matters"), tuple(rows))

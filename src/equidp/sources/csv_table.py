@@ -102,7 +102,7 @@ class Csv(Source):
             groups={"class": labels, **group_ids(frame, self.options.groups, where)},
             schema=self.schema,
             part=part,
-            unit=unit_ids(frame[self.options.unit]) if self.options.unit else None,
+            unit=unit_ids(frame[self.options.unit], where) if self.options.unit else None,
         )
 
     def encode(self, frame: pd.DataFrame) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
+from equidp.errors import EquidpError
 from equidp.sources.columns import band_ids, bands, codes, numbers, require
 
 UNKNOWN = "unknown"
@@ -87,6 +88,16 @@ def group_names(groupings: Mapping[str, Grouping]) -> dict[str, tuple[str, ...]]
     return {name: grouping.names for name, grouping in groupings.items()}
 
 
-def unit_ids(column: pd.Series) -> Tensor:
-    """One id per distinct value, int64 `[N]`, in order of first appearance."""
+def unit_ids(column: pd.Series, where: str) -> Tensor:
+    """One id per distinct value, int64 `[N]`, in order of first appearance.
+
+    Raises:
+        EquidpError: a row has none. Taken together, such rows of many persons would be protected as one person.
+    """
+    absent = column.isna() | column.astype(str).str.strip().str.lower().isin(MISSING)
+    if absent.any():
+        row = column.index[int(absent.to_numpy().argmax())]
+        raise EquidpError(
+            f"{where}, row {row}, column {column.name!r}: no unit is named. Give every row one, or an id of its own."
+        )
     return torch.tensor(pd.factorize(column)[0], dtype=torch.int64)

@@ -122,7 +122,7 @@ class Ham10000(Source):
         groups = {"class": labels, **group_ids(frame, GROUPINGS, where)}
         groups["majority"] = (labels != CLASSES.index(MAJORITY_CLASS)).long()
         pixels = self._pixels(files.paths["images"], frame["image_id"].tolist(), where)
-        return Records(pixels, labels, groups, self.schema, unit=unit_ids(frame["lesion_id"]))
+        return Records(pixels, labels, groups, self.schema, unit=unit_ids(frame["lesion_id"], where))
 
     def _find_images(self, raw_dir: Path) -> Path | None:
         packed_first = (PACKED, TAR) if self.options.size == PACKED_SIDE else (TAR,)

@@ -148,7 +148,7 @@ class ImageFolder(Source):
         frame = read_rows(table, None)
         require(frame, [self.options.image, *([self.options.unit] if self.options.unit else [])], str(table))
         frame = _rows_of(frame, self.options.image, paths, folder, str(table))
-        unit = unit_ids(frame[self.options.unit]) if self.options.unit else None
+        unit = unit_ids(frame[self.options.unit], str(table)) if self.options.unit else None
         return group_ids(frame, self.options.groups, str(table)), unit
 
 
