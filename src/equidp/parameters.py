@@ -68,6 +68,9 @@ class DataSettings(Section):
     def _some(cls, groups: tuple[str, ...]) -> tuple[str, ...]:
         if not groups:
             raise ValueError("name at least one grouping, such as class")
+        groups = tuple("*".join(part.strip() for part in name.split("*")) for name in groups)
+        if twice := [name for name in dict.fromkeys(groups) if groups.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} stands there twice")
         return groups
 
     @property
@@ -183,7 +186,7 @@ class ReportSettings(Section):
     """Only runs on this dataset; null: all."""
     experiment: str = "equidp"
     """Name of the MLflow experiment."""
-    tags: dict[str, str] = {}
+    tags: dict[str, Annotated[str, BeforeValidator(str)]] = {}
     """Only runs with these tags, such as {sweep: demo}."""
     runs: Annotated[int, Field(ge=1)] = 200
     """At most so many, the newest."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -412,7 +413,9 @@ def privacy_statement(
     return base | {
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
-        "epsilon_pld": spent.pld,
+        "epsilon_pld": spent.pld
+        if spent.pld is not None and math.isfinite(spent.pld)
+        else None,  # where δ is too small for its grid
         "epsilon_published": dataclasses.asdict(published),
         "epsilon_fixed_before_training": algorithm.fixed,
         "target_epsilon": privacy.epsilon,

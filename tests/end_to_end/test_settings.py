@@ -94,6 +94,7 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
         ({"dataset": "../adult"}, r"Unknown dataset"),
         ({"run_label": "../../x"}, r"run_label='../../x': use letters"),
         ({"privacy.secure": True, "seed": 3}, r"privacy.secure=true draws .* that no seed can repeat"),
+        ({"data.groups": "class+ class"}, r"data.groups=.*'class' stands there twice"),
         ({"seed": "one"}, r"seed='one': give a whole number"),
         ({"privacy.unit": "unit"}, r"privacy.unit=unit protects .* nothing protects: set data.split_by=unit"),
     ],

@@ -254,6 +254,17 @@ def test_flat_names_are_the_contract_and_mlflow_takes_them(binary):
     assert not any(name.endswith("auroc/class:yes") for name in flat)
 
 
+def test_no_two_groupings_share_a_name(binary):
+    scores, labels, ids = binary
+    names = tuple(f"g{k}" for k in range(4))
+    groups = {"性別": (ids, names), "年齢": (np.zeros_like(ids), ("all",))}
+    evaluated = evaluate(scores, labels, groups, classes=CLASSES)
+    flat = flat_metrics(metrics_document(evaluated, evaluated))
+    worst = {name: value for name, value in flat.items() if name.startswith("test/worst_group_accuracy/")}
+    assert len(worst) == 2
+    assert sorted(worst.values()) == sorted(one["accuracy"] for one in evaluated["worst"].values())
+
+
 def test_no_two_groups_share_a_slug():
     names = ("<30", "a/b", "a|b", "a:b", "a_b_2")
     slugs = unique_slugs(names)

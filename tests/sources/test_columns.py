@@ -60,3 +60,23 @@ def test_a_value_lies_in_the_band_its_name_says(value: float) -> None:
     name = bands(edges)[int(band_ids(torch.tensor([value], dtype=torch.float64), edges))]
     expected = "under 30" if value < 30 else "30-39" if value < 40 else "40-59" if value < 60 else "60 and over"
     assert name == expected
+
+
+@pytest.mark.parametrize(
+    ("edges", "names"),
+    [
+        ((0.25, 0.5, 0.75), ("under 0.25", "0.25 to under 0.5", "0.5 to under 0.75", "0.75 and over")),
+        ((39.5, 65), ("under 39.5", "39.5 to under 65", "65 and over")),
+        ((1_200_000, 1_500_000, 1_500_001), ("under 1200000", "1200000-1499999", "1500000", "1500001 and over")),
+    ],
+)
+def test_bands_are_named_by_what_is_in_them(edges: tuple[float, ...], names: tuple[str, ...]) -> None:
+    assert bands(edges) == names
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_a_table_that_other_signs_separate_is_refused(tmp_path: Path, sign: str) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(f"age{sign}weight\n1{sign}2,5\n")
+    with pytest.raises(EquidpError, match=r"columns are separated by .* where commas are expected"):
+        read_rows(table, None)

@@ -11,6 +11,7 @@ import yaml
 from tests.sources.tiny import CSV_OPTIONS, write_tiny
 
 from equidp.errors import EquidpError
+from equidp.pipelines.ingestion.nodes import encode_records
 from equidp.sources import source
 from equidp.sources.splitting import split
 
@@ -55,6 +56,32 @@ def test_persons_stay_on_one_side(tmp_path: Path) -> None:
     csv = source("csv", write_tiny("csv", tmp_path))
     parts = split(csv.read(csv.locate(tmp_path)), seed=0, split_by="unit")
     assert not set(parts.train.unit.tolist()) & set(parts.test.unit.tolist())
+
+
+def test_what_is_declared_is_not_missing(tmp_path: Path) -> None:
+    """A group or category may be called `none`, in its own column."""
+    options = {
+        "features": {
+            "ward": {"kind": "categorical", "categories": ["A", "none"]},
+            "weight": {"kind": "numeric", "maximum": 200},
+        },
+        "groups": {"sex": {"categories": ["f", "none"], "unknown": True}},
+        "missing": "drop",
+    }
+    rows = ("p1,ill,none,50,none,30", "p2,ill,A,none,f,30", "p3,well,A,50,NA,30")
+    records = read(tmp_path, *rows, **options)
+    assert records.features.tolist() == [[0, 1, 0.25], [1, 0, 0.25]]
+    assert records.groups["sex"].tolist() == [1, 2]
+
+
+def test_another_order_of_features_is_another_encoding(tmp_path: Path) -> None:
+    """Kept records of the first order would be read as those of the second."""
+    options = write_tiny("csv", tmp_path)
+    turned = {**options, "features": dict(reversed(options["features"].items()))}
+    keys = {
+        encode_records(tmp_path, {"source": "csv", "options": one}, "mine")[0].fingerprint for one in (options, turned)
+    }
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize("person", ["", " ", "NA", "?"])

@@ -33,6 +33,9 @@ SEARCH_INTERVAL = 1e-3
 REPORT_INTERVAL = 1e-4
 """PLD discretisation of every reported ε. Both are pessimistic: the bound holds at any interval."""
 
+TIGHTENING, TIGHTENINGS = 0.998, 6
+"""Steps in which a noise multiplier found by the coarse discretisation is lowered by the fine one."""
+
 LARGE_NOISE = 1e3
 """Stands for "infinite gradient noise" when asking what the side releases cost on their own: far larger values push
 Rényi divergences below the rounding error, where no accountant can be trusted."""
@@ -263,16 +266,26 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
             tol=tol,
         )
 
+    def finely(noise: float) -> float:
+        return epsilon(events_for(noise), delta).value
+
     low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
-    if _pld_bound(events_for(high), delta) > target:  # RDP is the tighter of the two here
-        return solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5)
-    low = high
-    while _pld_bound(events_for(low), delta) <= target:
-        low *= 0.9
-    coarse = solve(
-        lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL), (low, high), tol=high * 5e-4
-    )
-    return _tightened(events_for, coarse, target, delta)
+    if _pld_bound(events_for(high), delta) > target:  # RDP is the tighter of the two here, or PLD's grid too coarse
+        try:
+            found = solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5)
+        except ValueError:  # so small an ε that rounding leaves nothing of a Rényi divergence
+            return smallest_noise(finely, target)
+    else:
+        low = high
+        while _pld_bound(events_for(low), delta) <= target:
+            low *= 0.9
+        coarse = solve(
+            lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL), (low, high), tol=high * 5e-4
+        )
+        found = _tightened(events_for, coarse, target, delta)
+        if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
+            return found
+    return found if finely(found) >= 0.99 * target else smallest_noise(finely, target)
 
 
 def _floor(events: Sequence[Event], target: float, delta: float) -> float:
@@ -287,9 +300,9 @@ def _pld_bound(events: Sequence[Event], delta: float) -> float:
 
 def _tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, target: float, delta: float) -> float:
     """Use up what the coarse discretisation left over: a few evaluations at the reporting interval."""
-    best, factor = coarse, 0.998
-    for _ in range(6):
-        candidate = best * factor
+    best = coarse
+    for _ in range(TIGHTENINGS):
+        candidate = best * TIGHTENING
         if _pld_epsilon(_canonical(events_for(candidate)), delta, REPORT_INTERVAL) > target:
             break
         best = candidate

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss
 
-from equidp.evaluation.metrics import Groups, slug, unique_slugs
+from equidp.evaluation.metrics import Groups, unique_slugs
 
 
 def live_metrics(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
@@ -24,8 +24,9 @@ def live_metrics(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, 
     row = {"test/accuracy": float(right.mean())}
     if np.isfinite(scores).all():
         row["test/loss"] = float(log_loss(labels, scores, labels=np.arange(scores.shape[1])))
+    groupings = unique_slugs(list(groups))
     for grouping, (ids, names) in groups.items():
-        prefix, slugs = f"test/accuracy/{slug(grouping)}", unique_slugs(names)
+        prefix, slugs = f"test/accuracy/{groupings[grouping]}", unique_slugs(names)
         counts = np.bincount(ids, minlength=len(names))
         hits = np.bincount(ids, weights=right, minlength=len(names))
         row |= {f"{prefix}:{slugs[names[k]]}": hits[k] / counts[k] for k in counts.nonzero()[0]}

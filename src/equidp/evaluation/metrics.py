@@ -120,9 +120,10 @@ def flat_metrics(document: Mapping) -> dict[str, float]:
     flat |= dict(_flat_figures("baseline", document.get("baseline", {})))
     cost = document.get("cost_of_privacy", {})
     flat |= dict(_flat_figures("cost_of_privacy", cost))
+    slugs = unique_slugs(list(document.get("groups", {})))
     for grouping, gaps in cost.get("gap", {}).items():
         for metric, gap in gaps.items():
-            name = f"cost_of_privacy/gap/{slug(grouping)}"
+            name = f"cost_of_privacy/gap/{slugs[grouping]}"
             flat[name if metric == "accuracy" else f"{name}/{metric}"] = gap
     return {name: float(value) for name, value in flat.items() if value is not None}
 
@@ -340,11 +341,12 @@ def _spread(costs: Sequence[Mapping]) -> dict:
 
 def _flat_figures(prefix: str, figures: Mapping) -> Iterator[tuple[str, float | None]]:
     yield from ((f"{prefix}/{metric}", value) for metric, value in figures.get("overall", {}).items())
+    slugs = unique_slugs(list(figures.get("groups", {})))
     for grouping, groups in figures.get("groups", {}).items():
         names = unique_slugs(list(groups))
         for group, values in groups.items():
-            yield from ((f"{prefix}/{m}/{slug(grouping)}:{names[group]}", v) for m, v in values.items())
+            yield from ((f"{prefix}/{m}/{slugs[grouping]}:{names[group]}", v) for m, v in values.items())
     for grouping, worst in figures.get("worst", {}).items():
-        yield f"{prefix}/worst_group_accuracy/{slug(grouping)}", worst["accuracy"]
+        yield f"{prefix}/worst_group_accuracy/{slugs[grouping]}", worst["accuracy"]
     for grouping, disparities in figures.get("disparity", {}).items():
-        yield from ((f"{prefix}/{measure}/{slug(grouping)}", value) for measure, value in disparities.items())
+        yield from ((f"{prefix}/{measure}/{slugs[grouping]}", value) for measure, value in disparities.items())

@@ -252,6 +252,16 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     found = [check(facts) for check in (research_mode, understated) for facts in privacy.values()]
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
+    if any("evaluated_on" in document for document in documents.values()):
+        found.append(
+            "These are figures of the validation part, held back from the training records: wherever this page says "
+            "test, that is meant. The test part was not looked at."
+        )
+    if trials := max((facts.get("trials") or 1 for facts in privacy.values()), default=1) - 1:
+        found.append(
+            f"This run was chosen from {trials + 1} trainings. Its ε is for itself; the choice costs more: see "
+            "what tuning costs."
+        )
     return list(dict.fromkeys(warning for warning in found if warning))
 
 

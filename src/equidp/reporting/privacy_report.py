@@ -233,7 +233,7 @@ def _ledger_row(entries: Sequence[Mapping]) -> tuple[str, ...]:
 
 def _released(privacy: Mapping) -> Section:
     releases = [str(r) for r in privacy.get("releases", ())]
-    text = f"Covered by the guarantee: {', '.join(releases)}." if releases else "Nothing is listed as released."
+    text = f"Covered by the guarantee: {' '.join(releases)}" if releases else "Nothing is listed as released."
     return Section(
         "What was released",
         (text + " Anything computed from these alone is covered too.", *map(str, privacy.get("notes", ()))),
@@ -257,6 +257,11 @@ def _outside(privacy: Mapping) -> Section:
         (
             "The test records",
             "Accuracies, losses and group sizes of the test part are exact, and protected by nothing.",
+        ),
+        (
+            "Sizes of groups",
+            "The numbers of training records of each group, where a page or groups.csv shows them, are exact too, and "
+            "small ones may tell who is there. So is the digest of the raw files.",
         ),
         (
             "Choice of settings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
@@ -93,7 +94,9 @@ def results_table(
     shown = _groups_to_show(documents, grouping, max_groups) if grouping else []
     rows = [_row(document, epsilons.get(name, {}), grouping, shown) for name, document in documents.items()]
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
-    return frame.astype({c: float for c in frame.columns if c != "worst_group"})
+    frame = frame.astype({c: float for c in frame.columns if c != "worst_group"})
+    frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
+    return frame
 
 
 def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Sequence[str]) -> dict:
@@ -154,7 +157,9 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
 def _rich(frame: pd.DataFrame) -> Table:
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in frame.columns if ":" in c))
     table = Table(
-        title=f"Accuracy on the test records, overall and by {escape(', '.join(names))}" if names else "Accuracy",
+        title=f"Accuracy on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
+        if names
+        else "Accuracy",
         caption="Δ: accuracy minus the non-private baseline's. Gap: largest Δ minus smallest Δ over all groups.",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -182,7 +187,7 @@ def _cell(column: str, value: object) -> str:
         return "–"
     assert isinstance(value, float)
     if column.startswith("epsilon"):
-        return f"{value:.3f}"
+        return f"{math.ceil(value * 1e3 - 1e-9) / 1e3:.3f}"  # a guarantee is not rounded in its favour
     return f"{value:+.3f}" if column == "cost" else f"{value:.3f}"
 
 

@@ -65,6 +65,10 @@ def read_rows(path: Path, names: Sequence[str] | None, *, skip: str = "") -> pd.
         raise EquidpError(f"{path} holds no rows; download or export it again.")
     if len(set(names)) < len(names):
         raise EquidpError(f"{path}, row 1: two columns have the same name; rename one.")
+    if len(names) == 1 and (found := next((sign for sign in ";\t|" if sign in names[0]), None)):
+        raise EquidpError(
+            f"{path}: columns are separated by {found!r} where commas are expected; export it with commas."
+        )
     for line, row in numbered:
         if len(row) != len(names):
             raise EquidpError(f"{path}, row {line}: {len(row)} fields where {len(names)} are expected; repair it.")
@@ -137,8 +141,21 @@ def feature_names(columns: Mapping[str, Categorical | Numeric]) -> tuple[str, ..
 
 def bands(edges: Sequence[float]) -> tuple[str, ...]:
     """Names of the bands that `edges` cut a number into: `under 30`, `30-39`, …, `60 and over`."""
-    inner = (f"{low:g}-{high - 1:g}" for low, high in itertools.pairwise(edges))
-    return (f"under {edges[0]:g}", *inner, f"{edges[-1]:g} and over")
+    return (
+        f"under {_plain(edges[0])}",
+        *(_between(low, high) for low, high in itertools.pairwise(edges)),
+        f"{_plain(edges[-1])} and over",
+    )
+
+
+def _between(low: float, high: float) -> str:
+    if not (float(low).is_integer() and float(high).is_integer()):
+        return f"{_plain(low)} to under {_plain(high)}"
+    return _plain(low) if high == low + 1 else f"{_plain(low)}-{_plain(high - 1)}"
+
+
+def _plain(edge: float) -> str:
+    return f"{edge:.15g}"
 
 
 def band_ids(values: Tensor, edges: Sequence[float]) -> Tensor:

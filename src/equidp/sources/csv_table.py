@@ -114,11 +114,14 @@ class Csv(Source):
         require(frame, needed, where)
         if self.options.missing == "error":
             return frame
-        # A declared category may be called `none`: what is declared is never missing.
-        declared = {
-            value.lower() for column in self.options.features.values() for value in getattr(column, "categories", ())
-        } | {name.lower() for name in self.options.classes}
-        absent = frame[needed].apply(lambda column: column.str.lower().isin(MISSING - declared))
+
+        def absent_in(column: pd.Series) -> pd.Series:
+            """A declared category may be called `none`: what is declared is never missing."""
+            label = column.name == self.options.label
+            named = self.options.classes if label else getattr(self.options.features[column.name], "categories", ())
+            return column.str.lower().isin(MISSING - {name.lower() for name in named})
+
+        absent = frame[needed].apply(absent_in)
         complete = frame[~absent.any(axis=1)]
         if complete.empty:
             raise EquidpError(f"{where}: every row misses a feature or the label; declare fewer columns.")

@@ -61,7 +61,8 @@ class Grouping(BaseModel):
         """
         if not self.unknown:
             return self._known_ids(column, where)
-        absent = torch.tensor([str(value).strip().lower() in MISSING for value in column], dtype=torch.bool)
+        missing = MISSING - {name.lower() for name in self.categories}  # what is declared is never missing
+        absent = torch.tensor([str(value).strip().lower() in missing for value in column], dtype=torch.bool)
         ids = torch.full((len(column),), self.names.index(UNKNOWN), dtype=torch.int64)
         ids[~absent] = self._known_ids(column[~absent.numpy()], where)
         return ids

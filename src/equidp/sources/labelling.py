@@ -61,5 +61,5 @@ def _note(train: int, test: int, min_test_records: int) -> str:
     if not test:
         return "no test record: cannot be evaluated"
     if test < min_test_records:
-        return f"only {test} test records: too few to be evaluated"
+        return f"only {test} test record{'s' * (test > 1)}: too few to be evaluated"
     return "" if train else "no training record"

@@ -17,8 +17,10 @@ logger = logging.getLogger(__name__)
 
 def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any]) -> dict[str, Any]:
     """Metrics overall and in every group of the test part."""
-    groups = group_arrays(test, DataSettings(**data).groups)
-    return evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes)
+    settings = DataSettings(**data)
+    groups = group_arrays(test, settings.groups)
+    figures = evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes)
+    return figures | ({"evaluated_on": settings.evaluate_on} if settings.evaluate_on != "test" else {})
 
 
 def cost_against_baseline(evaluation: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:

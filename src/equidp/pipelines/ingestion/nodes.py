@@ -23,6 +23,9 @@ from equidp.sources import source
 from equidp.sources.labelling import group_table
 from equidp.sources.splitting import split
 
+ENCODING = 2
+"""Raised with every change of what sources make of the same file: records that were kept are then encoded anew."""
+
 PUBLIC_FRACTION = 0.05
 """Share of the training part set aside where an algorithm needs public records."""
 
@@ -33,7 +36,9 @@ def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tupl
     chosen = source(settings.source, settings.options)
     files = chosen.locate(raw_folder)
     facts = {"dataset": dataset, "source": settings.source, "options": settings.options, "version": __version__}
-    key = hashlib.sha256(json.dumps({**facts, "raw": files.fingerprint}, sort_keys=True).encode()).hexdigest()
+    # unsorted: the order of declared columns is that of the features
+    text = json.dumps({**facts, "encoding": ENCODING, "raw": files.fingerprint})
+    key = hashlib.sha256(text.encode()).hexdigest()
     provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
     return Recipe(key, lambda: chosen.read(files)), provenance
 

@@ -34,7 +34,7 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
         for label, runs in rows.items():
             found = [_artifacts(client, run, Path(folder)) for run in runs]
             documents[label] = means(over_seeds({i: metrics for i, (metrics, _) in enumerate(found)}))
-            privacy[label] = found[0][1]
+            privacy[label] = max((statement for _, statement in found), key=lambda one: one.get("epsilon") or 0.0)
     page = html_report(
         f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
         documents,
@@ -65,19 +65,30 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> list[Run]:
 
 
 def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in nothing but the seed, under a label that says what sets them apart."""
-    rows: dict[tuple, list[Run]] = defaultdict(list)
+    """Runs that differ in nothing but the seed, the newest of each, under a label that says what sets them apart."""
+    rows: dict[tuple, dict[str, Run]] = defaultdict(dict)
     for run in runs:
         params = {k: v for k, v in run.data.params.items() if not k.startswith(NOT_SETTINGS)}
-        rows[run.data.tags["algorithm"], *sorted(params.items())].append(run)
-    differing = _differing([dict(key[1:]) for key in rows])
-    return {_label(key[0], dict(key[1:]), differing): found for key, found in sorted(rows.items())}
+        rows[run.data.tags["algorithm"], *sorted(params.items())].setdefault(run.data.tags.get("seed", ""), run)
+    differing = _differing([(key[0], dict(key[1:])) for key in rows])
+    labelled: dict[str, list[Run]] = {}
+    for key, found in sorted(rows.items()):
+        label = _label(key[0], dict(key[1:]), differing)
+        same = sum(one == label or one.startswith(f"{label} #") for one in labelled)
+        labelled[f"{label} #{same + 1}" if same else label] = list(found.values())
+    return labelled
 
 
-def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names of settings that are not the same wherever they are given."""
-    names = sorted({name for one in settings for name in one})
-    return [name for name in names if len({one[name] for one in settings if name in one}) > 1]
+def _differing(rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """Names of settings that are not the same wherever they are given, or that only some runs of an algorithm have."""
+    names = sorted({name for _, settings in rows for name in settings})
+    found = []
+    for name in names:
+        given = {settings[name] for _, settings in rows if name in settings}
+        having = {algorithm for algorithm, settings in rows if name in settings}
+        if len(given) > 1 or any(algorithm in having and name not in settings for algorithm, settings in rows):
+            found.append(name)
+    return found
 
 
 def _label(algorithm: str, settings: Mapping[str, str], differing: Sequence[str]) -> str:

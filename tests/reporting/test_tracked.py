@@ -1,0 +1,40 @@
+"""The page of tracked runs: which runs are one row, and what the row is called."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from equidp.pipelines.reporting.tracked import _rows
+
+
+def run(number: int, algorithm: str, seed: int, **params: str) -> Any:
+    """A run as MLflow lists it."""
+    data = SimpleNamespace(tags={"algorithm": algorithm, "seed": str(seed)}, params={"seed": str(seed), **params})
+    return SimpleNamespace(info=SimpleNamespace(run_id=str(number)), data=data)
+
+
+def rows(*runs: Any) -> dict[str, list[str]]:
+    return {label: [one.info.run_id for one in found] for label, found in _rows(runs).items()}
+
+
+def test_seeds_are_one_row_and_the_newest_run_of_a_seed_stands_for_it() -> None:
+    assert rows(run(3, "dpsgd", 0), run(2, "dpsgd", 1), run(1, "dpsgd", 0)) == {"dpsgd": ["3", "2"]}
+
+
+def test_a_setting_that_only_one_run_has_tells_it_apart() -> None:
+    assert rows(run(1, "dpsgd", 0), run(2, "dpsgd", 0, **{"data.keep.yes": "200"})) == {
+        "dpsgd": ["1"],
+        "dpsgd yes=200": ["2"],
+    }
+
+
+def test_another_algorithms_options_tell_nothing() -> None:
+    mine, other = {"dpsgd.options.clip_norm": "1"}, {"psac.options.stability": "0.1"}
+    assert list(rows(run(1, "dpsgd", 0, **mine), run(2, "psac", 0, **other))) == ["dpsgd", "psac"]
+
+
+def test_rows_of_one_name_are_numbered() -> None:
+    """Settings whose last part is the same."""
+    found = rows(run(1, "dpsgd", 0, **{"a.x": "1"}), run(2, "dpsgd", 0, **{"b.x": "1"}))
+    assert found == {"dpsgd x=1": ["1"], "dpsgd x=1 #2": ["2"]}
