@@ -19,6 +19,9 @@ from equidp.errors import EquidpError, unknown_name
 
 Kind = Literal["tabular", "image", "text"]
 
+MIN_TEST_RECORDS = 10
+"""Below this many test records a group's figures say nothing: one record moves its accuracy by 10 points."""
+
 PRODUCT = "*"
 """Joins groupings into a product grouping: `sex*race`; its groups are named `Female*White`."""
 

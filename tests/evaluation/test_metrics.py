@@ -254,6 +254,27 @@ def test_flat_names_are_the_contract_and_mlflow_takes_them(binary):
     assert not any(name.endswith("auroc/class:yes") for name in flat)
 
 
+def test_a_group_of_a_few_records_decides_nothing(binary):
+    scores, labels, ids = binary
+    scores[17] = scores[17, ::-1] if scores[17].argmax() == labels[17] else scores[17]  # the single one is wrong
+    names = ("a", "b", "single", "nobody")
+    private = evaluate(scores, labels, {"site": (ids, names)}, classes=CLASSES)
+    others = evaluate(scores[ids < 2], labels[ids < 2], {"site": (ids[ids < 2], names)}, classes=CLASSES)
+    assert private["groups"]["site"]["single"]["accuracy"] == 0
+    assert private["worst"] == others["worst"]
+    assert private["disparity"] == others["disparity"]
+    right = np.eye(2)[labels]
+    baseline = evaluate(right, labels, {"site": (ids, names)}, classes=CLASSES)
+    costs = cost_of_privacy(private, baseline)
+    assert costs["groups"]["site"]["single"]["accuracy"] == -1
+    assert costs["gap"]["site"]["accuracy"] == pytest.approx(
+        abs(costs["groups"]["site"]["a"]["accuracy"] - costs["groups"]["site"]["b"]["accuracy"])
+    )
+    # where none has ten, all are told: it is the reader who must doubt them
+    few = evaluate(scores[:6], labels[:6], {"site": (ids[:6], names)}, classes=CLASSES)
+    assert few["worst"]["site"]["accuracy"] is not None
+
+
 def test_no_two_groupings_share_a_name(binary):
     scores, labels, ids = binary
     names = tuple(f"g{k}" for k in range(4))

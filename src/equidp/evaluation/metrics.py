@@ -16,6 +16,8 @@ from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, 
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
+from equidp.records import MIN_TEST_RECORDS
+
 Groups = Mapping[str, tuple[NDArray, tuple[str, ...]]]
 """Per grouping: group ids `[n]` and the names of all groups, in id order."""
 
@@ -45,7 +47,8 @@ def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple
 
     Returns:
         `overall` and `groups[grouping][group]` with `count` and the `METRICS`; `worst[grouping]`, the group of lowest
-        accuracy; `disparity[grouping]` from Fairlearn for every grouping but `class`.
+        accuracy; `disparity[grouping]` from Fairlearn for every grouping but `class`. Both are over the groups that
+        `telling` names.
 
     Raises:
         ValueError: where the arrays do not fit each other.
@@ -61,8 +64,8 @@ def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple
         "groups": by_group,
         "worst": {grouping: worst_group(figures) for grouping, figures in by_group.items()},
         "disparity": {
-            grouping: _disparity(predicted, labels, ids, len(classes))
-            for grouping, (ids, _) in groups.items()
+            grouping: _disparity(predicted, labels, ids, len(classes), _numbers(telling(by_group[grouping]), names))
+            for grouping, (ids, names) in groups.items()
             if grouping != "class"
         },
     }
@@ -73,8 +76,8 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
 
     The loss appears as `excess_loss`. Both arguments are results of `evaluate`, for one seed, split and model. A value
     is None where either side has none, and every value is where the baseline has diverged: next to a model that has
-    learnt nothing privacy would seem free. `gap[grouping]` is max Δ − min Δ over the groups that have a Δ, and None
-    where fewer than two have.
+    learnt nothing privacy would seem free. `gap[grouping]` is max Δ − min Δ over the `telling` groups that have a Δ,
+    and None where fewer than two have.
     """
     if diverged(baseline):
         baseline = {"overall": {}, "groups": {}}
@@ -88,7 +91,10 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
     return {
         "overall": _difference(private["overall"], baseline["overall"]),
         "groups": groups,
-        "gap": {grouping: _spread(list(of.values())) for grouping, of in groups.items()},
+        "gap": {
+            grouping: _spread([of[group] for group in telling(private["groups"][grouping])])
+            for grouping, of in groups.items()
+        },
     }
 
 
@@ -128,9 +134,18 @@ def flat_metrics(document: Mapping) -> dict[str, float]:
     return {name: float(value) for name, value in flat.items() if value is not None}
 
 
+def telling(figures: Mapping[str, Mapping]) -> list[str]:
+    """Groups that a worst group, a gap or a disparity may come from: those with so many records that chance alone does
+    not decide it. All of them, where fewer than two have as many.
+    """
+    large = [group for group, of in figures.items() if of["count"] >= MIN_TEST_RECORDS]
+    return large if len(large) > 1 else list(figures)
+
+
 def worst_group(figures: Mapping[str, Mapping]) -> dict:
-    """The group of lowest accuracy among those that have one; `{"group": None, "accuracy": None}` if none has."""
-    known = {group: of["accuracy"] for group, of in figures.items() if of["accuracy"] is not None}
+    """The `telling` group of lowest accuracy; `{"group": None, "accuracy": None}` if none has any."""
+    known = {group: figures[group]["accuracy"] for group in telling(figures)}
+    known = {group: accuracy for group, accuracy in known.items() if accuracy is not None}
     group = min(known, key=known.__getitem__, default=None)
     return {"group": group, "accuracy": None if group is None else known[group]}
 
@@ -283,12 +298,18 @@ def _loss(labels: NDArray, scores: NDArray) -> float:
     return sk.log_loss(labels, scores, labels=np.arange(scores.shape[1]))
 
 
-def _disparity(predicted: NDArray, labels: NDArray, ids: NDArray, classes: int) -> dict:
+def _numbers(chosen: Sequence[str], names: Sequence[str]) -> list[int]:
+    return [k for k, name in enumerate(names) if name in chosen]
+
+
+def _disparity(predicted: NDArray, labels: NDArray, ids: NDArray, classes: int, among: Sequence[int]) -> dict:
     """Fairlearn's demographic parity and equalised odds; with more than two classes the mean over one-versus-rest.
 
     Equalised odds compare true and false positive rates, so a class enters only if every group has records inside and
     outside it: Fairlearn would count an absent rate as 0.
     """
+    kept = np.isin(ids, among)
+    predicted, labels, ids = predicted[kept], labels[kept], ids[kept]
     positives = [1] if classes == 2 else range(classes)
     parity: list[tuple[float, float]] = []
     odds: list[float] = []

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from equidp.evaluation.metrics import METRICS
+from equidp.evaluation.metrics import METRICS, worst_group
 
 BASELINE = "sgd"
 METRIC_TITLES = {
@@ -101,7 +101,7 @@ def results_table(
 
 def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Sequence[str]) -> dict:
     groups = document["groups"].get(grouping, {})
-    worst = _worst(groups)
+    worst = worst_group(groups)
     cost = document.get("cost_of_privacy", {})
     return {
         "epsilon": privacy.get("epsilon"),
@@ -109,15 +109,10 @@ def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Seque
         "accuracy": document["overall"]["accuracy"],
         "cost": cost.get("overall", {}).get("accuracy"),
         **{f"{grouping}:{group}": groups.get(group, {}).get("accuracy") for group in shown},
-        "worst_group": worst,
-        "worst_accuracy": groups[worst]["accuracy"] if worst else None,
+        "worst_group": worst["group"],
+        "worst_accuracy": worst["accuracy"],
         "gap": cost.get("gap", {}).get(grouping, {}).get("accuracy"),
     }
-
-
-def _worst(groups: Mapping[str, Mapping]) -> str | None:
-    known = [group for group, figures in groups.items() if figures["accuracy"] is not None]
-    return min(known, key=lambda group: groups[group]["accuracy"], default=None)
 
 
 def _groups_to_show(documents: Mapping[str, Mapping], grouping: str, limit: int) -> list[str]:

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 import torch
 
-from equidp.records import Records, Split
-
-MIN_TEST_RECORDS = 10
-"""Below this many test records a group's figures say nothing: one record moves its accuracy by 10 points."""
+from equidp.records import MIN_TEST_RECORDS, Records, Split
 
 
 def group_table(

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.errors import EquidpError
+from equidp.evaluation.metrics import worst_group
 from equidp.evaluation.seeds import over_seeds
 from equidp.files import replacing
 from equidp.reporting.page import html_report
@@ -130,8 +131,7 @@ def _line(row: Row) -> dict[str, Any]:
 
 
 def _worst(document: Mapping[str, Any], grouping: str) -> float | None:
-    known = [group["accuracy"] for group in document["groups"].get(grouping, {}).values()]
-    return min((value for value in known if value is not None), default=None)
+    return worst_group(document["groups"].get(grouping, {}))["accuracy"]
 
 
 def print_table(table: pd.DataFrame, console: Console) -> None:
