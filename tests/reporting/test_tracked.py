@@ -22,6 +22,13 @@ def test_seeds_are_one_row_and_the_newest_run_of_a_seed_stands_for_it() -> None:
     assert rows(run(3, "dpsgd", 0), run(2, "dpsgd", 1), run(1, "dpsgd", 0)) == {"dpsgd": ["3", "2"]}
 
 
+def test_secure_runs_are_each_their_own() -> None:
+    runs = [run(number, "dpsgd", 0) for number in (2, 1)]
+    for one in runs:
+        one.data.tags["secure"] = "true"
+    assert rows(*runs) == {"dpsgd": ["2", "1"]}
+
+
 def test_a_setting_that_only_one_run_has_tells_it_apart() -> None:
     assert rows(run(1, "dpsgd", 0), run(2, "dpsgd", 0, **{"data.keep.yes": "200"})) == {
         "dpsgd": ["1"],

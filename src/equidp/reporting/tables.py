@@ -155,7 +155,8 @@ def _rich(frame: pd.DataFrame) -> Table:
         title=f"Accuracy on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
         if names
         else "Accuracy",
-        caption="Δ: accuracy minus the non-private baseline's. Gap: largest Δ minus smallest Δ over all groups.",
+        caption="Δ: accuracy minus the non-private baseline's. Gap: largest Δ minus smallest Δ, over groups of ten "
+        "test records or more.",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ NOT_SETTINGS = ("seed", "resolved.")
 def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
     """One page and one table for the chosen runs; seeds of equal settings are one row, their mean."""
     settings = ReportSettings(**report)
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for every small file
     client = MlflowClient()
     rows = _rows(_chosen(client, settings))
     documents, privacy = {}, {}
@@ -68,8 +70,9 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in nothing but the seed, the newest of each, under a label that says what sets them apart."""
     rows: dict[tuple, dict[str, Run]] = defaultdict(dict)
     for run in runs:
-        params = {k: v for k, v in run.data.params.items() if not k.startswith(NOT_SETTINGS)}
-        rows[run.data.tags["algorithm"], *sorted(params.items())].setdefault(run.data.tags.get("seed", ""), run)
+        tags, params = run.data.tags, {k: v for k, v in run.data.params.items() if not k.startswith(NOT_SETTINGS)}
+        own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
+        rows[tags["algorithm"], *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[1:])) for key in rows])
     labelled: dict[str, list[Run]] = {}
     for key, found in sorted(rows.items()):
