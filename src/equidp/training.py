@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ from equidp.models import build_model
 from equidp.models.features import is_raw_image
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
+
+logger = logging.getLogger(__name__)
 
 PREDICTION_BATCH = 1024
 """Records scored at once."""
@@ -330,6 +333,14 @@ def _asked(
 def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained:
     """Weights, history and statement of a finished training."""
     trainer, algorithm = prepared.trainer, prepared.trainer.algorithm
+    if trainer.sampling.exhausted and trainer.steps_done < trainer.plan.steps:
+        logger.warning(
+            "%s: the privacy budget was spent after step %d of %d, and training ended there. Steps that an interrupted "
+            "run had shown are paid for, whether or not it had saved them.",
+            algorithm.name,
+            trainer.steps_done,
+            trainer.plan.steps,
+        )
     history = pd.DataFrame(named_columns(row, prepared.group_names) for row in rows)
     statement = privacy_statement(
         algorithm,
@@ -413,9 +424,7 @@ def privacy_statement(
     return base | {
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
-        "epsilon_pld": spent.pld
-        if spent.pld is not None and math.isfinite(spent.pld)
-        else None,  # where δ is too small for its grid
+        "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
         "epsilon_published": dataclasses.asdict(published),
         "epsilon_fixed_before_training": algorithm.fixed,
         "target_epsilon": privacy.epsilon,
