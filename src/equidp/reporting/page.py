@@ -260,7 +260,7 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     if trials := max((facts.get("trials") or 1 for facts in privacy.values()), default=1) - 1:
         found.append(
             f"This run was chosen from {trials + 1} trainings. Its ε is for itself; the choice costs more: see "
-            "what tuning costs."
+            "“What tuning costs”."
         )
     return list(dict.fromkeys(warning for warning in found if warning))
 
