@@ -58,6 +58,23 @@ def test_linear_by_gram_and_by_gradient(holds) -> None:
         holds(nn.Linear(30, 30), torch.randn(3, positions, 30))
 
 
+def test_weight_gradients_of_convolutions_do_without_tf32(monkeypatch) -> None:
+    """On a GPU; here only the switch can be seen."""
+    seen, before = [], torch.backends.cudnn.allow_tf32
+    backward = torch.ops.aten.convolution_backward
+
+    def listening(*arguments):
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return backward(*arguments)
+
+    engine = GradientEngine(nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten()), squared_error)
+    engine.norms(torch.randn(2, 64, 5, 5), torch.arange(2))
+    monkeypatch.setattr(torch.ops.aten, "convolution_backward", listening)
+    engine.weighted_sum(torch.ones(2))
+    assert seen == [False]
+    assert torch.backends.cudnn.allow_tf32 == before
+
+
 @pytest.mark.parametrize("entry", [0.1, 1.1])
 def test_norms_of_long_rows_are_not_too_small(entry: float) -> None:
     """Equal entries are the worst case of a float32 sum: in one go a million of them come out 0.17 % short."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -313,7 +314,8 @@ class Convolutions(Term):
         c, o = self.kernel.channels
         shape = images.new_empty(o, c, *self.kernel.size)
         geometry = (None, self.kernel.stride, (0, 0), self.kernel.dilation, False, (0, 0), 1)
-        gradient = torch.ops.aten.convolution_backward(backprops, images, shape, *geometry, (False, True, False))
+        with as_precise_as_norms():
+            gradient = torch.ops.aten.convolution_backward(backprops, images, shape, *geometry, (False, True, False))
         return gradient[1]
 
     def gradients(self, start: int, stop: int) -> Tensor:
@@ -328,6 +330,19 @@ class Convolutions(Term):
         windows = [self.kernel.windows(images).flatten(3).flatten(1, 2) for images in self.images]
         backprops = [b.flatten(2).transpose(1, 2) for b in self.backprops]
         return Products(torch.cat(windows, 1), torch.cat(backprops, 1)).grouped(units)
+
+
+@contextmanager
+def as_precise_as_norms() -> Iterator[None]:
+    """Without TF32, which cuDNN's convolutions use by default: it would let a sum exceed the norms that it was clipped
+    by, by up to a thousandth.
+    """
+    cudnn = torch.backends.cudnn
+    before, cudnn.allow_tf32 = cudnn.allow_tf32, False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = before
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:
