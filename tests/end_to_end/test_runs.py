@@ -45,6 +45,7 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert run.info.status == "FINISHED"
     assert run.data.tags["algorithm"] == algorithm
     assert run.data.tags["private"] == "true"
+    assert run.data.tags["raw_fingerprint"] == "embedded"
     assert run.data.metrics["epsilon"] == pytest.approx(privacy["epsilon"])
     # curves over the epochs end in the run's own figures, and do not begin with them
     for name, own in {"test/accuracy": metrics["overall"]["accuracy"], "epsilon_rdp": privacy["epsilon_rdp"]}.items():

@@ -29,6 +29,13 @@ def test_secure_runs_are_each_their_own() -> None:
     assert rows(*runs) == {"dpsgd": ["2", "1"]}
 
 
+def test_runs_on_other_files_are_no_seeds_of_each_other() -> None:
+    runs = [run(2, "dpsgd", 0), run(1, "dpsgd", 1)]
+    for number, one in enumerate(runs):
+        one.data.tags["raw_fingerprint"] = str(number)
+    assert rows(*runs) == {"dpsgd": ["2"], "dpsgd #2": ["1"]}
+
+
 def test_a_setting_that_only_one_run_has_tells_it_apart() -> None:
     assert rows(run(1, "dpsgd", 0), run(2, "dpsgd", 0, **{"data.keep.yes": "200"})) == {
         "dpsgd": ["1"],

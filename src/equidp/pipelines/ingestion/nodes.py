@@ -16,6 +16,7 @@ from equidp.engine.trainer import choose_device
 from equidp.models import features, model_features
 from equidp.models.features import is_raw_image
 from equidp.parameters import DataSettings
+from equidp.pipelines import tracking
 from equidp.pipelines.datasets import Recipe
 from equidp.records import Records, Split
 from equidp.reporting.figures import group_counts
@@ -40,6 +41,8 @@ def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tupl
     text = json.dumps({**facts, "encoding": ENCODING, "raw": files.fingerprint})
     key = hashlib.sha256(text.encode()).hexdigest()
     provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
+    for algorithm in tracking.tracked():
+        tracking.log_tags(algorithm, {"raw_fingerprint": files.fingerprint})
     return Recipe(key, lambda: chosen.read(files)), provenance
 
 

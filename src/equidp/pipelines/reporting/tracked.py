@@ -67,16 +67,18 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> list[Run]:
 
 
 def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in nothing but the seed, the newest of each, under a label that says what sets them apart."""
+    """Runs on the same files that differ in nothing but the seed, the newest of each, under a label that says what sets
+    them apart.
+    """
     rows: dict[tuple, dict[str, Run]] = defaultdict(dict)
     for run in runs:
         tags, params = run.data.tags, {k: v for k, v in run.data.params.items() if not k.startswith(NOT_SETTINGS)}
         own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
-        rows[tags["algorithm"], *sorted(params.items())].setdefault(own, run)
-    differing = _differing([(key[0], dict(key[1:])) for key in rows])
+        rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
+    differing = _differing([(key[0], dict(key[2:])) for key in rows])
     labelled: dict[str, list[Run]] = {}
     for key, found in sorted(rows.items()):
-        label = _label(key[0], dict(key[1:]), differing)
+        label = _label(key[0], dict(key[2:]), differing)
         same = sum(one == label or one.startswith(f"{label} #") for one in labelled)
         labelled[f"{label} #{same + 1}" if same else label] = list(found.values())
     return labelled
