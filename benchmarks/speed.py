@@ -18,6 +18,7 @@ import ctypes
 import gc
 import itertools
 import json
+import random
 import statistics
 import sys
 import time
@@ -260,14 +261,21 @@ class Stopwatch:
             torch.cuda.synchronize()
         return self.clock() - started
 
-    def interleaved(self, steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
-        """Seconds of every step, round by round; what disturbs the machine disturbs neighbours alike."""
+    def interleaved(self, steps: Mapping[str, Step], rounds: int, *, shuffled: bool = False) -> dict[str, list[float]]:
+        """Seconds of every step, round by round; what disturbs the machine disturbs neighbours alike.
+
+        `shuffled`: every round in an order of its own, so that nobody has always the same neighbour, whose caches it
+        finds.
+        """
         times: dict[str, list[float]] = {name: [] for name in steps}
         for step in list(steps.values()) * WARM_UP:
             step()
+        source, order = random.Random(0), list(steps)
         for _ in range(rounds):
-            for name, step in steps.items():
-                times[name].append(self.elapsed(step))
+            if shuffled:
+                source.shuffle(order)
+            for name in order:
+                times[name].append(self.elapsed(steps[name]))
         return times
 
 
@@ -330,7 +338,7 @@ def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, 
     bench = Bench(model, batch_size, args.device, args.records)
     watch = Stopwatch(bench.device, time.process_time if args.clock == "processor" else time.perf_counter)
     steps = contenders(bench, watch, args.algorithms, args.opacus)
-    times = watch.interleaved(steps, args.rounds)
+    times = watch.interleaved(steps, args.rounds, shuffled=args.shuffle)
     names = {"ours" if k == "ours:dpsgd" else k.replace(":", "_"): k for k in steps}
     result: dict[str, object] = {"model": model, "batch_size": batch_size, "device": args.device}
     result |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "rounds": args.rounds}
@@ -380,6 +388,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor needs --threads 1")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--shuffle", action="store_true", help="every round in an order of its own")
     parser.add_argument("--records", type=int, default=20_000, help="size N of the training data sampled from")
     parser.add_argument("--algorithms", nargs="*", default=["dpsgd"], help="names, or `all`")
     parser.add_argument("--opacus", nargs="*", default=list(OPACUS), choices=OPACUS)
