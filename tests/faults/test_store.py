@@ -129,3 +129,13 @@ def test_a_locked_store_does_not_hide_why_a_run_failed(project, lock, monkeypatc
     with pytest.raises(EquidpError, match=r"^This is the reason\.$"):
         kedro_run(project, *pipelines, **QUICK)
     assert mlflow.active_run() is None
+
+
+def test_settings_of_one_slug_are_all_kept(monkeypatch):
+    """Names in other scripts: MLflow refuses a second value for one name, and with it all the others."""
+    kept = {}
+    monkeypatch.setattr(
+        tracking, "_write", lambda algorithm, *, params: kept.update({entry.key: entry.value for entry in params})
+    )
+    tracking.log_params("dpsgd", {"性別": 1, "年齢": 2, "age [y]": 3, "age (y)": 4})
+    assert sorted(kept.values()) == ["1", "2", "3", "4"]

@@ -119,6 +119,15 @@ def test_research_mode_is_announced_once_and_secure_mode_is_not(sample, page):
     assert "Research mode" not in Reader(html_report(**(sample.arguments() | {"privacy": secure}))).text
 
 
+def test_a_validation_part_and_a_choice_among_trainings_are_announced(sample):
+    assert "validation part" not in Reader(html_report(**vars(sample))).text
+    documents = {name: {**one, "evaluated_on": "validation"} for name, one in sample.documents.items()}
+    privacy = {name: {**one, "trials": 3} for name, one in sample.privacy.items()}
+    text = Reader(html_report(**vars(sample) | {"documents": documents, "privacy": privacy})).text
+    assert text.count("These are figures of the validation part") == 1
+    assert text.count("This run was chosen from 3 trainings") == 1
+
+
 def test_costs_against_another_baseline_are_pointed_out(sample, page):
     assert "another baseline" not in page.text
     other = {**sample.documents["sgd"], "overall": {**sample.documents["sgd"]["overall"], "accuracy": 0.5}}

@@ -1,0 +1,54 @@
+"""The history's ε after a crash: what the ledger held then, ending in the statement's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from equidp.algorithms import algorithm_settings
+from equidp.engine.trainer import Trainer
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.records import Records, Schema
+from equidp.sources.splitting import split
+from equidp.training import plan_run, train_model
+
+
+def test_it_counts_steps_that_were_charged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = torch.rand(500, 3, generator=torch.Generator().manual_seed(0))
+    labels = (features[:, 0] > 0.5).long()
+    schema = Schema(
+        name="toy", kind="tabular", shape=(3,), classes=("a", "b"), groupings={"class": ("a", "b")},
+        feature_names=tuple("xyz"),
+    )  # fmt: skip
+    parts = split(Records(features=features, labels=labels, groups={"class": labels}, schema=schema), seed=0)
+    algorithm = algorithm_settings("dpsgd").build()
+    privacy = PrivacySettings(noise_multiplier=1.0, secure=True)
+    training = TrainingSettings(epochs=4, batch_size=50, checkpoint_every=1, device="cpu")
+    plan = plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=training)
+
+    def run(*, resume: bool):
+        return train_model(
+            algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+            training=training, seed=0, workplace=tmp_path, resume=resume, progress=False,
+        )  # fmt: skip
+
+    step = Trainer.step
+
+    def crashing(self: Trainer, segment) -> None:
+        step(self, segment)
+        if self.steps_done == 20:
+            raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "step", crashing)
+        with pytest.raises(RuntimeError):
+            run(resume=False)
+    finished = run(resume=True)
+
+    path = finished.history["epsilon"]
+    assert sum(event["count"] for event in finished.privacy["ledger"]) > plan.steps
+    assert finished.privacy["epsilon"] > algorithm.epsilon(plan).value
+    assert path.is_monotonic_increasing
+    assert path.iloc[-1] == finished.privacy["epsilon"]
