@@ -30,7 +30,7 @@ orders, is that of K̃ = Ñ·C.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -197,7 +197,9 @@ class ImportanceSampling(Sampling):
     def begin_epoch(self, epoch: int) -> None:
         """Release K̃ (and Ñ, K*), set proposals anew, and choose the epoch's noise; end where the budget has no room."""
         part, plan = self.part, self.run.plan
-        self.exhausted = self._over(self._opening(epoch))  # only where a crash has charged steps that were not taken
+        self.spent = renyi(self.run.ledger.done, self.budget.order)
+        # only where a crash has charged steps that were not taken
+        self.exhausted = self._over(renyi(self._opening(epoch), self.budget.order))
         if self.exhausted:
             return
         self.clip = self.next_clip
@@ -225,9 +227,9 @@ class ImportanceSampling(Sampling):
         count = [] if self.records else [Event(1.0, part.count_noise_fraction * plan.records)]
         return [*count, Event(1.0, part.sum_noise_fraction * plan.records, sums)]
 
-    def _over(self, events: Sequence[Event]) -> bool:
-        """Whether these would go beyond the budget, after everything that the ledger knows."""
-        return not self.budget.holds((*self.run.ledger.done, *events))
+    def _over(self, cost: float) -> bool:
+        """Whether so much more, after what is spent, would go beyond the budget."""
+        return self.spent + cost > self.budget.total * (1 + SLACK)
 
     def _released(self, exact: float, sensitivity: float, noise_fraction: float) -> float:
         """Charge, sum over all processes, noise: only the noised value leaves."""
@@ -274,7 +276,7 @@ class ImportanceSampling(Sampling):
         """X_q with a second coin for each; ends the run where the budget holds no further step."""
         cost = renyi([self._event(self.gradient_noise)], self.budget.order)
         self.spent += cost
-        self.exhausted = self.spent + cost > self.budget.total * (1 + SLACK)
+        self.exhausted = self._over(cost)
         units = positions(self.run.random.bernoulli(self.rates(), len(self.proposals)))
         return Draw(units, self.run.random.uniform(len(units)))
 
@@ -312,7 +314,7 @@ class ImportanceSampling(Sampling):
             setattr(self, name, state[name])
         self.spent = renyi(self.run.ledger.done, self.budget.order)
         if self.norm_sum:
-            self.exhausted = self.exhausted or self._over([self._event(self.gradient_noise)])
+            self.exhausted = self.exhausted or self._over(renyi([self._event(self.gradient_noise)], self.budget.order))
 
 
 _STATE = ("clip", "next_clip", "records", "norm_sum", "gradient_noise", "rate", "proposals", "exhausted")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 from equidp.records import MIN_TEST_RECORDS
+
+Thing = TypeVar("Thing", bound=Hashable)
 
 Groups = Mapping[str, tuple[NDArray, tuple[str, ...]]]
 """Per grouping: group ids `[n]` and the names of all groups, in id order."""
@@ -161,13 +164,18 @@ def slug(name: str) -> str:
 
 
 def unique_slugs(names: Sequence[str]) -> dict[str, str]:
-    """One slug per name, numbered from 2 where two names would share one: no group's figures may hide another's."""
-    taken: dict[str, str] = {}
-    for name in names:
-        candidate, n = slug(name), 2
+    """One slug per name: no group's figures may hide another's."""
+    return numbered(names, slug)
+
+
+def numbered(things: Iterable[Thing], name: Callable[[Thing], str], sign: str = "_") -> dict[Thing, str]:
+    """One name per thing, numbered from 2 where two would share one."""
+    taken: dict[Thing, str] = {}
+    for thing in things:
+        candidate, n = name(thing), 2
         while candidate in taken.values():
-            candidate, n = f"{slug(name)}_{n}", n + 1
-        taken[name] = candidate
+            candidate, n = f"{name(thing)}{sign}{n}", n + 1
+        taken[thing] = candidate
     return taken
 
 

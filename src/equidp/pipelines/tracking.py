@@ -39,6 +39,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 import equidp
 from equidp.errors import EquidpError
+from equidp.evaluation.metrics import numbered
 from equidp.logs import held_back
 from equidp.network import first_line
 
@@ -258,10 +259,7 @@ def log_metrics(algorithm: str, metrics: Mapping[str, float]) -> None:
 
 def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
     """Write parameters to the algorithm's run."""
-    names: dict[str, str] = {}
-    for name in params:  # two names in other scripts may share a slug, and MLflow takes each once
-        same = sum(slug(other) == slug(name) for other in names)
-        names[name] = f"{slug(name)} {same + 1}" if same else slug(name)
+    names = numbered(params, slug)  # two names in other scripts may share a slug, and MLflow takes each once
     entries = [Param(names[name], str(value)[:MAX_PARAM_VAL_LENGTH]) for name, value in params.items()]
     for start in range(0, len(entries), BATCH):
         _write(algorithm, params=entries[start : start + BATCH])

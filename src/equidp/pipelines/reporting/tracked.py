@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from equidp.errors import EquidpError, unknown_name
+from equidp.evaluation.metrics import numbered
 from equidp.evaluation.seeds import over_seeds
 from equidp.parameters import ReportSettings
 from equidp.reporting.page import html_report
@@ -76,12 +77,8 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
         own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
         rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[2:])) for key in rows])
-    labelled: dict[str, list[Run]] = {}
-    for key, found in sorted(rows.items()):
-        label = _label(key[0], dict(key[2:]), differing)
-        same = sum(one == label or one.startswith(f"{label} #") for one in labelled)
-        labelled[f"{label} #{same + 1}" if same else label] = list(found.values())
-    return labelled
+    labels = numbered(sorted(rows), lambda key: _label(key[0], dict(key[2:]), differing), " #")
+    return {label: list(rows[key].values()) for key, label in labels.items()}
 
 
 def _differing(rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
