@@ -47,6 +47,8 @@ Step = Callable[[], object]
 
 NOISE_MULTIPLIER, CLIP_NORM, LEARNING_RATE, SEED = 1.0, 1.0, 0.05, 0
 WARM_UP, PUBLIC_RECORDS = 3, 1_024
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt's parameters
+MIB = 1 << 20
 NOT_BY_BATCH = ("sgd", "dpsgd", "psasc_momentum_gd")
 """Not in `all`: measured already, or taking every record in every step."""
 OPACUS = ("hooks", "functorch", "ew", "ghost", "shipped")
@@ -261,19 +263,17 @@ class Stopwatch:
             torch.cuda.synchronize()
         return self.clock() - started
 
-    def interleaved(self, steps: Mapping[str, Step], rounds: int, *, shuffled: bool = False) -> dict[str, list[float]]:
+    def interleaved(self, steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
         """Seconds of every step, round by round; what disturbs the machine disturbs neighbours alike.
 
-        `shuffled`: every round in an order of its own, so that nobody has always the same neighbour, whose caches it
-        finds.
+        Every round has an order of its own, so that nobody has always the same neighbour, whose caches it finds.
         """
         times: dict[str, list[float]] = {name: [] for name in steps}
         for step in list(steps.values()) * WARM_UP:
             step()
         source, order = random.Random(0), list(steps)
         for _ in range(rounds):
-            if shuffled:
-                source.shuffle(order)
+            source.shuffle(order)
             for name in order:
                 times[name].append(self.elapsed(steps[name]))
         return times
@@ -311,6 +311,25 @@ def _status(field: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
+def settle_memory() -> None:
+    """Bring the C library's heap to the state of a long run, where it knows better; call it before measuring.
+
+    At first it asks the system for every large tensor and gives it back at once, a page fault for every 4 KiB touched;
+    only after a hundred steps or so has it learned to keep them. An ordinary step, which allocates most, looks a tenth
+    slower until then.
+    """
+    try:
+        allocator = ctypes.CDLL("libc.so.6")
+        settled = allocator.mallopt(M_MMAP_THRESHOLD, 32 * MIB) and allocator.mallopt(M_TRIM_THRESHOLD, 1024 * MIB)
+    except (OSError, AttributeError):
+        settled = 0
+    if not settled:
+        print("no GNU C library here: the first hundred steps may be slower", file=sys.stderr)
+        return
+    touched = [torch.zeros(8 * MIB // 4) for _ in range(64)]
+    touched.clear()  # free, and never given back
+
+
 def contenders(bench: Bench, watch: Stopwatch, algorithms: Sequence[str], opacus: Sequence[str]) -> dict[str, Step]:
     """Every step that runs here; an Opacus mode that cannot run the model is left out and said so.
 
@@ -338,7 +357,7 @@ def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, 
     bench = Bench(model, batch_size, args.device, args.records)
     watch = Stopwatch(bench.device, time.process_time if args.clock == "processor" else time.perf_counter)
     steps = contenders(bench, watch, args.algorithms, args.opacus)
-    times = watch.interleaved(steps, args.rounds, shuffled=args.shuffle)
+    times = watch.interleaved(steps, args.rounds)
     names = {"ours" if k == "ours:dpsgd" else k.replace(":", "_"): k for k in steps}
     result: dict[str, object] = {"model": model, "batch_size": batch_size, "device": args.device}
     result |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "rounds": args.rounds}
@@ -388,7 +407,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor needs --threads 1")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--shuffle", action="store_true", help="every round in an order of its own")
     parser.add_argument("--records", type=int, default=20_000, help="size N of the training data sampled from")
     parser.add_argument("--algorithms", nargs="*", default=["dpsgd"], help="names, or `all`")
     parser.add_argument("--opacus", nargs="*", default=list(OPACUS), choices=OPACUS)
@@ -413,6 +431,7 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
+    settle_memory()
     rounds = args.rounds
     for model, batch_size in GRID if args.grid else [(args.model, args.batch_size)]:
         args.rounds = max(5, rounds // 5) if args.grid and model in SLOW else rounds

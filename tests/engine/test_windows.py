@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equidp.engine.windows import Bands, Cut, Kernel, RowsOfOutputs, WholeWindows, cheapest
+from equidp.engine.windows import Bands, Cut, Kernel, Layout, RowsOfOutputs, WholeWindows, cheapest
 from equidp.engine.workspace import Workspace
 
 KERNELS = [
@@ -51,13 +51,13 @@ def test_every_cut_equals_unfolding(kind, kernel, size, last) -> None:
     backprops = torch.randn(4, kernel.channels[1], *kernel.outputs(*size)).to(memory_format=layout)
     cut = kind(kernel, *size)
     if kind is RowsOfOutputs and kernel.stride[1] > 1:
-        assert cut.cost(images) == math.inf
+        assert cut.cost(Layout.of(images)) == math.inf
         return
     if kind is Bands and any(k % s for k, s in zip(kernel.size, kernel.stride, strict=True)):
-        assert cut.cost(images) == math.inf
+        assert cut.cost(Layout.of(images)) == math.inf
         return
     if kind is Bands and kernel.dilation != (1, 1):
-        assert cut.cost(images) == math.inf
+        assert cut.cost(Layout.of(images)) == math.inf
         return
     torch.testing.assert_close(
         formed(cut, images, backprops), unfolded(kernel, images, backprops), rtol=1e-4, atol=1e-4
@@ -76,7 +76,9 @@ def test_every_cut_equals_unfolding(kind, kernel, size, last) -> None:
 )
 def test_the_models_convolutions_get_the_cut_that_was_fastest(kernel, side, expected) -> None:
     images = torch.randn(2, kernel.channels[0], side, side).to(memory_format=torch.channels_last)
-    assert type(cheapest(kernel, images)) is expected
+    cut, cost = cheapest(kernel, side, side, (Layout.of(images),))
+    assert type(cut) is expected
+    assert cost == cut.cost(Layout.of(images)) < math.inf
 
 
 def test_a_buffer_grows_with_the_batch_and_is_found_again() -> None:

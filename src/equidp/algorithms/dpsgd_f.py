@@ -60,7 +60,7 @@ class GroupClipCounts(SideRelease):
 
     def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """C^k, `[K]`."""
-        above, not_above = noised.clamp(min=0.0).split(plan.groups)
+        above, not_above = noised.clamp(min=0.0).chunk(2)
         counted = above + not_above
         group_ratio = above / counted.clamp(min=TINY)
         ratio = above.sum() / (plan.batch_size if self.ratio_over == "batch" else counted.sum().clamp(min=TINY))

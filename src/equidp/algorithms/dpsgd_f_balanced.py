@@ -34,7 +34,7 @@ class BalancedClipCounts(SmoothedClipCounts):
 
     def of_counts(self, counts: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """C^k and θ^k, `[K]` each, of (m̂, ô), `[2K]`."""
-        above, not_above = counts.clamp(min=0.0).split(plan.groups)
+        above, not_above = counts.clamp(min=0.0).chunk(2)
         expected = plan.batch_size / plan.groups
         scale = (expected / (above + not_above).clamp(min=1.0)).pow(self.balance)
         return {**super().of_counts(counts, public, plan), "scale": scale}

@@ -337,7 +337,9 @@ class _Tape:
         if not self._entries:
             return []
         edges = [entry[3] for entry in self._entries]
-        backprops = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if losses.requires_grad else []
+        backprops: tuple[Tensor, ...] = ()
+        if losses.requires_grad:  # ones are what the gradient of their sum is
+            backprops = torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
         found = []
         for (site, inputs, versions, _), backprop in zip(self._entries, backprops, strict=False):
             if tuple(x._version for x in inputs) != versions:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equidp.engine.windows import COPY_COST, RUN_COST, Kernel, cheapest
+from equidp.engine.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
 from equidp.engine.workspace import Workspace
 
 CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
@@ -239,7 +239,7 @@ class Convolutions(Term):
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
         self._sources: list[Tensor] = []
-        self._cut = cheapest(kernel, images[0])
+        self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
         self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
         self._pixels = len(images) * math.prod(images[0].shape[2:])
         self._numel = kernel.fan_in * kernel.channels[1]
@@ -262,8 +262,7 @@ class Convolutions(Term):
 
     def _gradient_cost(self) -> float:
         later = KEEP_COST if self._keeps() else WEIGHT_COST * self._positions
-        copies = sum(self._cut.cost(images) for images in self.images)
-        return copies + (self._positions + COPY_COST + later) * self._numel
+        return self._copies + (self._positions + COPY_COST + later) * self._numel
 
     def _materialised(self) -> Tensor:
         keep, norms = self._keeps(), []
@@ -271,7 +270,8 @@ class Convolutions(Term):
         for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel):
             found = self._room("gradients", stop - start) if kept is None else kept[:, start:stop]
             self._form(start, stop, found)
-            norms.append(sum((norms_of(part) for part in found[1:]), norms_of(found[0])))
+            pieces = norms_of(found).unbind()
+            norms.append(sum(pieces[1:], pieces[0]))
         self._kept, self._sources = kept, []
         return torch.cat(norms)
 
@@ -362,15 +362,15 @@ def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, clean: bool) ->
 
 
 def norms_of(rows: Tensor) -> Tensor:
-    """`[b]` squared norms of `[b, numel]`.
+    """`[…]` squared norms of `[…, numel]`.
 
     In float32 a sum of many squares comes out too small. For random entries that is nothing (4e-7 for the longest rows
     summed in one go); were all entries equal it would be 5e-5, and 2e-3 for a million. Longer rows are summed in parts.
     """
-    if rows.shape[1] <= LONG_ROW:
-        return torch.linalg.vector_norm(rows, dim=1).square()
-    parts = [torch.linalg.vector_norm(part, dim=1) for part in rows.split(LONG_ROW, dim=1)]
-    return torch.linalg.vector_norm(torch.stack(parts, dim=1), dim=1).square()
+    if rows.shape[-1] <= LONG_ROW:
+        return torch.linalg.vector_norm(rows, dim=-1).square()
+    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(LONG_ROW, dim=-1)]
+    return torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1).square()
 
 
 def gram_norms(left: Tensor, right: Tensor) -> Tensor:

@@ -306,7 +306,7 @@ class Trainer:
         self.ledger.append(self.algorithm.step_event(self.plan, self.sampling.rate, noise_multiplier))
         if release is not None:
             norms = [self.contributing.norms(batch) for batch in batches]
-            public |= self._side_release(torch.cat(norms), torch.cat([b.groups for b in batches]), public)
+            public |= self._side_release(_joined(norms), _joined([b.groups for b in batches]), public)
         total = self.reduce(self.weighted_sum(batches, public, norms, draws))
         delta = sensitivity(rule, public)
         self.shown = {"sensitivity": delta, "noise_multiplier": torch.scalar_tensor(noise_multiplier)}
@@ -511,6 +511,10 @@ class Trainer:
             getattr(self, name).load_state_dict(state[name])
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**state["diagnostics"])
+
+
+def _joined(chunks: list[Tensor]) -> Tensor:
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
 
 def _global_random(device: torch.device) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -77,6 +78,19 @@ class Kernel:
                 )
 
 
+@dataclass(frozen=True)
+class Layout:
+    """In which order images lie in memory without gaps; both where there is one channel."""
+
+    channels_first: bool
+    channels_last: bool
+
+    @classmethod
+    def of(cls, images: Tensor) -> Layout:
+        """The layout of `[b, c, H, W]`."""
+        return cls(images.is_contiguous(), images.is_contiguous(memory_format=torch.channels_last))
+
+
 class Cut(ABC):
     """One way of forming per-record gradients from images and backprops.
 
@@ -98,8 +112,12 @@ class Cut(ABC):
         return 1
 
     @abstractmethod
-    def cost(self, images: Tensor) -> float:
+    def cost(self, layout: Layout) -> float:
         """Cost per record of preparing and copying, in multiplications; infinite where the cut does not apply."""
+
+    def _turned(self) -> int:
+        """Cost per record of bringing images into the other memory layout."""
+        return self.kernel.channels[0] * self.height * self.width * TURN_COST
 
     @abstractmethod
     def scratch(self) -> int:
@@ -121,9 +139,9 @@ class Cut(ABC):
 class WholeWindows(Cut):
     """Windows `[m, P, kh·kw·c]` of channels-last images."""
 
-    def cost(self, images: Tensor) -> float:
+    def cost(self, layout: Layout) -> float:
         positions = math.prod(self.outputs)
-        turned = 0 if images.is_contiguous(memory_format=torch.channels_last) else images[0].numel() * TURN_COST
+        turned = 0 if layout.channels_last else self._turned()
         return turned + positions * (self.kernel.size[0] * RUN_COST + self.kernel.fan_in * COPY_COST)
 
     def scratch(self) -> int:
@@ -146,10 +164,10 @@ class WholeWindows(Cut):
 class RowsOfOutputs(Cut):
     """Windows `[m, c·kh·kw, P]` of channels-first images, stride 1 along rows."""
 
-    def cost(self, images: Tensor) -> float:
+    def cost(self, layout: Layout) -> float:
         if self.kernel.stride[1] > 1:
             return math.inf
-        turned = 0 if images.is_contiguous() else images[0].numel() * TURN_COST
+        turned = 0 if layout.channels_first else self._turned()
         return turned + self.kernel.fan_in * self.outputs[0] * (RUN_COST + self.outputs[1] * COPY_COST)
 
     def scratch(self) -> int:
@@ -187,7 +205,7 @@ class Bands(Cut):
     def parts(self) -> int:
         return self._taps[0]
 
-    def cost(self, images: Tensor) -> float:
+    def cost(self, layout: Layout) -> float:
         kernel = self.kernel
         divisible = not any(k % s for k, s in zip(kernel.size, kernel.stride, strict=True))
         if (
@@ -196,8 +214,7 @@ class Bands(Cut):
             return math.inf
         widened = self._rows * self._columns * kernel.channels[1]
         wasted = (self._span - math.prod(self.outputs)) * kernel.fan_in * kernel.channels[1]
-        turned = images[0].numel() * TURN_COST
-        return turned + self._band * (RUN_COST + self._length * COPY_COST) + 2 * widened * COPY_COST + wasted
+        return self._turned() + self._band * (RUN_COST + self._length * COPY_COST) + 2 * widened * COPY_COST + wasted
 
     def scratch(self) -> int:
         return self._band * self._length + self._rows * self._columns * self.kernel.channels[1]
@@ -234,11 +251,11 @@ class Bands(Cut):
         return sorted_.reshape(-1, o, c, *self.kernel.size)
 
 
-def cheapest(kernel: Kernel, images: Tensor) -> Cut:
-    """The cut that copies images of this shape and memory layout at the least cost."""
-    height, width = images.shape[2:]
+@lru_cache(maxsize=256)
+def cheapest(kernel: Kernel, height: int, width: int, layouts: tuple[Layout, ...]) -> tuple[Cut, float]:
+    """The cut that copies a record's images, one per layout, at the least cost, and that cost."""
     cuts = [kind(kernel, height, width) for kind in (WholeWindows, RowsOfOutputs, Bands)]
-    return min(cuts, key=lambda cut: cut.cost(images))
+    return min(((cut, sum(map(cut.cost, layouts))) for cut in cuts), key=lambda pair: pair[1])
 
 
 def product(left: Tensor, right: Tensor, out: Tensor, add: bool) -> None:
