@@ -32,6 +32,7 @@ from mlflow.entities import Metric, Run
 from pydantic import BaseModel, ConfigDict
 
 from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
+from equidp.reporting.privacy_report import epsilon_text
 from equidp.sweep.grid import choose_grid, params_text
 from equidp.sweep.project import Cell, Project, by_seed
 
@@ -351,7 +352,7 @@ def line(label: str, row: Row, table: Table, family: str, reference: Row | None)
     if table.against:
         metric = f"{family}/{next(iter(table.columns.values()))}"
         figures.append("–" if reference is None or reference is row else difference(row, reference, metric))
-    epsilons = [epsilon(row.values(kind)) if private else "–" for kind in ("epsilon", "epsilon_published")]
+    epsilons = [epsilon(row.values(kind), kind) if private else "–" for kind in ("epsilon", "epsilon_published")]
     return "| " + " | ".join([label, str(len(row.records)), *epsilons, *figures]) + " |"
 
 
@@ -361,9 +362,11 @@ def difference(row: Row, reference: Row, metric: str) -> str:
     return shown(paired_difference(first, second), "+") if first.keys() & second.keys() else "–"
 
 
-def epsilon(values: Sequence[float]) -> str:
-    """The highest of the seeds: it holds for each of them."""
-    return f"{max(values):.2f}" if values else "–"
+def epsilon(values: Sequence[float], kind: str) -> str:
+    """The highest of the seeds, which holds for each of them; ours rounded up, the paper's as papers round."""
+    if not values:
+        return "–"
+    return epsilon_text(max(values), 2) if kind == "epsilon" else f"{max(values):.2f}"
 
 
 def figure(values: Sequence[float], printed: float | None, family: str) -> str:

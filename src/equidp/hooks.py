@@ -28,6 +28,7 @@ from equidp.evaluation.metrics import flat_metrics
 from equidp.notebooks import without_ipython
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
+from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import print_table, results_table
 from equidp.training import forget
 
@@ -322,7 +323,7 @@ def _print_audit(findings: dict[str, Any]) -> None:
             verdict = "consistent with" if found["consistent"] else "REFUTES"
             terminal().print(
                 f"{attack.replace('_', ' ')}: ε ≥ {found['epsilon_lower_bound']:.3f} shown, {verdict} "
-                f"ε ≤ {found['epsilon_claimed']:.3f} claimed at δ = {found['delta']:.2g}",
+                f"ε ≤ {epsilon_text(found['epsilon_claimed'], 3)} claimed at δ = {found['delta']:.2g}",
                 highlight=False,
             )
 

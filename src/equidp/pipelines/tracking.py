@@ -51,8 +51,12 @@ FAILURES = (MlflowException, SQLAlchemyError)
 PATIENCE = 10.0
 """Seconds that another process may hold the project's store at a run's start."""
 
-BOUNDS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-"""Unless set otherwise: MLflow's own would wait for a server that died for minutes, at every epoch."""
+MANNERS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # MLflow's own would wait for a server that died for minutes, every epoch
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # a bar for every small file
+}
+"""How MLflow behaves unless set otherwise."""
 
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
@@ -139,7 +143,7 @@ def check_store(uri: str) -> None:
     Raises:
         EquidpError: naming the address or the file.
     """
-    for name, value in BOUNDS.items():
+    for name, value in MANNERS.items():
         os.environ.setdefault(name, value)
     address = urlparse(uri)
     if path := _database_file(uri):
@@ -287,7 +291,6 @@ def log_model(algorithm: str, weights: Path) -> None:
         return
     import mlflow.pyfunc  # late: it brings a second of imports
 
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for one small file
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
         # a data frame of a dataset's own columns has no signature, and needs none

@@ -319,11 +319,13 @@ def _assumptions(privacy: Mapping) -> Section | None:
     return Section("Taken as public or assumed", assumptions) if assumptions else None
 
 
-def epsilon_text(value: float | None) -> str:
-    """ε with four decimals, rounded up: a guarantee must not be rounded in its favour."""
+def epsilon_text(value: float | None, decimals: int = 4) -> str:
+    """ε rounded up: a guarantee must not be rounded in its favour."""
     if value is None:
         return "–"
-    return f"{math.ceil(value * 1e4 - 1e-9) / 1e4:.4f}" if value < 1e6 else f"{value:.2e}"
+    if value >= 1e6:
+        return f"{value:.2e}"
+    return f"{math.ceil(value * 10**decimals - 1e-9) / 10**decimals:.{decimals}f}"
 
 
 def _unit(privacy: Mapping) -> str:

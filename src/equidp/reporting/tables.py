@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.evaluation.metrics import METRICS, worst_group
+from equidp.reporting.privacy_report import epsilon_text
 
 BASELINE = "sgd"
 METRIC_TITLES = {
@@ -183,7 +183,7 @@ def _cell(column: str, value: object) -> str:
         return "–"
     assert isinstance(value, float)
     if column.startswith("epsilon"):
-        return f"{math.ceil(value * 1e3 - 1e-9) / 1e3:.3f}"  # a guarantee is not rounded in its favour
+        return epsilon_text(value, 3)
     return f"{value:+.3f}" if column == "cost" else f"{value:.3f}"
 
 

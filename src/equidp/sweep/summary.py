@@ -19,6 +19,7 @@ from equidp.evaluation.metrics import worst_group
 from equidp.evaluation.seeds import over_seeds
 from equidp.files import replacing
 from equidp.reporting.page import html_report
+from equidp.reporting.privacy_report import epsilon_text
 from equidp.sweep.project import Cell, by_seed, differing
 
 WIDTH = 100
@@ -149,7 +150,7 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
         shown.add_column(name, justify="right", no_wrap=True)
     for _, line in table.iterrows():
         figures = [_figure(line, name) for name in ("accuracy", "cost", "worst", "gap")]
-        epsilon = "–" if pd.isna(line["epsilon"]) else f"{line['epsilon']:.3f}"
+        epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
         words = (line["dataset"], line["run"], str(line["seeds"]), epsilon, *figures)
         shown.add_row(*(Text(str(word)) for word in words))
     console.print(shown, width=min(WIDTH, console.width))

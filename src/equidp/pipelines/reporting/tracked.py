@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,6 @@ NOT_SETTINGS = ("seed", "resolved.")
 def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
     """One page and one table for the chosen runs; seeds of equal settings are one row, their mean."""
     settings = ReportSettings(**report)
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for every small file
     client = MlflowClient()
     rows = _rows(_chosen(client, settings))
     documents, privacy = {}, {}
