@@ -227,7 +227,7 @@ def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_unit_is_the_mean_of_its_records(family, reference) -> None:
     model, features = family()
-    labels, owners = torch.arange(5) % 3, torch.tensor([2, 0, 2, 1, 2])
+    labels, owners = torch.arange(5) % 3, torch.tensor([0, 1, 2, 2, 2])
     rows = reference(model, features, labels)
     expected = torch.stack([rows[owners == u].mean(0) for u in range(3)])
     engine = GradientEngine(model, cross_entropy)
@@ -235,6 +235,45 @@ def test_a_unit_is_the_mean_of_its_records(family, reference) -> None:
     torch.testing.assert_close(norms, expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
     weights = torch.rand(3)
     close(engine.weighted_sum(weights), weights @ expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_units_norm_is_its_own_to_the_last_bit(family) -> None:
+    """A unit of many records, and one whose records cancel, beside it: rounding must not tell who else is there."""
+    model, features = family()
+    labels = torch.arange(5) % 3
+    first = torch.tensor([0, 0, 1])
+    engine = GradientEngine(model, cross_entropy)
+    alone = engine.norms(features[:3], labels[:3], owners=first).clone()
+    more, owners = features[[0, 1, 2, *[3, 4] * 20]], torch.cat([first, torch.full((40,), 2)])
+    together = engine.norms(more, labels[[0, 1, 2, *[3, 4] * 20]], owners=owners)
+    torch.testing.assert_close(together[:2], alone, rtol=1e-6, atol=0)
+
+
+def test_a_unit_whose_records_cancel_has_a_norm_that_rounding_cannot_reach() -> None:
+    model = nn.Sequential(nn.Linear(4, 3)).requires_grad_(True)
+    nn.init.zeros_(model[0].weight), nn.init.zeros_(model[0].bias)
+    features, labels = torch.ones(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])  # at equal logits their gradients sum to 0
+    engine = GradientEngine(model, cross_entropy)
+    single = engine.norms(features[:1], labels[:1])
+    norms = engine.norms(features, labels, owners=torch.zeros(6, dtype=torch.int64))
+    assert 0.9e-3 * single < norms < 1.1e-3 * single
+
+
+def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
+    """Six records do not fit where five do; the five's norms are the same, though their windows cancel."""
+    torch.manual_seed(3)
+    layer = nn.Conv2d(64, 128, 3)  # where it matters: Gram matrices cost less than gradients, unless these are kept
+    model = nn.Sequential(layer, nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 3))
+    sign = (-1.0) ** torch.arange(10)
+    images = (sign[:, None] * sign).expand(6, 64, 10, 10) * 3.0  # a chessboard: windows' gradients cancel in pairs
+    labels = torch.arange(6) % 3
+    norms = []
+    for records in (5, 6):
+        engine = GradientEngine(copy.deepcopy(model), cross_entropy)
+        engine._workspace.keep_floats = 5 * layer.weight.numel()
+        norms.append(engine.unprobed_norms(images[:records], labels[:records])[:5].clone())
+    torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from equidp.engine.gradients import GradientEngine
-from equidp.engine.terms import Lookups, Products, Term, Units, Vectors, norms_of
+from equidp.engine.terms import Lookups, Products, Term, Units, Vectors, norms_of, unit_norms
+from equidp.errors import EquidpError
 
 TOLERANCE = 1e-5
 
@@ -188,9 +189,14 @@ def test_a_term_agrees_with_its_own_gradients(term) -> None:
     weights = torch.tensor([0.0, 1.0, 2.0, 0.5])
     for clean in (True, False):
         close(term.weighted_sum(weights, clean), weights @ rows)
-    owners = torch.tensor([1, 0, 1, 1])
-    expected = torch.stack([rows[1], rows[[0, 2, 3]].mean(0)])
-    close(term.grouped(Units.of(owners)).gradients(0, 2), expected)
+    expected = torch.stack([rows[0], rows[1:].mean(0)]).square().sum(1)
+    found = unit_norms([term], Units.of(torch.tensor([0, 1, 1, 1])), rows.shape[1])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_records_of_a_unit_stand_together() -> None:
+    with pytest.raises(EquidpError, match="stand together"):
+        Units.of(torch.tensor([0, 1, 0]))
 
 
 def test_cancellation_in_a_gram_sum_never_understates_a_norm() -> None:

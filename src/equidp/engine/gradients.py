@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.engine.layers import RULES, Call, Site, fallback, sites
 from equidp.engine.probe import probe
-from equidp.engine.terms import Term, Units, materialised_norms
+from equidp.engine.terms import Term, Units, materialised_norms, unit_norms
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
 
@@ -90,8 +90,8 @@ class GradientEngine:
         Args:
             features: `[b, …]`; b may be 0.
             labels: `[b]`.
-            owners: `[b]` int64 ids 0…U−1 of the unit each record belongs to. Norms and weights are then per unit, and a
-                unit's gradient is the mean of its records' gradients.
+            owners: `[b]` int64 ids 0…U−1, ascending, of the unit each record belongs to. Norms and weights are then per
+                unit, and a unit's gradient is the mean of its records' gradients.
             iterates: replaces each gradient by `Σ c·∇f(θ; x)` over the `(θ, c)` given; θ is a flat `[d]` vector of
                 parameters or None for the current ones. The parameters are as before afterwards.
 
@@ -269,8 +269,11 @@ class GradientEngine:
         total: Tensor | None = None
         for parameter, terms in self._terms.items():
             if self._units is not None:
-                terms = [term.grouped(self._units) for term in terms]
-            one = terms[0].squared_norms() if len(terms) == 1 else materialised_norms(terms, rows, parameter.numel())
+                one = unit_norms(terms, self._units, parameter.numel())
+            elif len(terms) == 1:
+                one = terms[0].squared_norms()
+            else:
+                one = materialised_norms(terms, rows, parameter.numel())
             total = one if total is None else total + one
         return torch.zeros(rows, device=self.device) if total is None else total
 

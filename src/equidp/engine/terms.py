@@ -6,12 +6,14 @@ record (time steps, pixels, repeated calls of a layer): `Σ_p B[p]ᵀ A[p]`, `A 
 came back. Such a norm can be had from the gradient, `P·i·o` multiplications, or from two Gram matrices, `P²·(i+o)`.
 
 The tricks are those of Goodfellow (2015, norms from activations and backprops), Li et al. (2022, Gram matrices) and
-Bu et al. (2023, book-keeping). Which of them a term uses is decided by shapes alone, never by timing the machine, so
-that a resumed run repeats every rounding.
+Bu et al. (2023, book-keeping). Which of them gives a term's norms is decided by the shapes of one record alone: never
+by timing the machine, so that a resumed run repeats every rounding, and never by how many records there are or who they
+are, so that nobody's norm, hence weight, is another's doing.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -23,10 +25,12 @@ from torch import Tensor
 
 from equidp.engine.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
 from equidp.engine.workspace import Workspace
+from equidp.errors import EquidpError
 
 CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
-SLACK = 1e-6  # and is raised by this share: a norm may be overstated, never understated (Δ depends on it)
+SLACK = 1e-6  # and is raised by up to this share: a norm may be overstated, never understated (Δ depends on it)
 LONG_ROW = 1 << 15  # squares summed in one go
+TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
 # What things cost on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
 KEEP_COST = 20  # a float written to main memory and read again
@@ -38,39 +42,34 @@ class Units:
     """Which records belong to which unit of privacy; a unit's gradient is the mean of its records' gradients.
 
     Attributes:
-        owners: `[b]` int64, record to unit.
+        owners: `[b]` int64, record to unit, ascending.
         counts: `[U]` records per unit.
-        slots: `[U, R]` record numbers, `b` where a unit has fewer than R records.
     """
 
     owners: Tensor
     counts: Tensor
-    slots: Tensor
 
     @classmethod
     def of(cls, owners: Tensor) -> Units:
-        """Index the records of each unit. Reads the largest count back from the device."""
-        counts = torch.bincount(owners)
-        order = torch.argsort(owners, stable=True)
-        starts = counts.cumsum(0) - counts
-        rank = torch.arange(len(owners), device=owners.device) - starts[owners[order]]
-        widest = int(counts.max()) if len(counts) else 0
-        slots = torch.full((len(counts), widest), len(owners), device=owners.device)
-        slots[owners[order], rank] = order
-        return cls(owners, counts, slots)
+        """Count the records of each unit.
+
+        Raises:
+            EquidpError: for owners that do not ascend.
+        """
+        if (owners[1:] < owners[:-1]).any():
+            raise EquidpError("A unit's records must stand together in a batch, units in ascending order.")
+        return cls(owners, torch.bincount(owners))
 
     def share(self) -> Tensor:
         """`[b]`: a record's share in its unit's mean."""
         return 1 / self.counts[self.owners].to(torch.float32)
 
-    def gather(self, values: Tensor) -> Tensor:
-        """`[b, P, …]` to `[U, R·P, …]`: the positions of a unit's records side by side, zeros where there are none."""
-        filled = torch.cat([values, values.new_zeros((1, *values.shape[1:]))])
-        return filled[self.slots].flatten(1, 2)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """`[b, …]` values, each scaled by its record's share."""
-        return scaled(values, self.share())
+    def ranges(self, size: int) -> Iterator[tuple[slice, slice]]:
+        """So many units at a time: their numbers, and their records'. Reads the counts back from the device."""
+        starts = [0, *itertools.accumulate(self.counts.tolist())]
+        for first in range(0, len(self.counts), size):
+            last = min(first + size, len(self.counts))
+            yield slice(first, last), slice(starts[first], starts[last])
 
 
 class Term(ABC):
@@ -87,10 +86,6 @@ class Term(ABC):
     @abstractmethod
     def gradients(self, start: int, stop: int) -> Tensor:
         """`[stop − start, numel]`: the gradients of some records, materialised."""
-
-    @abstractmethod
-    def grouped(self, units: Units) -> Term:
-        """The same for units: each the mean of its records' gradients."""
 
 
 class Vectors(Term):
@@ -110,10 +105,6 @@ class Vectors(Term):
     def gradients(self, start: int, stop: int) -> Tensor:
         return self.values[start:stop]
 
-    def grouped(self, units: Units) -> Term:
-        sums = self.values.new_zeros(len(units.counts), self.values.shape[1])
-        return Vectors(sums.index_add_(0, units.owners, units.spread(self.values)))
-
 
 class Outer(Term):
     """Gradients `b aᵀ` of shape `[o, i]`, one position each: from `a [b, i]` and `b [b, o]`."""
@@ -130,9 +121,6 @@ class Outer(Term):
 
     def gradients(self, start: int, stop: int) -> Tensor:
         return self._products().gradients(start, stop)
-
-    def grouped(self, units: Units) -> Term:
-        return self._products().grouped(units)
 
     def _products(self) -> Products:
         return Products(self.inputs.unsqueeze(1), self.backprops.values.unsqueeze(1))
@@ -163,9 +151,6 @@ class Products(Term):
     def gradients(self, start: int, stop: int) -> Tensor:
         return (self.backprops[start:stop].transpose(1, 2) @ self.inputs[start:stop]).flatten(1)
 
-    def grouped(self, units: Units) -> Term:
-        return Products(units.gather(self.inputs), units.gather(units.spread(self.backprops)))
-
 
 class GroupedProducts(Term):
     """One product per group of channels: `A [b, g, P, i]`, `B [b, g, P, o]`, gradients `[g, o, i]`."""
@@ -184,11 +169,6 @@ class GroupedProducts(Term):
 
     def gradients(self, start: int, stop: int) -> Tensor:
         return (self.backprops[start:stop].transpose(2, 3) @ self.inputs[start:stop]).flatten(1)
-
-    def grouped(self, units: Units) -> Term:
-        inputs = units.gather(self.inputs.transpose(1, 2)).transpose(1, 2)
-        backprops = units.gather(units.spread(self.backprops).transpose(1, 2)).transpose(1, 2)
-        return GroupedProducts(inputs, backprops)
 
 
 class Lookups(Term):
@@ -212,9 +192,6 @@ class Lookups(Term):
         backprops, ids = self.backprops[start:stop], self.ids[start:stop]
         tables = backprops.new_zeros(len(ids), self.rows, backprops.shape[2])
         return tables.scatter_add_(1, ids.unsqueeze(2).expand_as(backprops), backprops).flatten(1)
-
-    def grouped(self, units: Units) -> Term:
-        return Lookups(units.gather(self.ids), units.gather(units.spread(self.backprops)), self.rows)
 
 
 class Convolutions(Term):
@@ -249,9 +226,9 @@ class Convolutions(Term):
             return torch.cat([self._gram(*chunk) for chunk in self._workspace.chunks(self._records, self._pixels**2)])
         return self._materialised()
 
-    def _keeps(self) -> bool:
+    def _keeps(self, records: int = TYPICAL_RECORDS) -> bool:
         """Whether to keep the gradients: where forming them again costs more than a trip to main memory and back."""
-        return self._records * self._numel <= self._workspace.keep_floats and self._positions > KEEP_COST
+        return records * self._numel <= self._workspace.keep_floats and self._positions > KEEP_COST
 
     def _gram_cost(self) -> float:
         """Per record, as `_gradient_cost`."""
@@ -265,7 +242,7 @@ class Convolutions(Term):
         return self._copies + (self._positions + COPY_COST + later) * self._numel
 
     def _materialised(self) -> Tensor:
-        keep, norms = self._keeps(), []
+        keep, norms = self._keeps(self._records), []
         kept = self._room(self._owner, self._records) if keep else None
         for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel):
             found = self._room("gradients", stop - start) if kept is None else kept[:, start:stop]
@@ -324,13 +301,6 @@ class Convolutions(Term):
         self._form(start, stop, room)
         return self._cut.as_weight(room).flatten(1)
 
-    def grouped(self, units: Units) -> Term:
-        if self._records * self._numel <= self._workspace.keep_floats:
-            return Vectors(self.gradients(0, self._records)).grouped(units)
-        windows = [self.kernel.windows(images).flatten(3).flatten(1, 2) for images in self.images]
-        backprops = [b.flatten(2).transpose(1, 2) for b in self.backprops]
-        return Products(torch.cat(windows, 1), torch.cat(backprops, 1)).grouped(units)
-
 
 @contextmanager
 def as_precise_as_norms() -> Iterator[None]:
@@ -374,10 +344,14 @@ def norms_of(rows: Tensor) -> Tensor:
 
 
 def gram_norms(left: Tensor, right: Tensor) -> Tensor:
-    """`[b]`: Σ_pq left·right of two Gram matrices `[b, P, P]`, raised where cancellation may have made it too small."""
+    """`[b]`: Σ_pq left·right of two Gram matrices `[b, P, P]`, raised where cancellation may have made it too small.
+
+    By the more the more was lost, so that rounding cannot make it jump.
+    """
     size = left.diagonal(dim1=1, dim2=2).sum(1) * right.diagonal(dim1=1, dim2=2).sum(1)
     sums = (left * right).sum((1, 2))
-    return torch.where(sums < CANCELLATION * size, sums.clamp(min=0) + SLACK * size, sums)
+    known = sums.clamp(min=0)
+    return torch.where(sums < CANCELLATION * size, known + SLACK * (size - known / CANCELLATION), sums)
 
 
 def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:
@@ -386,8 +360,30 @@ def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tenso
     Several terms are those of a parameter that several layers share: gradients add before the norm is taken.
     """
     chunk = max(1, CHUNK_FLOATS // max(numel, 1))
+    ranges = (slice(start, min(start + chunk, records)) for start in range(0, records, chunk))
+    return torch.cat([norms_of(_rows(terms, some)) for some in ranges])
+
+
+def unit_norms(terms: Sequence[Term], units: Units, numel: int) -> Tensor:
+    """`[U]` squared norms of units' gradients, formed from each unit's own records alone, one after the other.
+
+    Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit, so that a unit's
+    arrival would round, and at worst cancel, otherwise for all. A unit's records may cancel too: its norm is at least
+    √SLACK of its records' mean norm, as what the weighted sum holds of it below that is rounding.
+    """
+    share, chunk = units.share(), max(1, CHUNK_FLOATS // max(numel, 1))
     norms = []
-    for start in range(0, records, chunk):
-        parts = [term.gradients(start, min(start + chunk, records)) for term in terms]
-        norms.append(norms_of(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)))
+    for some, records in units.ranges(chunk):
+        sums, sizes = share.new_zeros(some.stop - some.start, numel), share.new_zeros(some.stop - some.start)
+        for start in range(records.start, records.stop, chunk):
+            part = slice(start, min(start + chunk, records.stop))
+            rows, unit = _rows(terms, part) * share[part, None], units.owners[part] - some.start
+            sums.index_add_(0, unit, rows)
+            sizes.index_add_(0, unit, norms_of(rows).sqrt())
+        norms.append(torch.maximum(norms_of(sums), SLACK * sizes.square()))
     return torch.cat(norms)
+
+
+def _rows(terms: Sequence[Term], records: slice) -> Tensor:
+    parts = [term.gradients(records.start, records.stop) for term in terms]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
