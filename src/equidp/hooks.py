@@ -338,7 +338,8 @@ def _epsilons(privacy: dict[str, Any]) -> dict[str, float]:
 def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
     tags = {"private": str(privacy["private"]).lower()}
     if privacy["private"]:
-        tags |= {"adjacency": privacy["adjacency"], "sampling": "poisson", "secure": str(privacy["secure"]).lower()}
+        sampling = privacy["sampling"].partition(":")[0].lower()
+        tags |= {"adjacency": privacy["adjacency"], "sampling": sampling, "secure": str(privacy["secure"]).lower()}
     return tags
 
 

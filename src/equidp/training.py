@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import logging
 import math
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -285,8 +286,8 @@ def prepare(
     renewed = keeper.renewed if keeper else 0
     if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
         random.renew(renewed)
-    if not privacy.secure:
-        torch.manual_seed(derived_seed(seed, "dropout"))  # of models that draw: a step done again must repeat
+    # of models that draw (dropout): a step done again must repeat, and in a secure run nobody may foretell it
+    torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(seed, "dropout"))
     saved = keeper.saved.state if keeper and keeper.saved else None
     trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
     return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))

@@ -354,12 +354,12 @@ def test_a_wrong_number_of_weights_is_refused() -> None:
 
 def test_batch_norm_is_refused_in_training_mode_only(check) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
-    with pytest.raises(EquidpError, match="'1' is a BatchNorm in training mode"):
+    with pytest.raises(EquidpError, match="'1' is a BatchNorm that takes the batch's statistics"):
         GradientEngine(model, cross_entropy)
     model[1].running_mean.normal_()
     engine = check(model.eval(), images())
     model.train()
-    with pytest.raises(EquidpError, match="'1' is a BatchNorm in training mode"):
+    with pytest.raises(EquidpError, match="'1' is a BatchNorm that takes the batch's statistics"):
         engine.norms(images(), torch.zeros(5, dtype=torch.int64))
 
 
@@ -509,6 +509,44 @@ def test_dropout_is_trained_and_the_probe_leaves_its_random_numbers_alone() -> N
     first = engine.norms(features, labels)
     torch.manual_seed(3)
     assert engine.norms(features, labels).equal(first)
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+class Averaging(nn.Module):
+    """A running mean that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9999 * self.mean + 1e-4 * x.detach().mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("layers", [[Centred(), nn.Dropout(0.1)], [nn.Softmax(0), nn.Dropout(0.1)], [Averaging()]])
+def test_dropout_does_not_hide_that_records_mix(layers) -> None:
+    torch.manual_seed(0)
+    engine = GradientEngine(nn.Sequential(nn.Linear(6, 8), *layers, nn.Linear(8, 3)), cross_entropy)
+    with pytest.raises(EquidpError, match="mixes records"):
+        engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
+
+
+def test_a_batch_norm_without_statistics_of_its_own_is_refused_even_frozen() -> None:
+    layer = nn.BatchNorm1d(8, affine=False, track_running_stats=False)
+    with pytest.raises(EquidpError, match="'1' is a BatchNorm that takes the batch's statistics"):
+        GradientEngine(nn.Sequential(nn.Linear(6, 8), layer, nn.Linear(8, 3)).eval(), cross_entropy)
+
+
+def test_a_first_batch_whose_gradients_cancel_is_no_reason_to_refuse_a_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 2, bias=False))
+    nn.init.zeros_(model[0].weight)
+    features = torch.rand(1, 4).expand(2, 4)  # at equal logits the gradients of the two labels sum to 0
+    assert GradientEngine(model, cross_entropy).norms(features, torch.tensor([0, 1])).isfinite().all()
 
 
 def test_a_first_batch_that_cannot_be_tried_leaves_the_trial_to_the_next() -> None:

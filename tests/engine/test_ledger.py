@@ -98,6 +98,11 @@ class TestEvents:
         assert fuse(0.8, float("inf")) == pytest.approx(0.8)
         assert fuse(2.0) == 2.0
 
+    @pytest.mark.parametrize("noise", [0.0, -1.0])
+    def test_a_release_without_noise_is_refused(self, noise: float) -> None:
+        with pytest.raises(EquidpError, match="Every release needs noise"):
+            fuse(1.0, noise)
+
     def test_charging_two_releases_as_two_samples_would_understate(self) -> None:
         joint = rdp_epsilon([Event(0.01, fuse(1.0, 1.0), 1000)], 1e-5)
         apart = rdp_epsilon([Event(0.01, 1.0, 1000), Event(0.01, 1.0, 1000)], 1e-5)

@@ -14,10 +14,16 @@ import pytest
 import torch
 from scipy import stats
 
+from equidp.algorithms import algorithm_settings
 from equidp.engine import secure
+from equidp.engine.ledger import Ledger
 from equidp.engine.noise import RandomSource, SeededRandom
+from equidp.engine.plan import Plan
+from equidp.engine.sampling import Population
 from equidp.engine.secure import GRID_BITS, SecureRandom, grid_step
+from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
+from equidp.records import Records, Schema
 
 SURE = 1e-6
 """Level of every test on fresh randomness: a run of the suite fails by chance about once in 10⁵."""
@@ -221,3 +227,21 @@ def test_uniforms_are_uniform(source: RandomSource) -> None:
     assert stats.kstest(sample.numpy(), "uniform").pvalue > SURE
     assert float(Scripted(2**64 - 1).uniform(1)) == 1 - 2**-53
     assert float(Scripted(2047).uniform(1)) == 0.0
+
+
+def test_a_checkpoint_of_a_secure_run_holds_no_state_that_foretells_dropout() -> None:
+    data = torch.randn(8, 4)
+    labels = torch.arange(8) % 2
+    schema = Schema("toy", "tabular", (4,), ("a", "b"), {"class": ("a", "b")})
+    for source, kept in ((SecureRandom("cpu"), set()), (SeededRandom(0, "cpu"), {"cpu"})):
+        trainer = Trainer(
+            model=torch.nn.Linear(4, 2),
+            loss=lambda outputs, of: torch.nn.functional.cross_entropy(outputs, of, reduction="none"),
+            algorithm=algorithm_settings("dpsgd").build(),
+            plan=Plan(8, 4, 1, 2, 1e-5, 1.0),
+            population=Population(Records(data, labels, {"class": labels}, schema), labels),
+            random=source,
+            ledger=Ledger(),
+            learning_rate=1.0,
+        )
+        assert trainer.state_dict()["global_random"].keys() == kept

@@ -68,6 +68,20 @@ class TestDevice:
             choose_device(name)
 
 
+class TestBuilding:
+    """What is seen before the first step."""
+
+    def test_a_bound_that_vanishes_in_float32_is_refused_as_the_noise_would_vanish_with_it(self) -> None:
+        with pytest.raises(EquidpError, match="bounded by 0 in float32"):
+            trainer(records(), clip_norm=1e-46)
+
+    def test_a_batch_norm_that_was_frozen_stays_so(self) -> None:
+        frozen = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Linear(3, 2))
+        trainer(records(), model=frozen).train(progress=False)
+        assert frozen[1].running_mean.eq(0).all()
+        assert frozen[0].training
+
+
 class TestStep:
     """One step, recomputed by hand."""
 

@@ -79,6 +79,12 @@ def test_units_stay_whole() -> None:
     assert len(set.union(*units)) == 80
 
 
+def test_a_providers_split_that_divides_a_unit_is_refused() -> None:
+    with pytest.raises(EquidpError, match="1 units with records in both its training and its test part"):
+        split(make(unit_size=7, part=True), seed=0, split_by="unit")
+    assert len(split(make(unit_size=5, part=True), seed=0, split_by="unit").test) == 100
+
+
 def test_split_by_unit_needs_units() -> None:
     with pytest.raises(EquidpError, match=r"data\.split_by=unit: dataset 'zoo' has no units; use split_by=record"):
         split(make(), seed=0, split_by="unit")

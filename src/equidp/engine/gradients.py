@@ -28,7 +28,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 Precision = Literal["float32", "bf16"]
 Iterate = tuple[Tensor | None, float]
 
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class GradientEngine:
@@ -55,7 +55,7 @@ class GradientEngine:
             raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
         _refuse_mixing(model)
         self.sites = sites(model)
-        self._batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, _BATCH_NORMS)]
+        self._batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
         self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
         if self.device.type != "cpu" or any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
             self._convolutions = []  # torch's GroupNorm is up to ten times slower on channels-last images
@@ -279,7 +279,7 @@ class GradientEngine:
 
     def _refuse_training_batch_norm(self) -> None:
         for name, layer in self._batch_norms:
-            if layer.training:
+            if _mixes(layer):
                 raise EquidpError(_batch_norm_message(name))
 
 
@@ -373,8 +373,8 @@ def _snapshot(site: Site) -> dict[str, Tensor]:
 def _refuse_mixing(model: nn.Module) -> None:
     """Refuse, by name, every layer in which one record can reach another's output."""
     for name, layer in model.named_modules():
-        if isinstance(layer, _BATCH_NORMS):
-            if layer.training:
+        if isinstance(layer, BATCH_NORMS):
+            if _mixes(layer):
                 raise EquidpError(_batch_norm_message(name))
             continue
         if isinstance(layer, nn.Embedding) and (layer.scale_grad_by_freq or layer.max_norm is not None):
@@ -402,8 +402,13 @@ def _opacus_objections(layer: nn.Module) -> Sequence[Exception]:
     return validate(layer) if validate else []
 
 
+def _mixes(layer: nn.Module) -> bool:
+    """Whether a BatchNorm takes the batch's own statistics: in training, and always where it keeps no others."""
+    return layer.training or layer.running_mean is None
+
+
 def _batch_norm_message(name: str) -> str:
     return (
-        f"Layer {name!r} is a BatchNorm in training mode, which mixes records; use GroupNorm, or freeze it with "
-        "eval() before training."
+        f"Layer {name!r} is a BatchNorm that takes the batch's statistics, which mixes records; use GroupNorm, or "
+        "freeze it, with the running statistics it has, by eval() before training."
     )

@@ -210,7 +210,8 @@ def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
 
         return torch.func.vjp(forward, dict(call.parameters))[1](backprop)[0]
 
-    return torch.func.vmap(one, randomness="error")(call.backprop, *call.inputs)
+    inputs = [_exact(x) if x.is_floating_point() else x for x in call.inputs]  # as the parameters are
+    return torch.func.vmap(one, randomness="error")(_exact(call.backprop), *inputs)
 
 
 RULES: dict[type[nn.Module], Rule] = {

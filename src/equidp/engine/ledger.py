@@ -107,6 +107,8 @@ def fuse(*noise_multipliers: float) -> float:
     root of the sum of squares (equal to it when one record can move all of them fully); Poisson sampling preserves
     domination. An infinite multiplier contributes nothing.
     """
+    if not all(s > 0 for s in noise_multipliers):
+        raise EquidpError(f"Every release needs noise: a noise multiplier is {min(noise_multipliers):g}; raise it.")
     return sum(s**-2 for s in noise_multipliers) ** -0.5
 
 

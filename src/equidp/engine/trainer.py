@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from equidp.engine.algorithm import Algorithm, Outcome, Published
-from equidp.engine.gradients import GradientEngine, all_finite
+from equidp.engine.gradients import BATCH_NORMS, GradientEngine, all_finite
 from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Draw, per_record, scheduled, sensitivity, tensors
@@ -151,12 +152,14 @@ class Trainer:
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
         self.engine = GradientEngine(model, loss, precision=precision)
+        self._frozen = [layer for layer in model.modules() if isinstance(layer, BATCH_NORMS)]  # those that passed it
         self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
         # without what torch wraps around it for its profiler: more work than a small model's whole update
         self._update = torch.no_grad()(inspect.unwrap(type(self.optimizer).step))
         self.physical_batch_size = physical_batch_size
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
+        _refuse_vanishing(algorithm, self.segments)
         self.steps_done, self.epochs_begun = 0, 0
         self.shown: dict[str, Tensor] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
@@ -232,6 +235,8 @@ class Trainer:
         self, epoch: int, segments: list[Segment], on_step: Callable[[], None] | None = None
     ) -> dict[str, float]:
         self.model.train()
+        for layer in self._frozen:
+            layer.eval()
         self.begin_epoch(epoch)
         for segment in segments:
             if self.finished:
@@ -489,7 +494,8 @@ class Trainer:
                 "public": self.public,
                 "shown": self.shown,
                 "random": self.random.state_dict(),
-                "global_random": _global_random(self.population.device),
+                # secure runs draw what dropout needs anew: a saved generator would foretell it
+                "global_random": _global_random(self.population.device) if self.random.repeatable else {},
                 "sampling": self.sampling.state_dict(),
                 "contributing": self.contributing.state_dict(),
                 "updating": self.updating.state_dict(),
@@ -511,6 +517,20 @@ class Trainer:
             getattr(self, name).load_state_dict(state[name])
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**state["diagnostics"])
+
+
+def _refuse_vanishing(algorithm: Algorithm, segments: Sequence[Segment]) -> None:
+    """A bound that float32 takes for 0 would scale the noise away."""
+    rule, public = algorithm.weights, tensors(algorithm.initial, "cpu")
+    if rule is None or not rule.reads <= public.keys():
+        return
+    for segment in (min(segments, key=lambda s: s.clip), max(segments, key=lambda s: s.clip)):
+        bound = float(sensitivity(rule, scheduled(public, segment)))
+        if not 0 < bound < math.inf:
+            raise EquidpError(
+                f"{algorithm.name}: in some step a record's influence would be bounded by {bound:g} in float32, and so "
+                "would be the noise; choose clip norms and decays that stay within 1e-37 and 1e37."
+            )
 
 
 def _joined(chunks: list[Tensor]) -> Tensor:

@@ -44,12 +44,14 @@ def split(
             back in its place: for choosing settings.
 
     Raises:
-        EquidpError: a part would be empty, or `keep` asks for what does not exist.
+        EquidpError: a part would be empty, `keep` asks for what does not exist, or the provider's split divides a unit
+            that is to be kept whole.
     """
     _check_fractions(public_fraction, test_fraction)
     units = _units(records, split_by)
     if records.part is not None:
         held_out = records.part == TEST_PART
+        _refuse_divided(units, held_out)
     else:
         held_out = _drawn(units, strata(records), test_fraction, _generator(seed, "test"))
     train_index, test_index = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
@@ -119,6 +121,16 @@ def _units(records: Records, split_by: str) -> Tensor:
     if records.unit is None:
         raise EquidpError(f"data.split_by=unit: dataset {records.schema.name!r} has no units; use split_by=record.")
     return records.unit
+
+
+def _refuse_divided(units: Tensor, held_out: Tensor) -> None:
+    """Test metrics are exact: a protected unit with a record in the test part would be in them."""
+    both = units[held_out][torch.isin(units[held_out], units[~held_out])].unique()
+    if len(both):
+        raise EquidpError(
+            f"data.split_by=unit: the dataset's own split has {len(both)} units with records in both its training and "
+            "its test part; give a split that keeps each unit whole, or leave the part out to have one drawn."
+        )
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
