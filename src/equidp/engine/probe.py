@@ -62,7 +62,7 @@ def probe(engine: GradientEngine, features: Tensor, labels: Tensor) -> bool:
 
 def _others_changed(features: Tensor, kept: int) -> Tensor:
     """The batch with all records but one far from what they were; ids of words stay among those seen."""
-    far = 1 - 1e3 * features if features.is_floating_point() else features.max() - features
+    far = 1 - 1e6 * features if features.is_floating_point() else features.max() - features
     far[kept] = features[kept]
     return far
 
