@@ -71,6 +71,32 @@ def test_wrong_names_and_values_are_refused():
         list(grid_from({"datasets": ["digits"]}).points())
 
 
+@pytest.mark.parametrize(
+    ("params", "key"),
+    [
+        ({"seed": 3}, "seeds"),
+        ({"seed": [1, 2]}, "seeds"),
+        ({"dataset": "adult"}, "datasets"),
+        ({"privacy.epsilon": 8}, "epsilons"),
+        ({"privacy.epsilon": [None, 8]}, "epsilons"),
+        ({"privacy.epsilon": None}, "epsilons"),  # `two` has some
+        ({"algorithm": "naive"}, "algorithms"),
+    ],
+)
+def test_a_setting_that_has_a_key_of_its_own_is_refused_among_the_params(params, key):
+    """An axis would take its place without a word."""
+    with pytest.raises(EquidpError, match=f"give --{key}, or {key} in a file"):
+        choose_grid(GRIDS, "two", {"params": params})
+    with pytest.raises(EquidpError, match=f"give --{key}"):
+        list(grid_from({"algorithms": "dpsgd", "epsilons": 3, "grids": [{"params": params}]}).points())
+
+
+def test_no_target_epsilon_is_a_param():
+    points = list(grid_from({"algorithms": "dpsgd", "params": {"privacy.epsilon": None}}).points())
+
+    assert points == [("dpsgd", {"privacy.epsilon": None, "seed": 0})]
+
+
 def test_params_are_written_as_kedro_reads_them():
     settings = {"privacy.epsilon": None, "privacy.secure": True, "data.groups": ["sex", "race"], "seed": 3, "x.y": 1e-5}
 

@@ -27,6 +27,9 @@ from equidp.errors import EquidpError, unknown_name
 
 Values = tuple[str | int | float, ...]
 
+KEYS = {"algorithm": "algorithms", "dataset": "datasets", "privacy.epsilon": "epsilons", "seed": "seeds"}
+"""Settings that have a key of their own, and are not to be given twice."""
+
 LISTS = "A list has no place there: name it as an axis of a grid, or put it into a preset, in conf/local."
 
 
@@ -104,11 +107,24 @@ def grid_from(settings: Mapping[str, Any]) -> Grid:
         if key not in Grid.model_fields:
             raise unknown_name("key of a sweep", key, Grid.model_fields)
     try:
-        return Grid.model_validate(settings)
+        grid = Grid.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise EquidpError(f"Sweep setting {where}={first['input']!r}: {first['msg']}.") from error
+    for name, value in grid.params.items():
+        _refuse_param(name, value, grid)
+    return grid
+
+
+def _refuse_param(name: str, value: Any, grid: Grid) -> None:
+    """What would be dropped in silence, as an axis stands in its place."""
+    if name == "privacy.epsilon" and value is None and not grid.epsilons:  # no target: the noise is given
+        return
+    if name in KEYS:
+        raise EquidpError(
+            f"{name}={_text(name, value)} is no setting for params: give --{KEYS[name]}, or {KEYS[name]} in a file."
+        )
 
 
 def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, Any]) -> Grid:
