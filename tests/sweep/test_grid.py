@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from equidp.errors import EquidpError
 from equidp.sweep.grid import choose_grid, grid_from, nested, params_text
@@ -95,6 +96,25 @@ def test_no_target_epsilon_is_a_param():
     points = list(grid_from({"algorithms": "dpsgd", "params": {"privacy.epsilon": None}}).points())
 
     assert points == [("dpsgd", {"privacy.epsilon": None, "seed": 0})]
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("x:", "Sweep 'x': give keys such as algorithms and seeds, not None."),
+        ("x: [a]", "Sweep 'x': give keys"),
+        ("x: {grids: [null]}", "Part 1 of sweep 'x': give keys"),
+        ("x: {grids: [{grids: [{}, b]}]}", "Part 2 of part 1 of sweep 'x': give keys"),
+        ("x: {grids: {a: 1}}", "Grids of sweep 'x': give a list of parts, not {'a': 1}."),
+        ("x: {params: [a]}", "Params of sweep 'x': give settings"),
+        ("x: {grids: [{params: }]}", "Params of part 1 of sweep 'x': give settings"),
+    ],
+)
+def test_a_sweep_of_another_shape_is_refused_by_its_name(written, words):
+    with pytest.raises(EquidpError) as error:
+        choose_grid(yaml.safe_load(written), "x", {})
+
+    assert error.value.message.startswith(words)
 
 
 def test_params_are_written_as_kedro_reads_them():

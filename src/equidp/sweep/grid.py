@@ -131,21 +131,28 @@ def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, 
     """The named grid with what was given on the command line in place of its own.
 
     Raises:
-        EquidpError: for a name that is not in the configuration.
+        EquidpError: for a name that is not in the configuration, or where something else than keys stands below it.
     """
     if name is not None and name not in grids:
         raise unknown_name("sweep", name, grids)
-    base = dict(grids[name]) if name is not None else {}
     axes = {key: value for key, value in given.items() if key != "params" and value is not None}
-    params = given.get("params") or {}
-    # what the command line says holds for every part of the sweep
-    base["grids"] = [_over(part, axes, params) for part in base.get("grids", ())]
-    return grid_from(_over(base, axes, params))
+    base = {} if name is None else grids[name]
+    return grid_from(_over(base, axes, given.get("params") or {}, f"sweep {name!r}"))
 
 
-def _over(part: Mapping[str, Any], axes: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    inner = [_over(below, axes, params) for below in part.get("grids", ())]
-    return {**part, **axes, "params": {**part.get("params", {}), **params}, "grids": inner}
+def _over(part: Any, axes: Mapping[str, Any], params: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A part of a sweep, and the parts below it: what the command line says holds for all of them."""
+    part = _of_kind(Mapping, part, where, "keys such as algorithms and seeds")
+    own = _of_kind(Mapping, part.get("params", {}), f"params of {where}", "settings by their dotted names")
+    below = _of_kind(list, part.get("grids", []), f"grids of {where}", "a list of parts")
+    inner = [_over(one, axes, params, f"part {i + 1} of {where}") for i, one in enumerate(below)]
+    return {**part, **axes, "params": {**own, **params}, "grids": inner}
+
+
+def _of_kind(kind: type, value: Any, where: str, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise EquidpError(f"{where[0].upper()}{where[1:]}: give {what}, not {value!r}.")
+    return value
 
 
 def params_text(settings: Mapping[str, Any]) -> str:
