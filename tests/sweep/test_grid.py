@@ -41,6 +41,29 @@ def test_seeds_are_a_number_of_seeds_or_a_list(given, seeds):
     assert grid_from({"algorithms": ["dpsgd"]} | ({} if given is None else {"seeds": given})).seeds == seeds
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("seeds", "0", "Sweep setting seeds='0': give how many seeds, from 1 up"),
+        ("seeds", " ", "Sweep setting seeds=' ': give at least one value"),
+        ("seeds", 0, "seeds=0: give how many seeds"),
+        ("seeds", -1, "seeds=-1: give how many seeds"),
+        ("seeds", True, "seeds=True: give how many seeds"),
+        ("seeds", [True], "seeds=[True]: give how many seeds"),
+        ("seeds", None, "seeds=None: give at least one value"),
+        ("datasets", "", "datasets='': give at least one value"),
+        ("epsilons", [], "epsilons=[]: give at least one value"),
+        ("params", {"training.epochs": []}, "training.epochs=[]: give at least one value"),
+    ],
+)
+def test_an_axis_without_values_is_refused(key, value, words):
+    """A default would take its place without a word."""
+    with pytest.raises(EquidpError) as error:
+        choose_grid({"x": {"algorithms": "dpsgd", key: value}}, "x", {})
+
+    assert words in error.value.message
+
+
 def test_parts_inherit_what_stands_above_and_their_union_is_run():
     points = list(choose_grid(GRIDS, "two", {}).points())
 

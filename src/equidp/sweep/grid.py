@@ -36,15 +36,20 @@ LISTS = "A list has no place there: name it as an axis of a grid, or put it into
 def as_list(value: Any) -> Any:
     """`a,b` or a single value as a list."""
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value if value is None or isinstance(value, (list, tuple)) else [value]
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if value is None or value in ([], ()):
+        raise ValueError("give at least one value, or leave it out")
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def as_seeds(value: Any) -> Any:
     """`5` are the seeds 0 to 4; `3,7` or `[3, 7]` are those two."""
     if isinstance(value, str) and value.strip().isdigit():
         value = int(value)
-    return list(range(value)) if isinstance(value, int) else as_list(value)
+    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else as_list(value)
+    if not seeds or any(isinstance(seed, bool) for seed in seeds):
+        raise ValueError("give how many seeds, from 1 up, or a list of seeds")
+    return seeds
 
 
 class Grid(BaseModel):
@@ -71,7 +76,7 @@ class Grid(BaseModel):
         """The plain grids that this one is the union of."""
         if not self.grids:
             yield self
-        above = self.model_dump(exclude={"grids"})
+        above = self.model_dump(exclude={"grids"}, exclude_unset=True)
         for part in self.grids:
             merged = {**above, **part, "params": {**self.params, **part.get("params", {})}}
             yield from grid_from(merged).parts()
@@ -111,14 +116,17 @@ def grid_from(settings: Mapping[str, Any]) -> Grid:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise EquidpError(f"Sweep setting {where}={first['input']!r}: {first['msg']}.") from error
+        reason = first["msg"].removeprefix("Value error, ")
+        raise EquidpError(f"Sweep setting {where}={first['input']!r}: {reason}.") from error
     for name, value in grid.params.items():
         _refuse_param(name, value, grid)
     return grid
 
 
 def _refuse_param(name: str, value: Any, grid: Grid) -> None:
-    """What would be dropped in silence, as an axis stands in its place."""
+    """What would be dropped in silence: an axis stands in its place, or it is an axis without values."""
+    if isinstance(value, (list, tuple)) and not value:
+        raise EquidpError(f"Sweep setting {name}=[]: give at least one value, or leave it out.")
     if name == "privacy.epsilon" and value is None and not grid.epsilons:  # no target: the noise is given
         return
     if name in KEYS:
