@@ -98,6 +98,7 @@ def test_a_rerun_is_compared_to_the_last_digit() -> None:
     assert again.compared(first, {**first, "test/accuracy": 0.5 + 1e-15}) == [
         "test/accuracy: 0.5 and 0.500000000000001"
     ]
+    assert again.compared({**first, "test/accuracy@10": 0.4}, first) == []  # a record's; a run has its last figures
     assert len(again.compared(first, {"gap/sex": math.nan})) == 1
     assert len(again.compared({"test/accuracy": 0.5}, {**first, "epsilon": 1.0})) == 1
 

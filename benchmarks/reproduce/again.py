@@ -84,8 +84,11 @@ def raw_folder() -> str:
 
 
 def compared(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:
-    """A line for every metric that differs or is missing on one side; durations are no results."""
-    names = sorted(name for name in {*first, *second} if "seconds" not in name)
+    """A line for every metric that differs or is missing on one side; durations are no results.
+
+    Nor are a record's figures after some epochs (`name@epoch`) compared: a run's own metrics are its last ones.
+    """
+    names = sorted(name for name in {*first, *second} if "seconds" not in name and "@" not in name)
     pairs = [(name, first.get(name, math.nan), second.get(name, math.nan)) for name in names]
     return [f"{name}: {a!r} and {b!r}" for name, a, b in pairs if a != b and not (math.isnan(a) and math.isnan(b))]
 

@@ -18,7 +18,7 @@ def cli() -> None:
 @click.option("--datasets", help="Names, separated by commas; by default the project's dataset.")
 @click.option("--epsilons", help="Target ε's, separated by commas; by default each dataset's preset decides.")
 @click.option("--seeds", help="How many seeds (5 means 0 to 4), or which: 3,7.")
-@click.option("--params", default="", help="Any other setting, for all cells: training.epochs=5,seed=3.")
+@click.option("--params", default="", help="Any other setting, for all cells: training.epochs=5,privacy.delta=1e-5.")
 @click.option("--workers", type=click.IntRange(min=1), help="Cells at once on this machine; by default one per core.")
 @click.option("--scheduler", help="Address of a Dask cluster, tcp://…; by default this machine.")
 @click.option(

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
 
-from equidp.sweep.command import flat, time_left
+from equidp.sweep.command import flat, time_left, unnamed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +67,18 @@ def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):
     assert second.returncode == 0, second.stderr[-2000:]
     assert "Finished before: 1 of 1." in second.stdout
     assert finished_labels(project) == labels
-    assert (project / "data" / "08_reporting" / "sweeps" / "sweep" / "digits.html").is_file()
+    # a folder of its own, named on the terminal
+    reports = project / "data" / "08_reporting" / "sweeps"
+    (folder,) = [path for path in reports.iterdir() if path.name != "both"]
+    assert second.stdout.startswith(f"{folder.name}: 1 cell, dpsgd on digits")
+    assert (folder / "digits.html").is_file()
+
+
+def test_a_sweep_without_a_name_is_named_after_its_cells():
+    one, two = SimpleNamespace(key="cell-a"), SimpleNamespace(key="cell-b")
+
+    assert unnamed([one, two]) == unnamed([two, one])
+    assert len({unnamed([one]), unnamed([two]), unnamed([one, two])}) == 3
 
 
 @pytest.mark.parametrize(

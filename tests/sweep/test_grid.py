@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from equidp.errors import EquidpError
 from equidp.sweep.grid import choose_grid, grid_from, nested, params_text
@@ -40,6 +41,29 @@ def test_seeds_are_a_number_of_seeds_or_a_list(given, seeds):
     assert grid_from({"algorithms": ["dpsgd"]} | ({} if given is None else {"seeds": given})).seeds == seeds
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("seeds", "0", "Sweep setting seeds='0': give how many seeds, from 1 up"),
+        ("seeds", " ", "Sweep setting seeds=' ': give at least one value"),
+        ("seeds", 0, "seeds=0: give how many seeds"),
+        ("seeds", -1, "seeds=-1: give how many seeds"),
+        ("seeds", True, "seeds=True: give how many seeds"),
+        ("seeds", [True], "seeds=[True]: give how many seeds"),
+        ("seeds", None, "seeds=None: give at least one value"),
+        ("datasets", "", "datasets='': give at least one value"),
+        ("epsilons", [], "epsilons=[]: give at least one value"),
+        ("params", {"training.epochs": []}, "training.epochs=[]: give at least one value"),
+    ],
+)
+def test_an_axis_without_values_is_refused(key, value, words):
+    """A default would take its place without a word."""
+    with pytest.raises(EquidpError) as error:
+        choose_grid({"x": {"algorithms": "dpsgd", key: value}}, "x", {})
+
+    assert words in error.value.message
+
+
 def test_parts_inherit_what_stands_above_and_their_union_is_run():
     points = list(choose_grid(GRIDS, "two", {}).points())
 
@@ -69,6 +93,51 @@ def test_wrong_names_and_values_are_refused():
         grid_from({"algorithms": ["dpsgd"], "epsilons": "1,x"})
     with pytest.raises(EquidpError, match="names no algorithm"):
         list(grid_from({"datasets": ["digits"]}).points())
+
+
+@pytest.mark.parametrize(
+    ("params", "key"),
+    [
+        ({"seed": 3}, "seeds"),
+        ({"seed": [1, 2]}, "seeds"),
+        ({"dataset": "adult"}, "datasets"),
+        ({"privacy.epsilon": 8}, "epsilons"),
+        ({"privacy.epsilon": [None, 8]}, "epsilons"),
+        ({"privacy.epsilon": None}, "epsilons"),  # `two` has some
+        ({"algorithm": "naive"}, "algorithms"),
+    ],
+)
+def test_a_setting_that_has_a_key_of_its_own_is_refused_among_the_params(params, key):
+    """An axis would take its place without a word."""
+    with pytest.raises(EquidpError, match=f"give --{key}, or {key} in a file"):
+        choose_grid(GRIDS, "two", {"params": params})
+    with pytest.raises(EquidpError, match=f"give --{key}"):
+        list(grid_from({"algorithms": "dpsgd", "epsilons": 3, "grids": [{"params": params}]}).points())
+
+
+def test_no_target_epsilon_is_a_param():
+    points = list(grid_from({"algorithms": "dpsgd", "params": {"privacy.epsilon": None}}).points())
+
+    assert points == [("dpsgd", {"privacy.epsilon": None, "seed": 0})]
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("x:", "Sweep 'x': give keys such as algorithms and seeds, not None."),
+        ("x: [a]", "Sweep 'x': give keys"),
+        ("x: {grids: [null]}", "Part 1 of sweep 'x': give keys"),
+        ("x: {grids: [{grids: [{}, b]}]}", "Part 2 of part 1 of sweep 'x': give keys"),
+        ("x: {grids: {a: 1}}", "Grids of sweep 'x': give a list of parts, not {'a': 1}."),
+        ("x: {params: [a]}", "Params of sweep 'x': give settings"),
+        ("x: {grids: [{params: }]}", "Params of part 1 of sweep 'x': give settings"),
+    ],
+)
+def test_a_sweep_of_another_shape_is_refused_by_its_name(written, words):
+    with pytest.raises(EquidpError) as error:
+        choose_grid(yaml.safe_load(written), "x", {})
+
+    assert error.value.message.startswith(words)
 
 
 def test_params_are_written_as_kedro_reads_them():

@@ -17,10 +17,9 @@ from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.errors import EquidpError
 from equidp.sweep.cell import Job, Outcome, finished, warm_up
 from equidp.sweep.grid import Grid, choose_grid, nested
-from equidp.sweep.project import Cell, Project
+from equidp.sweep.project import Cell, Project, digest
 from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
 
-UNNAMED = "sweep"
 REPORTS = Path("data") / "08_reporting" / "sweeps"
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -59,13 +58,14 @@ def run_command(
     given = {"algorithms": algorithms, "datasets": datasets, "epsilons": epsilons, "seeds": seeds}
     grid = choose_grid(grids, name, {**given, "params": flat(nested(params))})
     cells = project.cells(grid)
+    name = name or unnamed(cells)
     _announce(name, grid, cells, console)
     if dry_run:
         for cell in cells:
             console.print(cell.command, soft_wrap=True, highlight=False, markup=False)
         return None
     store, experiment = project.store()
-    one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name or UNNAMED)
+    one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name)
     jobs = {cell.key: one(cell, retries=retries, warm=scheduler is None) for cell in cells}
     todo = [cell for cell in cells if not finished(jobs[cell.key])]
     console.print(f"Finished before: {len(cells) - len(todo)} of {len(cells)}.", highlight=False)
@@ -75,7 +75,12 @@ def run_command(
 
     machines = Machines(scheduler, workers, gpus_per_cell, dashboard)
     outcomes = fan_out(project, machines, jobs, todo, console) if todo else []
-    return _conclude(project, name or UNNAMED, cells, jobs, outcomes, console)
+    return _conclude(project, name, cells, jobs, outcomes, console)
+
+
+def unnamed(cells: Sequence[Cell]) -> str:
+    """A name by the cells, for a sweep that was given none: another sweep's tables are not written over."""
+    return f"sweep-{digest({'cells': sorted(cell.key for cell in cells)})[:8]}"
 
 
 def _console() -> Console:
@@ -100,7 +105,7 @@ def _list(grids: Mapping[str, Any], console: Console) -> None:
                 console.print(f"    {word}: {escape(str(settings[word]))}", highlight=False)
 
 
-def _announce(name: str | None, grid: Grid, cells: Sequence[Cell], console: Console) -> None:
+def _announce(name: str, grid: Grid, cells: Sequence[Cell], console: Console) -> None:
     if grid.about:
         console.print(escape(grid.about), highlight=False)
     for word, text in (("takes", grid.takes), ("expect", grid.expect)):
@@ -110,8 +115,7 @@ def _announce(name: str | None, grid: Grid, cells: Sequence[Cell], console: Cons
     algorithms = ", ".join(dict.fromkeys(cell.algorithm for cell in cells))
     count, seeds = len(cells), len({cell.seed for cell in cells})
     console.print(
-        f"{name or UNNAMED}: {count} cell{'s' * (count != 1)}, {algorithms} on {datasets}, "
-        f"{seeds} seed{'s' * (seeds != 1)}.",
+        f"{name}: {count} cell{'s' * (count != 1)}, {algorithms} on {datasets}, {seeds} seed{'s' * (seeds != 1)}.",
         highlight=False,
         markup=False,
     )

@@ -27,21 +27,29 @@ from equidp.errors import EquidpError, unknown_name
 
 Values = tuple[str | int | float, ...]
 
+KEYS = {"algorithm": "algorithms", "dataset": "datasets", "privacy.epsilon": "epsilons", "seed": "seeds"}
+"""Settings that have a key of their own, and are not to be given twice."""
+
 LISTS = "A list has no place there: name it as an axis of a grid, or put it into a preset, in conf/local."
 
 
 def as_list(value: Any) -> Any:
     """`a,b` or a single value as a list."""
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value if value is None or isinstance(value, (list, tuple)) else [value]
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if value is None or value in ([], ()):
+        raise ValueError("give at least one value, or leave it out")
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def as_seeds(value: Any) -> Any:
     """`5` are the seeds 0 to 4; `3,7` or `[3, 7]` are those two."""
     if isinstance(value, str) and value.strip().isdigit():
         value = int(value)
-    return list(range(value)) if isinstance(value, int) else as_list(value)
+    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else as_list(value)
+    if not seeds or any(isinstance(seed, bool) for seed in seeds):
+        raise ValueError("give how many seeds, from 1 up, or a list of seeds")
+    return seeds
 
 
 class Grid(BaseModel):
@@ -68,7 +76,7 @@ class Grid(BaseModel):
         """The plain grids that this one is the union of."""
         if not self.grids:
             yield self
-        above = self.model_dump(exclude={"grids"})
+        above = self.model_dump(exclude={"grids"}, exclude_unset=True)
         for part in self.grids:
             merged = {**above, **part, "params": {**self.params, **part.get("params", {})}}
             yield from grid_from(merged).parts()
@@ -104,32 +112,55 @@ def grid_from(settings: Mapping[str, Any]) -> Grid:
         if key not in Grid.model_fields:
             raise unknown_name("key of a sweep", key, Grid.model_fields)
     try:
-        return Grid.model_validate(settings)
+        grid = Grid.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise EquidpError(f"Sweep setting {where}={first['input']!r}: {first['msg']}.") from error
+        reason = first["msg"].removeprefix("Value error, ")
+        raise EquidpError(f"Sweep setting {where}={first['input']!r}: {reason}.") from error
+    for name, value in grid.params.items():
+        _refuse_param(name, value, grid)
+    return grid
+
+
+def _refuse_param(name: str, value: Any, grid: Grid) -> None:
+    """What would be dropped in silence: an axis stands in its place, or it is an axis without values."""
+    if isinstance(value, (list, tuple)) and not value:
+        raise EquidpError(f"Sweep setting {name}=[]: give at least one value, or leave it out.")
+    if name == "privacy.epsilon" and value is None and not grid.epsilons:  # no target: the noise is given
+        return
+    if name in KEYS:
+        raise EquidpError(
+            f"{name}={_text(name, value)} is no setting for params: give --{KEYS[name]}, or {KEYS[name]} in a file."
+        )
 
 
 def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, Any]) -> Grid:
     """The named grid with what was given on the command line in place of its own.
 
     Raises:
-        EquidpError: for a name that is not in the configuration.
+        EquidpError: for a name that is not in the configuration, or where something else than keys stands below it.
     """
     if name is not None and name not in grids:
         raise unknown_name("sweep", name, grids)
-    base = dict(grids[name]) if name is not None else {}
     axes = {key: value for key, value in given.items() if key != "params" and value is not None}
-    params = given.get("params") or {}
-    # what the command line says holds for every part of the sweep
-    base["grids"] = [_over(part, axes, params) for part in base.get("grids", ())]
-    return grid_from(_over(base, axes, params))
+    base = {} if name is None else grids[name]
+    return grid_from(_over(base, axes, given.get("params") or {}, f"sweep {name!r}"))
 
 
-def _over(part: Mapping[str, Any], axes: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    inner = [_over(below, axes, params) for below in part.get("grids", ())]
-    return {**part, **axes, "params": {**part.get("params", {}), **params}, "grids": inner}
+def _over(part: Any, axes: Mapping[str, Any], params: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A part of a sweep, and the parts below it: what the command line says holds for all of them."""
+    part = _of_kind(Mapping, part, where, "keys such as algorithms and seeds")
+    own = _of_kind(Mapping, part.get("params", {}), f"params of {where}", "settings by their dotted names")
+    below = _of_kind(list, part.get("grids", []), f"grids of {where}", "a list of parts")
+    inner = [_over(one, axes, params, f"part {i + 1} of {where}") for i, one in enumerate(below)]
+    return {**part, **axes, "params": {**own, **params}, "grids": inner}
+
+
+def _of_kind(kind: type, value: Any, where: str, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise EquidpError(f"{where[0].upper()}{where[1:]}: give {what}, not {value!r}.")
+    return value
 
 
 def params_text(settings: Mapping[str, Any]) -> str:
