@@ -22,6 +22,12 @@ def test_seeds_are_one_row_and_the_newest_run_of_a_seed_stands_for_it() -> None:
     assert rows(run(3, "dpsgd", 0), run(2, "dpsgd", 1), run(1, "dpsgd", 0)) == {"dpsgd": ["3", "2"]}
 
 
+def test_an_interrupted_seed_that_went_on_is_still_a_seed() -> None:
+    first = run(2, "dpsgd", 0, resume="False", **{"training.checkpoint_every": "None"})
+    resumed = run(1, "dpsgd", 1, resume="True", **{"training.checkpoint_every": "1"})
+    assert rows(first, resumed) == {"dpsgd": ["2", "1"]}
+
+
 def test_secure_runs_are_each_their_own() -> None:
     runs = [run(number, "dpsgd", 0) for number in (2, 1)]
     for one in runs:

@@ -21,8 +21,8 @@ from equidp.reporting.page import html_report
 from equidp.reporting.tables import results_table
 from equidp.sweep.summary import means
 
-NOT_SETTINGS = ("seed", "resolved.")
-"""Parameters in which runs of one row may differ."""
+NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
+"""Parameters in which runs of one row may differ: no result depends on them, the seed's aside."""
 
 
 def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
