@@ -128,6 +128,13 @@ def test_a_validation_part_and_a_choice_among_trainings_are_announced(sample):
     assert text.count("This run was chosen from 3 trainings") == 1
 
 
+def test_the_test_part_counts_as_looked_at_where_only_some_rows_are_of_the_validation_part(sample):
+    documents = sample.documents | {"dpsgd": {**sample.documents["dpsgd"], "evaluated_on": "validation"}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "The test part was not looked at" not in text
+    assert "The figures of dpsgd are of the validation part" in text
+
+
 def test_costs_against_another_baseline_are_pointed_out(sample, page):
     assert "another baseline" not in page.text
     other = {**sample.documents["sgd"], "overall": {**sample.documents["sgd"]["overall"], "accuracy": 0.5}}

@@ -252,10 +252,16 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     found = [check(facts) for check in (research_mode, understated) for facts in privacy.values()]
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
-    if any("evaluated_on" in document for document in documents.values()):
+    validated = [name for name, document in documents.items() if "evaluated_on" in document]
+    if validated and len(validated) == len(documents):
         found.append(
             "These are figures of the validation part, held back from the training records: wherever this page says "
             "test, that is meant. The test part was not looked at."
+        )
+    elif validated:
+        found.append(
+            f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
+            "those of the others of the test part: do not compare the two."
         )
     if trials := max((facts.get("trials") or 1 for facts in privacy.values()), default=1) - 1:
         found.append(
