@@ -54,14 +54,14 @@ def document(a: float, b: float) -> dict:
 
 def finished_cell(folder: Path, seed: int, epsilon: float, a: float, b: float) -> Cell:
     """A cell with its files."""
-    place = folder / f"{seed}-{epsilon}"
+    place = folder / f"{seed}-{epsilon!r}"
     place.mkdir()
     outputs = {"metrics": place / "metrics.json", "privacy": place / "privacy.json"}
     outputs["metrics"].write_text(json.dumps(document(a, b)))
     outputs["privacy"].write_text(json.dumps({**STATEMENT, "epsilon": epsilon}))
     settings = {"dataset": "digits", "seed": seed, "privacy": {"epsilon": epsilon}}
     overrides = {"dataset": "digits", "seed": seed, "privacy.epsilon": epsilon}
-    return Cell("dpsgd", overrides, settings, f"cell-{seed}-{epsilon}", "b", "r", outputs, place, place)
+    return Cell("dpsgd", overrides, settings, place.name, "b", "r", outputs, place, place)
 
 
 @pytest.fixture
@@ -135,6 +135,28 @@ def test_a_setting_that_is_not_the_rows_own_is_not_told(cells):
     labels = [row.label for row in rows_of([*cells[:2], other])]
 
     assert labels == ["dpsgd ε=1", "dpsgd ε=3"]
+
+
+def test_settings_that_end_alike_have_their_full_names(cells):
+    changes = [{"training.learning_rate": 0.5}, {"sgd.options.learning_rate": 0.5}]
+    settings = {"training": {}, "sgd": {}, "privacy": {}}
+    different = [
+        replace(cells[i], key=str(i), overrides=change, settings={"dataset": "digits", "seed": 0, "i": i, **settings})
+        for i, change in enumerate(changes)
+    ]
+
+    labels = [row.label for row in rows_of(different)]
+
+    assert labels == ["dpsgd training.learning_rate=0.5", "dpsgd sgd.options.learning_rate=0.5"]
+
+
+def test_values_equal_to_six_digits_keep_a_row_each(cells, tmp_path):
+    rows = rows_of([cells[2], finished_cell(tmp_path, 0, 3.0000001, 0.1, 0.2)])
+
+    page = write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text()
+
+    assert [row.label for row in rows] == ["dpsgd ε=3", "dpsgd ε=3 #2"]
+    assert "dpsgd ε=3 #2" in page
 
 
 def test_means_have_the_shape_of_one_run():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from rich import box
@@ -15,12 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.errors import EquidpError
-from equidp.evaluation.metrics import worst_group
+from equidp.evaluation.metrics import numbered, worst_group
 from equidp.evaluation.seeds import over_seeds
 from equidp.files import replacing
 from equidp.reporting.page import html_report
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.sweep.project import Cell, by_seed, differing
+
+Key = TypeVar("Key", bound=Hashable)
 
 WIDTH = 100
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
@@ -46,14 +49,36 @@ class Row:
 
 def rows_of(cells: Sequence[Cell]) -> list[Row]:
     """One row per combination of settings; `cells` are the finished ones."""
-    told = differing(cells)
-    return [_row(group, told[group[0].key]) for group in by_seed(cells)]
+    groups, told = by_seed(cells), differing(cells)
+    rows: dict[str, dict[str, tuple[str, dict[str, Any]]]] = defaultdict(dict)
+    for first, *_ in groups:
+        own = {k: v for k, v in told[first.key].items() if "." not in k or _concerns(k, first)}
+        rows[first.dataset][first.key] = first.algorithm, own
+    labels = {key: label for mine in rows.values() for key, label in row_labels(mine).items()}
+    return [_row(group, labels[group[0].key]) for group in groups]
 
 
-def _row(cells: Sequence[Cell], told: Mapping[str, Any]) -> Row:
+def row_labels(rows: Mapping[Key, tuple[str, Mapping[str, Any]]]) -> dict[Key, str]:
+    """A label of its own for every row: its algorithm and its settings.
+
+    A setting is called by the last part of its name, and by all of it where another one of the algorithm ends alike.
+    Rows that are called the same nevertheless (values are told to six digits) are numbered.
+    """
+    lasts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for algorithm, settings in rows.values():
+        for name in settings:
+            lasts[algorithm][_short(name)].add(name)
+
+    def label(key: Key) -> str:
+        algorithm, settings = rows[key]
+        names = {name: name if len(lasts[algorithm][_short(name)]) > 1 else _short(name) for name in settings}
+        return " ".join([algorithm, *(f"{names[name]}={_plain(value)}" for name, value in settings.items())])
+
+    return numbered(rows, label, " #")
+
+
+def _row(cells: Sequence[Cell], label: str) -> Row:
     first = cells[0]
-    own = {k: v for k, v in told.items() if "." not in k or _concerns(k, first)}
-    label = " ".join([first.algorithm, *(f"{_short(name)}={_plain(value)}" for name, value in own.items())])
     metrics = {cell.seed: _json(cell.outputs["metrics"]) for cell in cells}
     return Row(
         first.dataset,
