@@ -54,7 +54,13 @@ def test_another_algorithms_options_tell_nothing() -> None:
     assert list(rows(run(1, "dpsgd", 0, **mine), run(2, "psac", 0, **other))) == ["dpsgd", "psac"]
 
 
-def test_rows_of_one_name_are_numbered() -> None:
-    """Settings whose last part is the same."""
+def test_settings_that_end_alike_have_their_full_names() -> None:
     found = rows(run(1, "dpsgd", 0, **{"a.x": "1"}), run(2, "dpsgd", 0, **{"b.x": "1"}))
-    assert found == {"dpsgd x=1": ["1"], "dpsgd x=1 #2": ["2"]}
+    assert found == {"dpsgd a.x=1": ["1"], "dpsgd b.x=1": ["2"]}
+
+
+def test_a_setting_that_is_not_given_is_not_told() -> None:
+    """A run of one algorithm logs the baseline's options, one of several does not."""
+    own, rate = {"sgd.options.learning_rate": "None"}, {"training.learning_rate": "0.5"}
+    found = rows(run(1, "dpsgd", 0, **own), run(2, "dpsgd", 0, **own, **rate), run(3, "dpsgd", 0))
+    assert found == {"dpsgd": ["3"], "dpsgd #2": ["1"], "dpsgd learning_rate=0.5": ["2"]}

@@ -14,12 +14,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from equidp.errors import EquidpError, unknown_name
-from equidp.evaluation.metrics import numbered
 from equidp.evaluation.seeds import over_seeds
 from equidp.parameters import ReportSettings
 from equidp.reporting.page import html_report
 from equidp.reporting.tables import results_table
-from equidp.sweep.summary import means
+from equidp.sweep.summary import means, row_labels
 
 NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
 """Parameters in which runs of one row may differ: no result depends on them, the seed's aside."""
@@ -75,8 +74,13 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
         own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
         rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[2:])) for key in rows])
-    labels = numbered(sorted(rows), lambda key: _label(key[0], dict(key[2:]), differing), " #")
+    labels = row_labels({key: (key[0], _told(dict(key[2:]), differing)) for key in sorted(rows)})
     return {label: list(rows[key].values()) for key, label in labels.items()}
+
+
+def _told(settings: Mapping[str, str], differing: Sequence[str]) -> dict[str, str]:
+    """The settings that a label tells; "None" is as good as not given."""
+    return {name: settings[name] for name in differing if settings.get(name, "None") != "None"}
 
 
 def _differing(rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
@@ -89,11 +93,6 @@ def _differing(rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
         if len(given) > 1 or any(algorithm in having and name not in settings for algorithm, settings in rows):
             found.append(name)
     return found
-
-
-def _label(algorithm: str, settings: Mapping[str, str], differing: Sequence[str]) -> str:
-    told = [f"{name.rpartition('.')[2]}={settings[name]}" for name in differing if name in settings]
-    return " ".join([algorithm, *told])
 
 
 def _artifacts(client: MlflowClient, run: Run, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
