@@ -98,6 +98,7 @@ def test_the_page_has_every_section_and_figure(page, sample):
     assert len(page.charts()) == len(titles)
     assert f"{sample.documents['dpsgd']['overall']['accuracy']:.4f}" in page.text
     assert "0123abc" in page.text
+    assert "seed's worst" not in page.text
     assert "data.keep.8" in page.text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,11 @@ def test_a_table_and_a_page_per_dataset_are_written(cells, tmp_path):
     page = written[1].read_text()
     assert "dpsgd ε=1" in page
     assert "means over 1 or 2 seeds" in page
+    assert "mean of each seed's worst" in page
+    head, *lines = re.findall(r"<tr>(.*?)</tr>", page, flags=re.S)
+    assert re.findall(r">([^<>\s][^<>]*)</", head)[:2] == ["algorithm", "seeds"]
+    counts = [re.findall(r">([^<>]*)</td>", line)[:2] for line in lines[:3]]
+    assert counts == [["sgd", "2"], ["dpsgd ε=1", "2"], ["dpsgd ε=3", "1"]]
 
 
 def test_a_page_shows_no_common_baseline_where_there_is_none(cells, tmp_path):

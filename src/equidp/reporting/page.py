@@ -82,7 +82,8 @@ def html_report(
 
     Args:
         title: heading, and the browser's title.
-        documents: `metrics.json` by algorithm: one with its baseline, or several to compare.
+        documents: `metrics.json` by algorithm: one with its baseline, or several to compare. Means over seeds in that
+            shape have their number as `seeds`.
         privacy: `privacy.json` by algorithm; algorithms without one are taken as not private.
         histories: `history.parquet` by algorithm.
         settings: resolved settings, nested or flat.
@@ -101,6 +102,7 @@ def html_report(
         cards=_cards(documents, privacy),
         overview=_grid(tables.results_table(documents, privacy).reset_index()),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
+        several=any(document.get("seeds", 1) > 1 for document in documents.values()),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
         disparity=_grid(disparity) if len(disparity) else None,
         statements={name: privacy_sections(_facts(name, privacy)) for name in documents},

@@ -207,8 +207,8 @@ def write_summary(rows: Sequence[Row], table: pd.DataFrame, folder: Path, title:
 
 
 def _page(rows: Sequence[Row], title: str) -> str:
-    documents = {row.label: means(over_seeds(row.metrics)) for row in rows}
-    baselines = {json.dumps(document.get("baseline"), sort_keys=True) for document in documents.values()}
+    documents = {row.label: averaged(row.metrics) for row in rows}
+    baselines = {json.dumps(document.get("baseline", {}).get("overall")) for document in documents.values()}
     if len(baselines - {"null"}) > 1:
         # several baselines: each row's cost is against its own, and none of them stands for all
         documents = {
@@ -225,6 +225,14 @@ def _page(rows: Sequence[Row], title: str) -> str:
         {"runs": sum(len(row.metrics) for row in rows)},
         pd.DataFrame(columns=["grouping", "group"]),
     )
+
+
+def averaged(documents: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The means over seeds in the shape of one run's document, and their number as `seeds`, the baseline's too."""
+    page = means(over_seeds(documents)) | {"seeds": len(documents)}
+    if "baseline" in page:
+        page["baseline"]["seeds"] = sum("baseline" in document for document in documents.values())
+    return page
 
 
 def means(value: Any) -> Any:

@@ -14,11 +14,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from equidp.errors import EquidpError, unknown_name
-from equidp.evaluation.seeds import over_seeds
 from equidp.parameters import ReportSettings
 from equidp.reporting.page import html_report
 from equidp.reporting.tables import results_table
-from equidp.sweep.summary import means, row_labels
+from equidp.sweep.summary import averaged, row_labels
 
 NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
 """Parameters in which runs of one row may differ: no result depends on them, the seed's aside."""
@@ -33,7 +32,7 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
     with tempfile.TemporaryDirectory() as folder:
         for label, runs in rows.items():
             found = [_artifacts(client, run, Path(folder)) for run in runs]
-            documents[label] = means(over_seeds({i: metrics for i, (metrics, _) in enumerate(found)}))
+            documents[label] = averaged({i: metrics for i, (metrics, _) in enumerate(found)})
             privacy[label] = max((statement for _, statement in found), key=lambda one: one.get("epsilon") or 0.0)
     page = html_report(
         f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
