@@ -56,7 +56,7 @@ def test_over_seeds_the_worst_group_is_the_mean_of_each_seeds_worst(sample):
         groups = seeds[seed]["groups"]["sex"]
         groups["Female"]["accuracy"], groups["Male"]["accuracy"] = values
         seeds[seed]["worst"]["sex"] = worst_group(groups)
-    frame = results_table({"dpsgd": averaged(seeds)}, sample.privacy, grouping="sex")
+    frame = results_table({"dpsgd": averaged("dpsgd", seeds)}, sample.privacy, grouping="sex")
     assert frame.loc["dpsgd", "worst_accuracy"] == pytest.approx(0.2)
     assert frame["seeds"].to_dict() == {"sgd": 2, "dpsgd": 2}
     assert frame.loc["dpsgd", "sex:Female"] == pytest.approx(0.55)

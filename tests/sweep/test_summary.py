@@ -13,7 +13,7 @@ from rich.console import Console
 
 from equidp.errors import EquidpError
 from equidp.sweep.project import Cell
-from equidp.sweep.summary import means, print_table, rows_of, table_of, write_summary
+from equidp.sweep.summary import averaged, means, print_table, rows_of, table_of, write_summary
 
 BASELINE = {"a": 0.9, "b": 0.8}
 
@@ -37,7 +37,7 @@ def document(a: float, b: float) -> dict:
 
     def figures(x: float, y: float) -> dict:
         return {
-            "overall": {"accuracy": (x + y) / 2},
+            "overall": {"count": 100, "accuracy": (x + y) / 2, "loss": 0.5},
             "groups": {"class": {"a": {"count": 50, "accuracy": x}, "b": {"count": 50, "accuracy": y}}},
         }
 
@@ -88,6 +88,40 @@ def test_one_row_per_setting_with_intervals_over_its_seeds(cells):
     assert low["worst"] == pytest.approx(0.5)
     assert low["gap"] == pytest.approx(0.2)  # (0.3 + 0.1)/2
     assert table.loc["dpsgd ε=3", "accuracy±"] is None or table["accuracy±"].isna()["dpsgd ε=3"]
+
+
+def test_a_baseline_that_diverged_counts_neither_in_its_mean_nor_in_a_cost(cells, tmp_path):
+    lost = json.loads(cells[0].outputs["metrics"].read_text())
+    lost["baseline"]["overall"] |= {"accuracy": 0.0, "loss": None}
+    lost["cost_of_privacy"] = {
+        "overall": {"accuracy": None},
+        "groups": {"class": {"a": {"accuracy": None}, "b": {"accuracy": None}}},
+        "gap": {"class": {"accuracy": None}},
+    }
+    cells[0].outputs["metrics"].write_text(json.dumps(lost))
+    rows = rows_of(cells[:2])
+
+    table, shown = table_of(rows), io.StringIO()
+    print_table(table, Console(file=shown, width=100))
+    page = write_summary(rows, table, tmp_path, "demo")[1].read_text()
+
+    line = table.iloc[0]
+    assert (line["seeds"], line["accuracy_seeds"], line["cost_seeds"], line["gap_seeds"]) == (2, 2, 1, 1)
+    assert "-0.150 (1)" in shown.getvalue()  # seed 1's
+    assert "0.650 ± 0.635 " in shown.getvalue()
+    assert "In 1 of the seeds of dpsgd the non-private baseline diverged" in page
+    baseline = next(line for line in re.findall(r"<tr>(.*?)</tr>", page, flags=re.S) if ">sgd<" in line)
+    assert re.findall(r">([^<>]*)</td>", baseline)[:5] == ["sgd", "1", "–", "–", "0.8500"]
+
+
+def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():
+    good, lost = document(0.8, 0.6), document(0.1, 0.1)
+    lost["overall"]["loss"] = None
+    runs = {seed: {k: one[k] for k in ("overall", "groups")} for seed, one in enumerate((good, lost))}
+
+    assert averaged("sgd", runs)["overall"]["accuracy"] == pytest.approx(0.7)
+    assert averaged("sgd", runs)["diverged"] == 1
+    assert averaged("sgd", {1: runs[1]})["overall"]["accuracy"] == pytest.approx(0.1)  # as a single run shows it
 
 
 def test_the_table_fits_100_columns(cells):

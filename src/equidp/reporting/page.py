@@ -254,6 +254,12 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     found = [check(facts) for check in (research_mode, understated) for facts in privacy.values()]
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
+    for name, document in documents.items():
+        if lost := document.get("diverged"):
+            found.append(
+                f"In {lost} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
+                "nor in the cost of privacy."
+            )
     validated = [name for name, document in documents.items() if "evaluated_on" in document]
     if validated and len(validated) == len(documents):
         found.append(

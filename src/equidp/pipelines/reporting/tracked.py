@@ -32,7 +32,9 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
     with tempfile.TemporaryDirectory() as folder:
         for label, runs in rows.items():
             found = [_artifacts(client, run, Path(folder)) for run in runs]
-            documents[label] = averaged({i: metrics for i, (metrics, _) in enumerate(found)})
+            documents[label] = averaged(
+                runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(found)}
+            )
             privacy[label] = max((statement for _, statement in found), key=lambda one: one.get("epsilon") or 0.0)
     page = html_report(
         f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
