@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from equidp.pipelines.reporting.tracked import _rows
+import pytest
+from mlflow import MlflowClient, set_tracking_uri
+
+from equidp.errors import EquidpError
+from equidp.pipelines.reporting.tracked import _rows, compare_tracked_runs
 
 
 def run(number: int, algorithm: str, seed: int, **params: str) -> Any:
@@ -64,3 +69,35 @@ def test_a_setting_that_is_not_given_is_not_told() -> None:
     own, rate = {"sgd.options.learning_rate": "None"}, {"training.learning_rate": "0.5"}
     found = rows(run(1, "dpsgd", 0, **own), run(2, "dpsgd", 0, **own, **rate), run(3, "dpsgd", 0))
     assert found == {"dpsgd": ["3"], "dpsgd #2": ["1"], "dpsgd learning_rate=0.5": ["2"]}
+
+
+@pytest.fixture
+def store(project: Path, sample: Any) -> MlflowClient:
+    """A store with two seeds of dpsgd and one of dpsgd_f."""
+    uri = f"sqlite:///{project / 'mlflow.db'}"
+    set_tracking_uri(uri)
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("equidp", artifact_location=(project / "artifacts").as_uri())
+    for algorithm, seed in (("dpsgd", "0"), ("dpsgd", "1"), ("dpsgd_f", "0")):
+        tags = {"algorithm": algorithm, "seed": seed, "private": "true", "dataset": "digits"}
+        run_id = client.create_run(experiment, tags=tags).info.run_id
+        client.log_dict(run_id, sample.documents[algorithm], "metrics.json")
+        client.log_dict(run_id, sample.privacy[algorithm], "privacy.json")
+        client.set_terminated(run_id)
+    return client
+
+
+def test_the_page_says_how_many_seeds_a_row_has_and_when_runs_were_left_out(store: MlflowClient, caplog: Any) -> None:
+    page, table = compare_tracked_runs({"dataset": "digits"})
+    assert table.set_index("algorithm")["seeds"].to_dict() == {"sgd": 2, "dpsgd": 2, "dpsgd_f": 1}
+    assert "Older runs may be missing" not in page + caplog.text
+
+    page, _ = compare_tracked_runs({"dataset": "digits", "runs": 2})
+    assert "Older runs may be missing: the 2 newest were taken" in page
+    assert "Older runs may be missing" in caplog.text
+
+
+@pytest.mark.parametrize("report", [{"dataset": "o'brien"}, {"tags": {"sweep": "col'lide"}}, {"tags": {"a`b": "c"}}])
+def test_quotes_are_refused_in_a_sentence(store: MlflowClient, report: dict[str, Any]) -> None:
+    with pytest.raises(EquidpError, match="takes no quotes"):
+        compare_tracked_runs(report)

@@ -77,6 +77,7 @@ def html_report(
     settings: Mapping,
     provenance: Mapping,
     group_table: pd.DataFrame,
+    remarks: Sequence[str] = (),
 ) -> str:
     """The report as the text of one HTML file.
 
@@ -89,6 +90,7 @@ def html_report(
         settings: resolved settings, nested or flat.
         provenance: commit, data checksums, versions; nested or flat.
         group_table: columns `grouping`, `group`, a count per part (`train`, `public`, `test`), `note`; may be empty.
+        remarks: further sentences on top of the page.
     """
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     disparity = tables.disparity_table(documents)
@@ -98,7 +100,7 @@ def html_report(
         drawn=_figures(documents, privacy, histories, group_table),
         settings=settings,
         provenance=provenance,
-        warnings=_warnings(documents, privacy),
+        warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
         overview=_grid(tables.results_table(documents, privacy).reset_index()),
         metrics=_grid(tables.metrics_table(documents).reset_index()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from equidp.reporting.page import html_report
 from equidp.reporting.tables import results_table
 from equidp.sweep.summary import averaged, row_labels
 
+logger = logging.getLogger(__name__)
+
 NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
 """Parameters in which runs of one row may differ: no result depends on them, the seed's aside."""
 
@@ -27,15 +30,16 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
     """One page and one table for the chosen runs; seeds of equal settings are one row, their mean."""
     settings = ReportSettings(**report)
     client = MlflowClient()
-    rows = _rows(_chosen(client, settings))
+    found, remarks = _chosen(client, settings)
+    rows = _rows(found)
     documents, privacy = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for label, runs in rows.items():
-            found = [_artifacts(client, run, Path(folder)) for run in runs]
+            results = [_artifacts(client, run, Path(folder)) for run in runs]
             documents[label] = averaged(
-                runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(found)}
+                runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(results)}
             )
-            privacy[label] = max((statement for _, statement in found), key=lambda one: one.get("epsilon") or 0.0)
+            privacy[label] = max((statement for _, statement in results), key=lambda one: one.get("epsilon") or 0.0)
     page = html_report(
         f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
         documents,
@@ -44,16 +48,19 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
         {label: dict(runs[0].data.params) for label, runs in rows.items()},
         {label: ", ".join(run.info.run_id for run in runs) for label, runs in rows.items()},
         pd.DataFrame(columns=["grouping", "group"]),
+        remarks,
     )
     return page, results_table(documents, privacy).reset_index()
 
 
-def _chosen(client: MlflowClient, settings: ReportSettings) -> list[Run]:
-    """Finished runs of one algorithm each that fit the filter, newest first."""
+def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], list[str]]:
+    """Finished runs of one algorithm each that fit the filter, newest first; and a sentence if some may be missing."""
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is None:
         raise unknown_name("experiment", settings.experiment, [e.name for e in client.search_experiments()])
     wanted = dict(settings.tags) | ({"dataset": settings.dataset} if settings.dataset else {})
+    if any(mark in text for pair in wanted.items() for text in pair for mark in "'\"`"):
+        raise EquidpError(f"MLflow's search takes no quotes: there is one in report.dataset or report.tags, {wanted}.")
     query = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in wanted.items())])
     found = client.search_runs([experiment.experiment_id], query, max_results=settings.runs)
     runs = [run for run in found if "private" in run.data.tags]
@@ -62,7 +69,11 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> list[Run]:
             f"No finished run fits {wanted or 'the experiment'} in {settings.experiment!r}: train one first, "
             "or loosen report.dataset and report.tags."
         )
-    return runs
+    if len(found) < settings.runs:
+        return runs, []
+    cut = f"Older runs may be missing: the {settings.runs} newest were taken, as report.runs says."
+    logger.warning(cut)
+    return runs, [cut]
 
 
 def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
