@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+from equidp.evaluation.live import live_metrics
 from equidp.reporting import figures
 from equidp.reporting.style import bars, label, looks
 
@@ -96,8 +97,17 @@ def test_learning_curves_over_epochs_and_over_epsilon(sample):
 
 def test_group_curves_find_product_groupings_under_their_slugs():
     history = pd.DataFrame({"epoch": [1], "test/accuracy/sex x race:F x a": [0.5], "test/accuracy/class:8": [0.1]})
-    chart = figures.group_curves({"dpsgd": history}, "sex*race", ["F*a", "M*a"])
+    documents = {"dpsgd": {"groups": {"sex*race": {"F*a": {}, "M*a": {}}, "class": {"8": {}}}}}
+    chart = figures.group_curves({"dpsgd": history}, documents, "sex*race", ["F*a", "M*a"])
     assert [(t.name, t.y) for t in chart.data] == [("dpsgd, F*a", (0.5,))]
+
+
+def test_group_curves_tell_groups_of_one_slug_apart():
+    groups = {"sex": (np.array([0, 0, 1]), ("男", "女"))}
+    row = live_metrics(np.eye(2)[[0, 0, 1]], np.array([0, 0, 0]), groups)
+    histories, documents = {"a": pd.DataFrame([{"epoch": 1, **row}])}, {"a": {"groups": {"sex": {"男": {}, "女": {}}}}}
+    chart = figures.group_curves(histories, documents, "sex", ["女"])
+    assert [(t.name, t.y) for t in chart.data] == [("a, 女", (0.0,))]
 
 
 def test_epsilon_by_accountant_with_the_published_figure_as_a_level(sample):

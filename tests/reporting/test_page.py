@@ -98,6 +98,7 @@ def test_the_page_has_every_section_and_figure(page, sample):
     assert len(page.charts()) == len(titles)
     assert f"{sample.documents['dpsgd']['overall']['accuracy']:.4f}" in page.text
     assert "0123abc" in page.text
+    assert "seed's worst" not in page.text
     assert "data.keep.8" in page.text
 
 
@@ -126,6 +127,13 @@ def test_a_validation_part_and_a_choice_among_trainings_are_announced(sample):
     text = Reader(html_report(**vars(sample) | {"documents": documents, "privacy": privacy})).text
     assert text.count("These are figures of the validation part") == 1
     assert text.count("This run was chosen from 3 trainings") == 1
+
+
+def test_the_test_part_counts_as_looked_at_where_only_some_rows_are_of_the_validation_part(sample):
+    documents = sample.documents | {"dpsgd": {**sample.documents["dpsgd"], "evaluated_on": "validation"}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "The test part was not looked at" not in text
+    assert "The figures of dpsgd are of the validation part" in text
 
 
 def test_costs_against_another_baseline_are_pointed_out(sample, page):

@@ -58,6 +58,13 @@ def test_costs_come_once_per_run_and_group(tracked):
     assert group_costs(tracked, "race").empty
 
 
+def test_groupings_of_one_slug_are_told_apart(tracked):
+    tracked["params.data.groups"] = "['性別', '民族']"
+    columns = {f"metrics.cost_of_privacy/accuracy/{slug}:a": cost for slug, cost in (("__", -0.1), ("___2", -0.2))}
+    costs = {name: group_costs(tracked.assign(**columns), name)["cost"].tolist() for name in ("性別", "民族", "年齢")}
+    assert costs == {"性別": [-0.1] * 4, "民族": [-0.2] * 4, "年齢": []}
+
+
 def test_no_runs_at_all():
     assert runs_frame(pd.DataFrame({"run_id": []})).empty
     assert not figures.privacy_utility(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import io
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
+from equidp.evaluation.metrics import worst_group
 from equidp.reporting.tables import (
     disparity_table,
     group_figures,
@@ -17,6 +19,7 @@ from equidp.reporting.tables import (
     results_table,
     with_baseline,
 )
+from equidp.sweep.summary import averaged
 
 
 def printed(frame: pd.DataFrame, width: int) -> list[str]:
@@ -45,6 +48,18 @@ def test_a_single_run_brings_its_baseline_along(sample):
     assert list(with_baseline(alone.documents)) == ["sgd", "dpsgd_f"]
     frame = results_table(alone.documents, alone.privacy)
     assert frame.loc["sgd", "accuracy"] == sample.documents["sgd"]["overall"]["accuracy"]
+
+
+def test_over_seeds_the_worst_group_is_the_mean_of_each_seeds_worst(sample):
+    seeds = {seed: copy.deepcopy(sample.documents["dpsgd"]) for seed in range(2)}
+    for seed, values in enumerate(((0.2, 0.9), (0.9, 0.2))):
+        groups = seeds[seed]["groups"]["sex"]
+        groups["Female"]["accuracy"], groups["Male"]["accuracy"] = values
+        seeds[seed]["worst"]["sex"] = worst_group(groups)
+    frame = results_table({"dpsgd": averaged("dpsgd", seeds)}, sample.privacy, grouping="sex")
+    assert frame.loc["dpsgd", "worst_accuracy"] == pytest.approx(0.2)
+    assert frame["seeds"].to_dict() == {"sgd": 2, "dpsgd": 2}
+    assert frame.loc["dpsgd", "sex:Female"] == pytest.approx(0.55)
 
 
 def test_of_many_groups_those_that_lost_most_are_shown(sample):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from equidp.pipelines.reporting.tracked import _rows
+import pytest
+from mlflow import MlflowClient, set_tracking_uri
+
+from equidp.errors import EquidpError
+from equidp.pipelines.reporting.tracked import _rows, compare_tracked_runs
 
 
 def run(number: int, algorithm: str, seed: int, **params: str) -> Any:
@@ -20,6 +25,12 @@ def rows(*runs: Any) -> dict[str, list[str]]:
 
 def test_seeds_are_one_row_and_the_newest_run_of_a_seed_stands_for_it() -> None:
     assert rows(run(3, "dpsgd", 0), run(2, "dpsgd", 1), run(1, "dpsgd", 0)) == {"dpsgd": ["3", "2"]}
+
+
+def test_an_interrupted_seed_that_went_on_is_still_a_seed() -> None:
+    first = run(2, "dpsgd", 0, resume="False", **{"training.checkpoint_every": "None"})
+    resumed = run(1, "dpsgd", 1, resume="True", **{"training.checkpoint_every": "1"})
+    assert rows(first, resumed) == {"dpsgd": ["2", "1"]}
 
 
 def test_secure_runs_are_each_their_own() -> None:
@@ -48,7 +59,45 @@ def test_another_algorithms_options_tell_nothing() -> None:
     assert list(rows(run(1, "dpsgd", 0, **mine), run(2, "psac", 0, **other))) == ["dpsgd", "psac"]
 
 
-def test_rows_of_one_name_are_numbered() -> None:
-    """Settings whose last part is the same."""
+def test_settings_that_end_alike_have_their_full_names() -> None:
     found = rows(run(1, "dpsgd", 0, **{"a.x": "1"}), run(2, "dpsgd", 0, **{"b.x": "1"}))
-    assert found == {"dpsgd x=1": ["1"], "dpsgd x=1 #2": ["2"]}
+    assert found == {"dpsgd a.x=1": ["1"], "dpsgd b.x=1": ["2"]}
+
+
+def test_a_setting_that_is_not_given_is_not_told() -> None:
+    """A run of one algorithm logs the baseline's options, one of several does not."""
+    own, rate = {"sgd.options.learning_rate": "None"}, {"training.learning_rate": "0.5"}
+    found = rows(run(1, "dpsgd", 0, **own), run(2, "dpsgd", 0, **own, **rate), run(3, "dpsgd", 0))
+    assert found == {"dpsgd": ["3"], "dpsgd #2": ["1"], "dpsgd learning_rate=0.5": ["2"]}
+
+
+@pytest.fixture
+def store(project: Path, sample: Any) -> MlflowClient:
+    """A store with two seeds of dpsgd and one of dpsgd_f."""
+    uri = f"sqlite:///{project / 'mlflow.db'}"
+    set_tracking_uri(uri)
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("equidp", artifact_location=(project / "artifacts").as_uri())
+    for algorithm, seed in (("dpsgd", "0"), ("dpsgd", "1"), ("dpsgd_f", "0")):
+        tags = {"algorithm": algorithm, "seed": seed, "private": "true", "dataset": "digits"}
+        run_id = client.create_run(experiment, tags=tags).info.run_id
+        client.log_dict(run_id, sample.documents[algorithm], "metrics.json")
+        client.log_dict(run_id, sample.privacy[algorithm], "privacy.json")
+        client.set_terminated(run_id)
+    return client
+
+
+def test_the_page_says_how_many_seeds_a_row_has_and_when_runs_were_left_out(store: MlflowClient, caplog: Any) -> None:
+    page, table = compare_tracked_runs({"dataset": "digits"})
+    assert table.set_index("algorithm")["seeds"].to_dict() == {"sgd": 2, "dpsgd": 2, "dpsgd_f": 1}
+    assert "Older runs may be missing" not in page + caplog.text
+
+    page, _ = compare_tracked_runs({"dataset": "digits", "runs": 2})
+    assert "Older runs may be missing: the 2 newest were taken" in page
+    assert "Older runs may be missing" in caplog.text
+
+
+@pytest.mark.parametrize("report", [{"dataset": "o'brien"}, {"tags": {"sweep": "col'lide"}}, {"tags": {"a`b": "c"}}])
+def test_quotes_are_refused_in_a_sentence(store: MlflowClient, report: dict[str, Any]) -> None:
+    with pytest.raises(EquidpError, match="takes no quotes"):
+        compare_tracked_runs(report)

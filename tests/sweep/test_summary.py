@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from equidp.errors import EquidpError
 from equidp.sweep.project import Cell
-from equidp.sweep.summary import means, print_table, rows_of, table_of, write_summary
+from equidp.sweep.summary import averaged, means, print_table, rows_of, table_of, write_summary
 
 BASELINE = {"a": 0.9, "b": 0.8}
 
@@ -36,7 +37,7 @@ def document(a: float, b: float) -> dict:
 
     def figures(x: float, y: float) -> dict:
         return {
-            "overall": {"accuracy": (x + y) / 2},
+            "overall": {"count": 100, "accuracy": (x + y) / 2, "loss": 0.5},
             "groups": {"class": {"a": {"count": 50, "accuracy": x}, "b": {"count": 50, "accuracy": y}}},
         }
 
@@ -54,14 +55,14 @@ def document(a: float, b: float) -> dict:
 
 def finished_cell(folder: Path, seed: int, epsilon: float, a: float, b: float) -> Cell:
     """A cell with its files."""
-    place = folder / f"{seed}-{epsilon}"
+    place = folder / f"{seed}-{epsilon!r}"
     place.mkdir()
     outputs = {"metrics": place / "metrics.json", "privacy": place / "privacy.json"}
     outputs["metrics"].write_text(json.dumps(document(a, b)))
     outputs["privacy"].write_text(json.dumps({**STATEMENT, "epsilon": epsilon}))
     settings = {"dataset": "digits", "seed": seed, "privacy": {"epsilon": epsilon}}
     overrides = {"dataset": "digits", "seed": seed, "privacy.epsilon": epsilon}
-    return Cell("dpsgd", overrides, settings, f"cell-{seed}-{epsilon}", "b", "r", outputs, place, place)
+    return Cell("dpsgd", overrides, settings, place.name, "b", "r", outputs, place, place)
 
 
 @pytest.fixture
@@ -89,6 +90,40 @@ def test_one_row_per_setting_with_intervals_over_its_seeds(cells):
     assert table.loc["dpsgd ε=3", "accuracy±"] is None or table["accuracy±"].isna()["dpsgd ε=3"]
 
 
+def test_a_baseline_that_diverged_counts_neither_in_its_mean_nor_in_a_cost(cells, tmp_path):
+    lost = json.loads(cells[0].outputs["metrics"].read_text())
+    lost["baseline"]["overall"] |= {"accuracy": 0.0, "loss": None}
+    lost["cost_of_privacy"] = {
+        "overall": {"accuracy": None},
+        "groups": {"class": {"a": {"accuracy": None}, "b": {"accuracy": None}}},
+        "gap": {"class": {"accuracy": None}},
+    }
+    cells[0].outputs["metrics"].write_text(json.dumps(lost))
+    rows = rows_of(cells[:2])
+
+    table, shown = table_of(rows), io.StringIO()
+    print_table(table, Console(file=shown, width=100))
+    page = write_summary(rows, table, tmp_path, "demo")[1].read_text()
+
+    line = table.iloc[0]
+    assert (line["seeds"], line["accuracy_seeds"], line["cost_seeds"], line["gap_seeds"]) == (2, 2, 1, 1)
+    assert "-0.150 (1)" in shown.getvalue()  # seed 1's
+    assert "0.650 ± 0.635 " in shown.getvalue()
+    assert "In 1 of the seeds of dpsgd the non-private baseline diverged" in page
+    baseline = next(line for line in re.findall(r"<tr>(.*?)</tr>", page, flags=re.S) if ">sgd<" in line)
+    assert re.findall(r">([^<>]*)</td>", baseline)[:5] == ["sgd", "1", "–", "–", "0.8500"]
+
+
+def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():
+    good, lost = document(0.8, 0.6), document(0.1, 0.1)
+    lost["overall"]["loss"] = None
+    runs = {seed: {k: one[k] for k in ("overall", "groups")} for seed, one in enumerate((good, lost))}
+
+    assert averaged("sgd", runs)["overall"]["accuracy"] == pytest.approx(0.7)
+    assert averaged("sgd", runs)["diverged"] == 1
+    assert averaged("sgd", {1: runs[1]})["overall"]["accuracy"] == pytest.approx(0.1)  # as a single run shows it
+
+
 def test_the_table_fits_100_columns(cells):
     console = Console(file=io.StringIO(), width=100)
 
@@ -109,6 +144,11 @@ def test_a_table_and_a_page_per_dataset_are_written(cells, tmp_path):
     page = written[1].read_text()
     assert "dpsgd ε=1" in page
     assert "means over 1 or 2 seeds" in page
+    assert "mean of each seed's worst" in page
+    head, *lines = re.findall(r"<tr>(.*?)</tr>", page, flags=re.S)
+    assert re.findall(r">([^<>\s][^<>]*)</", head)[:2] == ["algorithm", "seeds"]
+    counts = [re.findall(r">([^<>]*)</td>", line)[:2] for line in lines[:3]]
+    assert counts == [["sgd", "2"], ["dpsgd ε=1", "2"], ["dpsgd ε=3", "1"]]
 
 
 def test_a_page_shows_no_common_baseline_where_there_is_none(cells, tmp_path):
@@ -135,6 +175,28 @@ def test_a_setting_that_is_not_the_rows_own_is_not_told(cells):
     labels = [row.label for row in rows_of([*cells[:2], other])]
 
     assert labels == ["dpsgd ε=1", "dpsgd ε=3"]
+
+
+def test_settings_that_end_alike_have_their_full_names(cells):
+    changes = [{"training.learning_rate": 0.5}, {"sgd.options.learning_rate": 0.5}]
+    settings = {"training": {}, "sgd": {}, "privacy": {}}
+    different = [
+        replace(cells[i], key=str(i), overrides=change, settings={"dataset": "digits", "seed": 0, "i": i, **settings})
+        for i, change in enumerate(changes)
+    ]
+
+    labels = [row.label for row in rows_of(different)]
+
+    assert labels == ["dpsgd training.learning_rate=0.5", "dpsgd sgd.options.learning_rate=0.5"]
+
+
+def test_values_equal_to_six_digits_keep_a_row_each(cells, tmp_path):
+    rows = rows_of([cells[2], finished_cell(tmp_path, 0, 3.0000001, 0.1, 0.2)])
+
+    page = write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text()
+
+    assert [row.label for row in rows] == ["dpsgd ε=3", "dpsgd ε=3 #2"]
+    assert "dpsgd ε=3 #2" in page
 
 
 def test_means_have_the_shape_of_one_run():

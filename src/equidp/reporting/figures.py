@@ -19,7 +19,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from equidp.evaluation.metrics import slug
+from equidp.evaluation.metrics import unique_slugs
 from equidp.evaluation.seeds import mean_interval
 from equidp.reporting.style import HEIGHT, bars, blank, categories, figure, label, line, looks
 from equidp.reporting.tables import BASELINE, METRIC_TITLES, PARTS, group_figures
@@ -128,19 +128,22 @@ def learning_curve(histories: Mapping[str, pd.DataFrame], metric: str = "accurac
     return _lines(chart, {a: (h[over], h[column]) for a, h in known.items()}, known=histories)
 
 
-def group_curves(histories: Mapping[str, pd.DataFrame], grouping: str, groups: Sequence[str]) -> go.Figure:
-    """Test accuracy of a few groups over the epochs, by algorithm: the rare group's and the common one's, say."""
+def group_curves(
+    histories: Mapping[str, pd.DataFrame], documents: Mapping[str, Mapping], grouping: str, groups: Sequence[str]
+) -> go.Figure:
+    """Test accuracy of a few groups over the epochs, by algorithm: the rare group's and the common one's, say.
+
+    The documents have every group's name: a column's name depends on them all, as two may share a slug.
+    """
     chart = figure(f"Test accuracy by {label(grouping)} over training", "epoch", "test accuracy")
-    columns = {group: f"test/accuracy/{slug(grouping)}:{slug(group)}" for group in groups}
-    return _lines(
-        chart,
-        {
-            f"{algorithm}, {group}": (history["epoch"], history[column])
-            for algorithm, history in histories.items()
-            for group, column in columns.items()
-            if column in history
-        },
-    )
+    series = {}
+    for algorithm, history in histories.items():
+        every = documents[algorithm]["groups"]
+        prefix, slugs = f"test/accuracy/{unique_slugs(list(every))[grouping]}", unique_slugs(list(every[grouping]))
+        for group in groups:
+            if group in slugs and (column := f"{prefix}:{slugs[group]}") in history:
+                series[f"{algorithm}, {group}"] = (history["epoch"], history[column])
+    return _lines(chart, series)
 
 
 def epsilon_over_epochs(history: pd.DataFrame, privacy: Mapping) -> go.Figure:

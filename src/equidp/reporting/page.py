@@ -77,17 +77,20 @@ def html_report(
     settings: Mapping,
     provenance: Mapping,
     group_table: pd.DataFrame,
+    remarks: Sequence[str] = (),
 ) -> str:
     """The report as the text of one HTML file.
 
     Args:
         title: heading, and the browser's title.
-        documents: `metrics.json` by algorithm: one with its baseline, or several to compare.
+        documents: `metrics.json` by algorithm: one with its baseline, or several to compare. Means over seeds in that
+            shape have their number as `seeds`.
         privacy: `privacy.json` by algorithm; algorithms without one are taken as not private.
         histories: `history.parquet` by algorithm.
         settings: resolved settings, nested or flat.
         provenance: commit, data checksums, versions; nested or flat.
         group_table: columns `grouping`, `group`, a count per part (`train`, `public`, `test`), `note`; may be empty.
+        remarks: further sentences on top of the page.
     """
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     disparity = tables.disparity_table(documents)
@@ -97,10 +100,11 @@ def html_report(
         drawn=_figures(documents, privacy, histories, group_table),
         settings=settings,
         provenance=provenance,
-        warnings=_warnings(documents, privacy),
+        warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
         overview=_grid(tables.results_table(documents, privacy).reset_index()),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
+        several=any(document.get("seeds", 1) > 1 for document in documents.values()),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
         disparity=_grid(disparity) if len(disparity) else None,
         statements={name: privacy_sections(_facts(name, privacy)) for name in documents},
@@ -252,10 +256,22 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     found = [check(facts) for check in (research_mode, understated) for facts in privacy.values()]
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
-    if any("evaluated_on" in document for document in documents.values()):
+    for name, document in documents.items():
+        if lost := document.get("diverged"):
+            found.append(
+                f"In {lost} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
+                "nor in the cost of privacy."
+            )
+    validated = [name for name, document in documents.items() if "evaluated_on" in document]
+    if validated and len(validated) == len(documents):
         found.append(
             "These are figures of the validation part, held back from the training records: wherever this page says "
             "test, that is meant. The test part was not looked at."
+        )
+    elif validated:
+        found.append(
+            f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
+            "those of the others of the test part: do not compare the two."
         )
     if trials := max((facts.get("trials") or 1 for facts in privacy.values()), default=1) - 1:
         found.append(

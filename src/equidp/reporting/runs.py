@@ -5,9 +5,11 @@ No MLflow is needed here: any frame with its column names will do.
 
 from __future__ import annotations
 
+from ast import literal_eval
+
 import pandas as pd
 
-from equidp.evaluation.metrics import METRICS, slug
+from equidp.evaluation.metrics import METRICS, unique_slugs
 
 
 def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
@@ -41,11 +43,14 @@ def group_costs(tracked: pd.DataFrame, grouping: str, metric: str = "accuracy") 
         metric: whose cost of privacy.
     """
     runs = runs_frame(tracked)
-    prefix = f"metrics.cost_of_privacy/{metric}/{slug(grouping)}:"
-    costs = {c.removeprefix(prefix): tracked.loc[runs.index, c] for c in tracked.columns if c.startswith(prefix)}
-    long = [runs.assign(group=group, cost=values) for group, values in costs.items()]
-    empty = runs.assign(group="", cost=float("nan"))
-    return pd.concat([empty.iloc[:0], *long], ignore_index=True).dropna(subset=["cost"])
+    long = [runs.iloc[:0].assign(group="", cost=float("nan"))]
+    told = runs["data.groups"] if "data.groups" in runs else pd.Series(str([grouping]), index=runs.index)
+    for text, mine in runs.groupby(told):
+        # a grouping's slug depends on the run's other ones: two may share one
+        prefix = f"metrics.cost_of_privacy/{metric}/{unique_slugs(literal_eval(str(text))).get(grouping)}:"
+        columns = {c.removeprefix(prefix): c for c in tracked.columns if c.startswith(prefix)}
+        long += [mine.assign(group=group, cost=tracked.loc[mine.index, c]) for group, c in columns.items()]
+    return pd.concat(long, ignore_index=True).dropna(subset=["cost"])
 
 
 def _own_options(mine: pd.DataFrame, settings: dict[str, pd.Series]) -> dict[str, pd.Series]:

@@ -87,6 +87,7 @@ def results_table(
     Returns:
         A frame indexed by `algorithm` with the columns `epsilon`, `epsilon_published`, `accuracy`, `cost` (against the
         baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy` and `gap`. Undefined values are NaN.
+        Documents that are means over seeds say so: their number comes first, as `seeds`.
     """
     documents = with_baseline(documents)
     groupings = groupings_of(documents)
@@ -94,16 +95,18 @@ def results_table(
     shown = _groups_to_show(documents, grouping, max_groups) if grouping else []
     rows = [_row(document, epsilons.get(name, {}), grouping, shown) for name, document in documents.items()]
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
-    frame = frame.astype({c: float for c in frame.columns if c != "worst_group"})
+    frame = frame.astype({c: "Int64" if c == "seeds" else float for c in frame.columns if c != "worst_group"})
     frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
     return frame
 
 
 def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Sequence[str]) -> dict:
     groups = document["groups"].get(grouping, {})
-    worst = worst_group(groups)
+    # over several seeds it is the mean of each seed's worst, which the groups' means do not tell
+    worst = document.get("worst", {}).get(grouping) or worst_group(groups)
     cost = document.get("cost_of_privacy", {})
     return {
+        **({"seeds": document["seeds"]} if "seeds" in document else {}),
         "epsilon": privacy.get("epsilon"),
         "epsilon_published": (privacy.get("epsilon_published") or {}).get("value"),
         "accuracy": document["overall"]["accuracy"],

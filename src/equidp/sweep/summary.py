@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from rich import box
@@ -15,12 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.errors import EquidpError
-from equidp.evaluation.metrics import worst_group
+from equidp.evaluation.metrics import diverged, numbered, worst_group
 from equidp.evaluation.seeds import over_seeds
 from equidp.files import replacing
 from equidp.reporting.page import html_report
 from equidp.reporting.privacy_report import epsilon_text
-from equidp.sweep.project import Cell, by_seed, differing
+from equidp.sweep.project import BASELINE, Cell, by_seed, differing
+
+Key = TypeVar("Key", bound=Hashable)
 
 WIDTH = 100
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
@@ -46,14 +49,36 @@ class Row:
 
 def rows_of(cells: Sequence[Cell]) -> list[Row]:
     """One row per combination of settings; `cells` are the finished ones."""
-    told = differing(cells)
-    return [_row(group, told[group[0].key]) for group in by_seed(cells)]
+    groups, told = by_seed(cells), differing(cells)
+    rows: dict[str, dict[str, tuple[str, dict[str, Any]]]] = defaultdict(dict)
+    for first, *_ in groups:
+        own = {k: v for k, v in told[first.key].items() if "." not in k or _concerns(k, first)}
+        rows[first.dataset][first.key] = first.algorithm, own
+    labels = {key: label for mine in rows.values() for key, label in row_labels(mine).items()}
+    return [_row(group, labels[group[0].key]) for group in groups]
 
 
-def _row(cells: Sequence[Cell], told: Mapping[str, Any]) -> Row:
+def row_labels(rows: Mapping[Key, tuple[str, Mapping[str, Any]]]) -> dict[Key, str]:
+    """A label of its own for every row: its algorithm and its settings.
+
+    A setting is called by the last part of its name, and by all of it where another one of the algorithm ends alike.
+    Rows that are called the same nevertheless (values are told to six digits) are numbered.
+    """
+    lasts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for algorithm, settings in rows.values():
+        for name in settings:
+            lasts[algorithm][_short(name)].add(name)
+
+    def label(key: Key) -> str:
+        algorithm, settings = rows[key]
+        names = {name: name if len(lasts[algorithm][_short(name)]) > 1 else _short(name) for name in settings}
+        return " ".join([algorithm, *(f"{names[name]}={_plain(value)}" for name, value in settings.items())])
+
+    return numbered(rows, label, " #")
+
+
+def _row(cells: Sequence[Cell], label: str) -> Row:
     first = cells[0]
-    own = {k: v for k, v in told.items() if "." not in k or _concerns(k, first)}
-    label = " ".join([first.algorithm, *(f"{_short(name)}={_plain(value)}" for name, value in own.items())])
     metrics = {cell.seed: _json(cell.outputs["metrics"]) for cell in cells}
     return Row(
         first.dataset,
@@ -100,17 +125,19 @@ def table_of(rows: Sequence[Row]) -> pd.DataFrame:
 
     Returns:
         Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, then per figure (`accuracy`,
-        `cost`, `worst`, `gap`) its mean and `<figure>±`; costs and gaps are paired by seed. Undefined values are NaN.
+        `cost`, `worst`, `gap`) its mean, `<figure>_seeds`, the number of seeds that have it (where the baseline
+        diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed. Undefined values are NaN.
         `worst` is the mean over seeds of the worst group's accuracy, of the first grouping.
     """
     return pd.DataFrame([_line(row) for row in rows])
 
 
 def _line(row: Row) -> dict[str, Any]:
-    seen = over_seeds(row.metrics)
+    documents = settled(row.algorithm, row.metrics)
+    seen = over_seeds(documents)
     grouping = next(iter(seen["groups"]), "")
     cost = seen.get("cost_of_privacy") or {}
-    worst = {seed: {"accuracy": _worst(document, grouping)} for seed, document in row.metrics.items()}
+    worst = {seed: {"accuracy": _worst(document, grouping)} for seed, document in documents.items()}
     line: dict[str, Any] = {
         "dataset": row.dataset,
         "run": row.label,
@@ -127,6 +154,7 @@ def _line(row: Row) -> dict[str, Any]:
     }
     for name, figure in figures.items():
         line[name] = figure["mean"] if figure else None
+        line[f"{name}_seeds"] = figure["seeds"] if figure else 0
         line[f"{name}±"] = figure["high"] - figure["mean"] if figure and figure["high"] is not None else None
     return line
 
@@ -140,7 +168,8 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
     shown = Table(
         title="Test accuracy, mean ± half of the 95 % interval over seeds",
         caption="Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ over "
-        "groups. ε holds for each run alone: runs on the same data compose.",
+        "groups. (n): over n of the seeds, as the baseline diverged in the others. ε holds for each run alone: runs on "
+        "the same data compose.",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
@@ -161,7 +190,9 @@ def _figure(line: pd.Series, name: str) -> str:
     if mean is None or pd.isna(mean):
         return "–"
     text = f"{mean:+.3f}" if name == "cost" else f"{mean:.3f}"
-    return text if half is None or pd.isna(half) else f"{text} ± {half:.3f}"
+    text = text if half is None or pd.isna(half) else f"{text} ± {half:.3f}"
+    seeds = line[f"{name}_seeds"]
+    return text if seeds == line["seeds"] else f"{text} ({seeds})"
 
 
 # ------------------------------------------------------------------------------------------------------------ pages
@@ -182,8 +213,8 @@ def write_summary(rows: Sequence[Row], table: pd.DataFrame, folder: Path, title:
 
 
 def _page(rows: Sequence[Row], title: str) -> str:
-    documents = {row.label: means(over_seeds(row.metrics)) for row in rows}
-    baselines = {json.dumps(document.get("baseline"), sort_keys=True) for document in documents.values()}
+    documents = {row.label: averaged(row.algorithm, row.metrics) for row in rows}
+    baselines = {json.dumps(document.get("baseline", {}).get("overall")) for document in documents.values()}
     if len(baselines - {"null"}) > 1:
         # several baselines: each row's cost is against its own, and none of them stands for all
         documents = {
@@ -200,6 +231,31 @@ def _page(rows: Sequence[Row], title: str) -> str:
         {"runs": sum(len(row.metrics) for row in rows)},
         pd.DataFrame(columns=["grouping", "group"]),
     )
+
+
+def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The means over seeds in the shape of one run's document, and their number as `seeds`, the baseline's too.
+
+    `diverged` is the number of seeds whose baseline did, if any.
+    """
+    kept = settled(algorithm, documents)
+    page = means(over_seeds(kept)) | {"seeds": len(kept)}
+    converged = len(kept) if algorithm == BASELINE else sum("baseline" in document for document in kept.values())
+    if "baseline" in page:
+        page["baseline"]["seeds"] = converged
+    return page | ({"diverged": len(documents) - converged} if converged < len(documents) else {})
+
+
+def settled(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Documents by seed without baselines that diverged: they have no cost of privacy, and would spoil a mean.
+
+    Where every seed's baseline diverged, its own row shows what became of it, as a single run does.
+    """
+    if algorithm == BASELINE:
+        return {seed: one for seed, one in documents.items() if not diverged(one)} or dict(documents)
+    return {
+        seed: {k: v for k, v in one.items() if k != "baseline" or not diverged(v)} for seed, one in documents.items()
+    }
 
 
 def means(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,28 +15,31 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from equidp.errors import EquidpError, unknown_name
-from equidp.evaluation.metrics import numbered
-from equidp.evaluation.seeds import over_seeds
 from equidp.parameters import ReportSettings
 from equidp.reporting.page import html_report
 from equidp.reporting.tables import results_table
-from equidp.sweep.summary import means
+from equidp.sweep.summary import averaged, row_labels
 
-NOT_SETTINGS = ("seed", "resolved.")
-"""Parameters in which runs of one row may differ."""
+logger = logging.getLogger(__name__)
+
+NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
+"""Parameters in which runs of one row may differ: no result depends on them, the seed's aside."""
 
 
 def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
     """One page and one table for the chosen runs; seeds of equal settings are one row, their mean."""
     settings = ReportSettings(**report)
     client = MlflowClient()
-    rows = _rows(_chosen(client, settings))
+    found, remarks = _chosen(client, settings)
+    rows = _rows(found)
     documents, privacy = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for label, runs in rows.items():
-            found = [_artifacts(client, run, Path(folder)) for run in runs]
-            documents[label] = means(over_seeds({i: metrics for i, (metrics, _) in enumerate(found)}))
-            privacy[label] = max((statement for _, statement in found), key=lambda one: one.get("epsilon") or 0.0)
+            results = [_artifacts(client, run, Path(folder)) for run in runs]
+            documents[label] = averaged(
+                runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(results)}
+            )
+            privacy[label] = max((statement for _, statement in results), key=lambda one: one.get("epsilon") or 0.0)
     page = html_report(
         f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
         documents,
@@ -44,16 +48,19 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
         {label: dict(runs[0].data.params) for label, runs in rows.items()},
         {label: ", ".join(run.info.run_id for run in runs) for label, runs in rows.items()},
         pd.DataFrame(columns=["grouping", "group"]),
+        remarks,
     )
     return page, results_table(documents, privacy).reset_index()
 
 
-def _chosen(client: MlflowClient, settings: ReportSettings) -> list[Run]:
-    """Finished runs of one algorithm each that fit the filter, newest first."""
+def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], list[str]]:
+    """Finished runs of one algorithm each that fit the filter, newest first; and a sentence if some may be missing."""
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is None:
         raise unknown_name("experiment", settings.experiment, [e.name for e in client.search_experiments()])
     wanted = dict(settings.tags) | ({"dataset": settings.dataset} if settings.dataset else {})
+    if any(mark in text for pair in wanted.items() for text in pair for mark in "'\"`"):
+        raise EquidpError(f"MLflow's search takes no quotes: there is one in report.dataset or report.tags, {wanted}.")
     query = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in wanted.items())])
     found = client.search_runs([experiment.experiment_id], query, max_results=settings.runs)
     runs = [run for run in found if "private" in run.data.tags]
@@ -62,7 +69,11 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> list[Run]:
             f"No finished run fits {wanted or 'the experiment'} in {settings.experiment!r}: train one first, "
             "or loosen report.dataset and report.tags."
         )
-    return runs
+    if len(found) < settings.runs:
+        return runs, []
+    cut = f"Older runs may be missing: the {settings.runs} newest were taken, as report.runs says."
+    logger.warning(cut)
+    return runs, [cut]
 
 
 def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -75,8 +86,13 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
         own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
         rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[2:])) for key in rows])
-    labels = numbered(sorted(rows), lambda key: _label(key[0], dict(key[2:]), differing), " #")
+    labels = row_labels({key: (key[0], _told(dict(key[2:]), differing)) for key in sorted(rows)})
     return {label: list(rows[key].values()) for key, label in labels.items()}
+
+
+def _told(settings: Mapping[str, str], differing: Sequence[str]) -> dict[str, str]:
+    """The settings that a label tells; "None" is as good as not given."""
+    return {name: settings[name] for name in differing if settings.get(name, "None") != "None"}
 
 
 def _differing(rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
@@ -89,11 +105,6 @@ def _differing(rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
         if len(given) > 1 or any(algorithm in having and name not in settings for algorithm, settings in rows):
             found.append(name)
     return found
-
-
-def _label(algorithm: str, settings: Mapping[str, str], differing: Sequence[str]) -> str:
-    told = [f"{name.rpartition('.')[2]}={settings[name]}" for name in differing if name in settings]
-    return " ".join([algorithm, *told])
 
 
 def _artifacts(client: MlflowClient, run: Run, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
