@@ -39,6 +39,7 @@ def test_the_key_follows_every_setting_that_matters_and_no_other(here: Project):
 
     same = [
         {**SHORT, "naive.options.base_clip_norm": 3},
+        {**SHORT, "dpsgd_f.options.base_clip_norm": 3},  # which an audit would look at
         {**SHORT, "resume": True},
         {**SHORT, "dpsgd.options.clip_norm": 0.5},
     ]

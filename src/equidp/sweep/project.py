@@ -123,11 +123,14 @@ class Project:
         """
         if algorithm not in ALGORITHMS:
             raise unknown_name("algorithm", algorithm, ALGORITHMS)
-        config = self.config(nested(params_text(overrides)))
-        parameters = config["parameters"]
+        parameters = self.config(nested(params_text(overrides)))["parameters"]
+        mine = {name: value for name, value in overrides.items() if _concerns(name, algorithm)}
+        if mine != overrides:
+            # valid, and nothing to this cell; but resolved they would show in the block `audited`, and so in the key
+            parameters = self.config(nested(params_text(mine)))["parameters"]
         settings = settings_that_matter(algorithm, parameters)
         key = f"cell-{digest(settings)}"
-        catalog = self.config(nested(params_text({**overrides, "run_label": key})))["catalog"]
+        catalog = self.config(nested(params_text({**mine, "run_label": key})))["catalog"]
 
         def place(kind: str) -> Path:
             return self.path / catalog[f"{{algorithm}}.{kind}"]["filepath"].format(algorithm=algorithm)
@@ -136,7 +139,7 @@ class Project:
         shared = {name: settings[name] for name in ("dataset", "seed", "data", "model", "training", BASELINE)}
         return Cell(
             algorithm=algorithm,
-            overrides={name: value for name, value in overrides.items() if _concerns(name, algorithm)},
+            overrides=mine,
             settings=settings,
             key=key,
             baseline=digest({**shared, "unit": settings["privacy"]["unit"]}),
