@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from equidp.errors import EquidpError
 from equidp.reporting import figures
 from equidp.reporting.runs import group_costs, runs_frame
 
@@ -56,6 +57,38 @@ def test_costs_come_once_per_run_and_group(tracked):
     chart = figures.cost_against(costs, "training.epochs")
     assert {t.name for t in chart.data} == {"dpsgd, Female", "dpsgd, Male", "dpsgd_f, Female", "dpsgd_f, Male"}
     assert group_costs(tracked, "race").empty
+
+
+def test_attempts_that_did_not_finish_and_older_runs_of_a_seed_do_not_count(tracked):
+    again = pd.concat([tracked, tracked.iloc[1:2], tracked.iloc[1:2], tracked.iloc[1:2]], ignore_index=True)
+    again["status"] = ["FINISHED"] * 6 + ["KILLED", "FINISHED"]
+    again["start_time"] = pd.to_datetime([1, 2, 3, 4, 5, 6, 7, 0])
+    again["run_id"] = list("abcdefgh")
+    again["params.resume"] = "False"
+    again.loc[5, ["metrics.test/accuracy", "params.resume"]] = [0.76, "True"]
+    runs = runs_frame(again)
+    assert runs[runs["algorithm"] == "dpsgd"]["accuracy"].tolist() == [0.76]
+    again["tags.secure"] = "true"
+    assert runs_frame(again)["algorithm"].tolist().count("dpsgd") == 3
+
+
+def test_rows_of_other_settings_are_no_seeds(tracked):
+    tracked["tags.seed"] = list("01234")
+    tracked["params.data.evaluate_on"] = ["test", "test", "test", "validation", "test"]
+    with pytest.raises(EquidpError, match=r"dpsgd_f's runs at training\.epochs = 20 .* in data\.evaluate_on: draw"):
+        figures.metric_against(runs_frame(tracked), "training.epochs")
+    tracked["params.sgd.options.learning_rate"] = [None, "None", "0.5", "0.1", None]
+    with pytest.raises(EquidpError, match=r"sgd\.options\.learning_rate"):
+        figures.cost_against(group_costs(tracked.drop(columns="params.data.evaluate_on"), "sex"), "epsilon")
+
+
+def test_a_level_of_baselines_is_of_one_setting(tracked):
+    two = pd.concat([tracked.iloc[:1].assign(**{"tags.seed": "1", "params.privacy.delta": "1e-6"}), tracked])
+    two = two.reset_index(drop=True)
+    assert figures.privacy_utility(runs_frame(two)).layout.shapes[0].y0 == pytest.approx(0.81)
+    two.loc[0, "params.training.epochs"] = "30"
+    with pytest.raises(EquidpError, match=r"baseline's runs .* differ in training\.epochs"):
+        figures.privacy_utility(runs_frame(two))
 
 
 def test_groupings_of_one_slug_are_told_apart(tracked):

@@ -6,7 +6,8 @@ What they read:
 - histories: `history.parquet` by algorithm, one row per epoch;
 - privacy: `privacy.json` of an algorithm;
 - runs: one row per run, with its settings and results as columns and the column `seed`. Rows that differ in the seed
-  only are averaged, with 95 % intervals.
+  only are averaged, with 95 % intervals; rows that differ in another setting too (a column with a dot in its name) than
+  the one drawn are refused.
 
 docs/figures.md lists which figure of which paper each one redraws.
 """
@@ -14,13 +15,16 @@ docs/figures.md lists which figure of which paper each one redraws.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from equidp.errors import EquidpError
 from equidp.evaluation.metrics import unique_slugs
 from equidp.evaluation.seeds import mean_interval
+from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.style import HEIGHT, bars, blank, categories, figure, label, line, looks
 from equidp.reporting.tables import BASELINE, METRIC_TITLES, PARTS, group_figures
 
@@ -174,9 +178,10 @@ def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     """
     name = METRIC_NAMES.get(metric, metric)
     chart = _sweep(runs.dropna(subset=["epsilon"]), "epsilon", metric, f"{_capital(name)} against ε", "ε", name)
-    levels = runs.loc[runs["epsilon"].isna() & (runs["algorithm"] == BASELINE), metric].dropna()
+    levels = runs[runs["epsilon"].isna() & (runs["algorithm"] == BASELINE) & runs[metric].notna()]
     if len(levels) and len(chart.data):
-        chart.add_hline(y=levels.mean(), line={"color": looks([])[BASELINE].colour, "dash": "dot"})
+        _check_seeds(levels, "The baseline's runs")
+        chart.add_hline(y=levels[metric].mean(), line={"color": looks([])[BASELINE].colour, "dash": "dot"})
         chart.add_trace(go.Scatter(name=BASELINE, x=[None], y=[None], mode="lines", line=_level_line()))
     return chart
 
@@ -340,13 +345,34 @@ def _sweep(runs: pd.DataFrame, x: str, y: str, title: str, x_name: str, y_name: 
     known = runs.dropna(subset=[x, y])
     for algorithm, look in looks(known["algorithm"]).items():
         of = known[known["algorithm"] == algorithm]
-        points = {at: mean_interval(values.tolist()) for at, values in of.groupby(x)[y]}
+        points = {}
+        for at, rows in of.groupby(x):
+            _check_seeds(rows, f"{algorithm}'s runs at {x} = {at}")
+            points[at] = mean_interval(rows[y].tolist())
         if points:
             spread = [p.half_width or 0.0 for p in points.values()]
             chart.add_trace(
                 line(algorithm, look, points, [p.mean for p in points.values()], spread if any(spread) else None)
             )
     return chart
+
+
+def _check_seeds(runs: pd.DataFrame, whose: str) -> None:
+    """Refuse runs that differ in more than their seed: an interval over them would be none over seeds."""
+    names = [c for c in runs.columns if "." in c and not c.startswith(NOT_SETTINGS)]
+    names += [c for c in ("dataset", "raw_fingerprint") if c in runs]
+    if (runs["algorithm"] == BASELINE).all():  # the same for every ε
+        names = [name for name in names if name == "privacy.unit" or not name.startswith("privacy.")]
+    if mixed := [name for name in names if runs[name].map(_told).nunique() > 1]:
+        raise EquidpError(
+            f"{whose} are no seeds of each other, for they differ in {', '.join(mixed)}: draw those of one setting at "
+            f"a time, such as runs[runs[{mixed[0]!r}] == …]."
+        )
+
+
+def _told(value: Any) -> str:
+    """A setting that was not logged is as good as one that was not given."""
+    return "None" if pd.isna(value) else str(value)
 
 
 def _level_line() -> dict:

@@ -10,25 +10,34 @@ from ast import literal_eval
 import pandas as pd
 
 from equidp.evaluation.metrics import METRICS, unique_slugs
+from equidp.reporting.tables import BASELINE
+
+NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
+"""Parameters in which seeds of one setting may differ: no result depends on them, the seed's aside."""
 
 
 def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
     """One row per run: `algorithm`, `dataset`, `seed`, `epsilon`, `noise_multiplier`, overall metrics, settings.
 
     Args:
-        tracked: the result of `mlflow.search_runs()`; runs without an algorithm's tag are left out.
+        tracked: the result of `mlflow.search_runs()`; runs without an algorithm's tag are left out, and those that have
+            not finished. Of a seed that was run again with the same settings the newest run is taken.
 
     Returns:
-        Test metrics under their names, settings under their dotted names, and the options of a run's own algorithm as
-        `options.<name>`. Settings that are numbers are numbers. `noise_multiplier` is the one that was trained with.
+        Test metrics under their names, settings under their dotted names (the baseline's options too, which costs
+        depend on), and the options of a run's own algorithm as `options.<name>`. Settings that are numbers are numbers.
+        `noise_multiplier` is the one that was trained with.
     """
     mine = tracked[tracked["tags.algorithm"].notna()] if "tags.algorithm" in tracked else tracked.iloc[:0]
+    mine = _newest(mine[mine["status"] == "FINISHED"] if "status" in mine else mine)
     columns = {"algorithm": mine.get("tags.algorithm"), "dataset": mine.get("tags.dataset")}
+    columns |= {"raw_fingerprint": mine.get("tags.raw_fingerprint")}
     columns |= {"seed": _numbers(mine["tags.seed"]) if len(mine) else None, "epsilon": mine.get("metrics.epsilon")}
     columns |= {metric: mine.get(f"metrics.test/{metric}") for metric in METRICS}
     names = [c.removeprefix("params.") for c in mine.columns if c.startswith("params.")]
     settings = {name: _numbers(mine[f"params.{name}"]) for name in names}
-    columns |= {name: values for name, values in settings.items() if ".options." not in name and name not in columns}
+    shared = [name for name in settings if ".options." not in name or name.startswith(f"{BASELINE}.")]
+    columns |= {name: settings[name] for name in shared if name not in columns}
     columns |= _own_options(mine, settings)
     columns["noise_multiplier"] = settings.get("resolved.noise_multiplier")
     return pd.DataFrame({k: v for k, v in columns.items() if v is not None}, index=mine.index)
@@ -51,6 +60,17 @@ def group_costs(tracked: pd.DataFrame, grouping: str, metric: str = "accuracy") 
         columns = {c.removeprefix(prefix): c for c in tracked.columns if c.startswith(prefix)}
         long += [mine.assign(group=group, cost=tracked.loc[mine.index, c]) for group, c in columns.items()]
     return pd.concat(long, ignore_index=True).dropna(subset=["cost"])
+
+
+def _newest(runs: pd.DataFrame) -> pd.DataFrame:
+    """The newest of runs that are alike in algorithm, files, settings and seed. No two secure runs are alike."""
+    if "start_time" in runs:
+        runs = runs.sort_values("start_time", ascending=False, kind="stable")
+    names = [c for c in runs.columns if c.startswith("params.")]
+    names = [c for c in names if not c.removeprefix("params.").startswith(NOT_SETTINGS)]
+    tags = [c for c in ("tags.algorithm", "tags.raw_fingerprint", "tags.dataset", "tags.seed") if c in runs]
+    again = runs[[*names, *tags]].fillna("None").duplicated()
+    return runs[~again | (runs["tags.secure"] == "true" if "tags.secure" in runs else False)]
 
 
 def _own_options(mine: pd.DataFrame, settings: dict[str, pd.Series]) -> dict[str, pd.Series]:

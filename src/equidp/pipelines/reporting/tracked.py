@@ -17,13 +17,11 @@ from mlflow.entities import Run
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import ReportSettings
 from equidp.reporting.page import html_report
+from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.tables import results_table
 from equidp.sweep.summary import averaged, row_labels
 
 logger = logging.getLogger(__name__)
-
-NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
-"""Parameters in which runs of one row may differ: no result depends on them, the seed's aside."""
 
 
 def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
