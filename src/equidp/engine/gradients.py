@@ -340,9 +340,8 @@ class _Tape:
         if not self._entries:
             return []
         edges = [entry[3] for entry in self._entries]
-        backprops: tuple[Tensor, ...] = ()
-        if losses.requires_grad:  # ones are what the gradient of their sum is
-            backprops = torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
+        # of the sum: torch would import sympy to look at the shape of given ones
+        backprops = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if losses.requires_grad else []
         found = []
         for (site, inputs, versions, _), backprop in zip(self._entries, backprops, strict=False):
             if tuple(x._version for x in inputs) != versions:
