@@ -371,17 +371,36 @@ def unit_norms(terms: Sequence[Term], units: Units, numel: int) -> Tensor:
     arrival would round, and at worst cancel, otherwise for all. A unit's records may cancel too: its norm is at least
     √SLACK of its records' mean norm, as what the weighted sum holds of it below that is rounding.
     """
-    share, chunk = units.share(), max(1, CHUNK_FLOATS // max(numel, 1))
+    if len(terms) == 1 and isinstance(terms[0], Outer):
+        return _outer_unit_norms(terms[0], units, numel)
+    chunk = max(1, CHUNK_FLOATS // max(numel, 1))
     norms = []
     for some, records in units.ranges(chunk):
-        sums, sizes = share.new_zeros(some.stop - some.start, numel), share.new_zeros(some.stop - some.start)
+        counts = units.counts[some].to(torch.float32)
+        sums, sizes = counts.new_zeros(len(counts), numel), torch.zeros_like(counts)
         for start in range(records.start, records.stop, chunk):
             part = slice(start, min(start + chunk, records.stop))
-            rows, unit = _rows(terms, part) * share[part, None], units.owners[part] - some.start
+            rows, unit = _rows(terms, part), units.owners[part] - some.start
             sums.index_add_(0, unit, rows)
             sizes.index_add_(0, unit, norms_of(rows).sqrt())
-        norms.append(torch.maximum(norms_of(sums), SLACK * sizes.square()))
+        norms.append(torch.maximum(norms_of(sums), SLACK * sizes.square()) / counts.square())
     return torch.cat(norms)
+
+
+def _outer_unit_norms(term: Outer, units: Units, numel: int) -> Tensor:
+    """`unit_norms` of outer products: one product per unit, units of equally many records together."""
+    single = term.squared_norms()
+    starts, chunk = units.counts.cumsum(0) - units.counts, max(1, CHUNK_FLOATS // numel)
+    squared = single[starts]
+    for count in units.counts.unique().tolist():
+        if count == 1:
+            continue
+        for some in (units.counts == count).nonzero().squeeze(1).split(chunk):
+            rows = starts[some, None] + torch.arange(count, device=starts.device)
+            sums = term.backprops.values[rows].transpose(1, 2) @ term.inputs[rows]
+            squared[some] = norms_of(sums.flatten(1))
+    sizes = torch.zeros_like(squared).index_add_(0, units.owners, single.sqrt())
+    return torch.maximum(squared, SLACK * sizes.square()) / units.counts.square()
 
 
 def _rows(terms: Sequence[Term], records: slice) -> Tensor:
