@@ -380,7 +380,7 @@ def unit_norms(terms: Sequence[Term], units: Units, numel: int) -> Tensor:
         sums, sizes = counts.new_zeros(len(counts), numel), torch.zeros_like(counts)
         for start in range(records.start, records.stop, chunk):
             part = slice(start, min(start + chunk, records.stop))
-            rows, unit = _rows(terms, part), units.owners[part] - some.start
+            rows, unit = _rows(terms, part).float(), units.owners[part] - some.start
             sums.index_add_(0, unit, rows)
             sizes.index_add_(0, unit, norms_of(rows).sqrt())
         norms.append(torch.maximum(norms_of(sums), SLACK * sizes.square()) / counts.square())
