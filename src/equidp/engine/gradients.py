@@ -28,7 +28,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 Precision = Literal["float32", "bf16"]
 Iterate = tuple[Tensor | None, float]
 
-BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class GradientEngine:
@@ -55,7 +55,7 @@ class GradientEngine:
             raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
         _refuse_mixing(model)
         self.sites = sites(model)
-        self._batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
+        self._batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, _BATCH_NORMS)]
         self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
         if self.device.type != "cpu" or any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
             self._convolutions = []  # torch's GroupNorm is up to ten times slower on channels-last images
@@ -76,6 +76,12 @@ class GradientEngine:
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self.parameters[0].device
+
+    def train(self) -> None:
+        """Put the model into training mode, its BatchNorms excepted: they were frozen when they were let in."""
+        self.model.train()
+        for _, layer in self._batch_norms:
+            layer.eval()
 
     def norms(
         self,
@@ -372,7 +378,7 @@ def _snapshot(site: Site) -> dict[str, Tensor]:
 def _refuse_mixing(model: nn.Module) -> None:
     """Refuse, by name, every layer in which one record can reach another's output."""
     for name, layer in model.named_modules():
-        if isinstance(layer, BATCH_NORMS):
+        if isinstance(layer, _BATCH_NORMS):
             if _mixes(layer):
                 raise EquidpError(_batch_norm_message(name))
             continue

@@ -227,7 +227,10 @@ class Convolutions(Term):
         return self._materialised()
 
     def _keeps(self, records: int = TYPICAL_RECORDS) -> bool:
-        """Whether to keep the gradients: where forming them again costs more than a trip to main memory and back."""
+        """Whether to keep the gradients: where forming them again costs more than a trip to main memory and back.
+
+        Of a batch's own records only where they are kept may depend, never how norms are formed.
+        """
         return records * self._numel <= self._workspace.keep_floats and self._positions > KEEP_COST
 
     def _gram_cost(self) -> float:

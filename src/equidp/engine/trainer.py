@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from equidp.engine.algorithm import Algorithm, Outcome, Published
-from equidp.engine.gradients import BATCH_NORMS, GradientEngine, all_finite
+from equidp.engine.gradients import GradientEngine, all_finite
 from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Draw, per_record, scheduled, sensitivity, tensors
@@ -152,7 +152,6 @@ class Trainer:
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
         self.engine = GradientEngine(model, loss, precision=precision)
-        self._frozen = [layer for layer in model.modules() if isinstance(layer, BATCH_NORMS)]  # those that passed it
         self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
         # without what torch wraps around it for its profiler: more work than a small model's whole update
         self._update = torch.no_grad()(inspect.unwrap(type(self.optimizer).step))
@@ -234,9 +233,7 @@ class Trainer:
     def _epoch(
         self, epoch: int, segments: list[Segment], on_step: Callable[[], None] | None = None
     ) -> dict[str, float]:
-        self.model.train()
-        for layer in self._frozen:
-            layer.eval()
+        self.engine.train()
         self.begin_epoch(epoch)
         for segment in segments:
             if self.finished:
