@@ -294,7 +294,7 @@ def peak_memory(step: Step, device: torch.device) -> float | None:
         allocated = torch.cuda.memory_allocated()
         step()
         torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - allocated) / 2**20
+        return (torch.cuda.max_memory_allocated() - allocated) / MIB
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
