@@ -29,7 +29,7 @@ from equidp.notebooks import without_ipython
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
-from equidp.reporting.tables import print_table, results_table
+from equidp.reporting.tables import BASELINE, print_table, results_table
 from equidp.training import forget
 
 # kedro-mlflow defines a model as it is imported, and MLflow asks its author for type hints, past any filter
@@ -242,7 +242,8 @@ class TrackingHook:
 
     def _settings(self, algorithm: str) -> dict[str, Any]:
         shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS)}
-        return tracking.flatten(shared | {f"{algorithm}.options": self._parameters[algorithm]["options"]})
+        own = {f"{name}.options": self._parameters[name]["options"] for name in (BASELINE, algorithm)}
+        return tracking.flatten(shared | own)
 
     def _tags(self, algorithm: str | None) -> dict[str, Any]:
         shared = {

@@ -166,6 +166,14 @@ class TestGD:
         torch.testing.assert_close(found.norm(dim=1), norms, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(found.sum(0), trainer.engine.weighted_sum(torch.ones(7)), rtol=1e-4, atol=1e-5)
 
+    def test_records_have_dropout_masks_of_their_own(self, lab: Any) -> None:
+        model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+        trainer = lab.trainer("psasc_momentum_gd", model=model)
+        trainer.run_steps(1)
+        batch = trainer.population.batch(torch.tensor([0, 0]))
+        one, other = record_gradients(trainer.engine, batch)
+        assert not torch.equal(one, other)
+
     def test_is_refused_where_it_would_not_fit(self, lab: Any) -> None:
         options = {
             "sampler": "full_batch",

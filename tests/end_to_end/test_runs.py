@@ -89,6 +89,8 @@ def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines
     assert all(run.info.status == "FINISHED" for run in runs)
     columns = [shared_columns(run) - {"resolved.noise_multiplier"} for run in children.values()]
     assert all(c == columns[0] for c in columns)
+    for run in children.values():  # as in a single run
+        assert run.data.params["sgd.options.learning_rate"] == "None"
 
 
 def test_an_audit_leaves_its_findings_and_its_page_here_and_in_mlflow(project, capsys):

@@ -137,7 +137,8 @@ def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
         outputs = torch.func.functional_call(engine.model, named, (features.unsqueeze(0),))
         return engine.loss(outputs, label.unsqueeze(0)).sum()
 
-    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(values, batch.features, batch.labels)
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")  # a dropout mask each
+    found = each(values, batch.features, batch.labels)
     gradients = torch.cat([g.flatten(1) for g in found], dim=1)
     if batch.owners is None:
         return gradients
