@@ -2,10 +2,12 @@
 
 `mlflow.pyfunc.load_model("runs:/<run id>/model").predict(rows)` takes rows as the provider's file has them (a DataFrame
 of raw columns for tabular data, an array of stored features otherwise) and gives one column of probabilities per class.
+Input that training would have refused, or could not have seen, is refused here too: a score of it would be arbitrary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,14 @@ import numpy as np
 import pandas as pd
 import torch
 from mlflow.pyfunc import PythonModel, PythonModelContext
+from torch import Tensor
 
+from equidp.errors import EquidpError
+from equidp.models import model_features
+from equidp.models.features import is_raw_image
 from equidp.pipelines.datasets import WeightsDataset
 from equidp.pipelines.training.nodes import load_network
+from equidp.records import Schema
 from equidp.sources import source
 from equidp.training import predict
 
@@ -31,12 +38,78 @@ class ServedModel(PythonModel):
         self.network = load_network(weights)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """`[n, classes]` probabilities, columns named by class; takes arrays too, but MLflow warns of such a hint."""
-        if isinstance(model_input, pd.DataFrame):
-            features = source(self.card["source"], self.card["source_options"]).encode(model_input.astype(str))
+        """`[n, classes]` probabilities, columns named by class; takes arrays too, but MLflow warns of such a hint.
+
+        Raises:
+            EquidpError: rows that break the dataset's declaration, or an array that holds no features of this model.
+        """
+        rows = _as_rows(model_input)
+        if rows is None:
+            features = self._stored(model_input)
         else:
-            features = torch.as_tensor(np.asarray(model_input))
-        return pd.DataFrame(predict(self.network, features).numpy(), columns=self.card["schema"]["classes"])
+            features = source(self.card["source"], self.card["source_options"]).encode(_as_read(rows))
+        # the rows' own index: joined back to a part of a table, scores must not land on other rows
+        index = None if rows is None else rows.index
+        scores = predict(self.network, features).numpy()
+        return pd.DataFrame(scores, columns=self.card["schema"]["classes"], index=index)
+
+    def _stored(self, given: Any) -> Tensor:
+        """Features as training had them: pixels as bytes, token ids, numbers of a table scaled to 0..1."""
+        schema = Schema.from_dict(self.card["schema"])
+        try:
+            values = np.asarray(given)
+        except ValueError:  # lists of different lengths
+            values = np.empty(0, dtype=object)
+        if values.dtype.kind not in "biuf" or values.shape[1:] != schema.shape or not values.ndim:
+            wanted, found = (", ".join(map(str, shape)) for shape in (("n", *schema.shape), values.shape))
+            remedy = "resize or reshape it" if schema.kind == "image" else "give that, or a data frame of raw columns"
+            raise EquidpError(
+                f"The model takes an array of numbers of shape ({wanted}), one entry per record, and this one is "
+                f"({found}) of {values.dtype}; {remedy}."
+            )
+        if is_raw_image(schema):  # floats would go round the scaling
+            return torch.from_numpy(_within(values, 255, "pixels", whole=True).astype(np.uint8))
+        if schema.kind == "text":
+            return torch.from_numpy(_within(values, schema.vocabulary - 1, "token ids", whole=True).astype(np.int64))
+        raw = model_features(self.card["model"], self.card["options"]) is None and schema.kind == "tabular"
+        scaled = _within(values, 1, "scaled features") if raw else _within(values, np.inf, "features", least=-np.inf)
+        return torch.from_numpy(scaled.astype(np.float32))
+
+
+def _as_rows(given: Any) -> pd.DataFrame | None:
+    """Rows with named columns as a data frame, however a client wrote them; None where columns have no names."""
+    if isinstance(given, pd.Series):
+        return given.to_frame().T
+    if isinstance(given, Mapping):
+        single = all(np.ndim(value) == 0 for value in given.values())
+        return pd.DataFrame([given] if single else dict(given))
+    if isinstance(given, list) and given and all(isinstance(row, Mapping) for row in given):
+        return pd.DataFrame(given)
+    return given if isinstance(given, pd.DataFrame) else None
+
+
+def _as_read(rows: pd.DataFrame) -> pd.DataFrame:
+    """Cells as a file's are read: as stripped text."""
+    if rows.columns.has_duplicates:
+        twice = rows.columns[rows.columns.duplicated()][0]
+        raise EquidpError(f"The given table has two columns called {str(twice)!r}; leave one out.")
+    return rows.astype(str).apply(lambda column: column.str.strip())
+
+
+def _within(values: np.ndarray, most: float, what: str, *, least: float = 0, whole: bool = False) -> np.ndarray:
+    """The values themselves.
+
+    Raises:
+        EquidpError: one is no finite number from `least` to `most`, or none that is whole.
+    """
+    good = np.isfinite(values) & (values >= least) & (values <= most)
+    if whole:
+        good &= values == np.floor(values)
+    if not good.all():
+        kind = "whole numbers" if whole else "finite numbers"
+        bounds = "" if most == np.inf else f" from {least:g} to {most:g}"
+        raise EquidpError(f"The given array holds {values[~good][0]!s}; the model takes {what}, {kind}{bounds}.")
+    return values
 
 
 mlflow.models.set_model(ServedModel())

@@ -1,0 +1,117 @@
+"""The served model: rows and arrays score as in the pipeline however clients write them, or are refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.sources.tiny import write_tiny
+
+from equidp.errors import EquidpError
+from equidp.models import build_model
+from equidp.pipelines.datasets import Weights, WeightsDataset
+from equidp.pipelines.served_model import ServedModel
+from equidp.records import Records
+from equidp.sources import source
+from equidp.training import predict
+
+Served = tuple[partial[pd.DataFrame], Records, np.ndarray]
+
+
+def serve(tmp_path: Path, name: str, model: str) -> Served:
+    """A served model with untrained weights, the records of a tiny dataset, and what the pipeline makes of them."""
+    options = write_tiny(name, tmp_path)
+    dataset = source(name, options)
+    records = dataset.read(dataset.locate(tmp_path))
+    network = build_model(model, records.schema, seed=1)
+    card = {"model": model, "options": {}, "schema": records.schema.to_dict(), "source": name}
+    path = str(tmp_path / "model.safetensors")
+    WeightsDataset(filepath=path).save(Weights(dict(network.state_dict()), card | {"source_options": options}))
+    served = ServedModel()
+    served.load_context(SimpleNamespace(artifacts={"weights": path}))
+    return partial(served.predict, None), records, predict(network, records.features).numpy()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> tuple[Served, pd.DataFrame]:
+    served = serve(tmp_path, "csv", "logistic")
+    return served, pd.read_csv(next((tmp_path / "mine").glob("*.csv")))
+
+
+def test_rows_score_as_in_the_pipeline_however_they_are_written(table) -> None:
+    (score, _, expected), rows = table
+    forms = {
+        "columns in another order": rows[rows.columns[::-1]],
+        "spaces around values": rows.assign(ward=" " + rows["ward"] + " "),
+        "columns of lists": rows.to_dict("list"),
+        "rows": rows.to_dict("records"),
+    }
+    for form, given in forms.items():
+        assert np.array_equal(score(given).to_numpy(), expected), form
+    assert np.array_equal(score(rows.iloc[1]).to_numpy(), expected[1:2])
+    assert np.array_equal(score(rows.iloc[1].to_dict()).to_numpy(), expected[1:2])
+
+
+def test_scores_of_a_part_of_a_table_keep_its_index(table) -> None:
+    (score, records, expected), rows = table
+    part = rows[rows.index % 2 == 1]
+    scores = score(part)
+    assert scores.index.equals(part.index)
+    assert np.array_equal(scores.to_numpy(), expected[1::2])
+    assert list(scores.columns) == list(records.schema.classes)
+
+
+def test_stored_features_of_a_table_are_scaled_ones(table) -> None:
+    (score, records, expected), _ = table
+    assert np.array_equal(score(records.features.numpy().astype(float)).to_numpy(), expected)
+    with pytest.raises(EquidpError, match=r"holds 80\.0; the model takes scaled features, finite numbers from 0 to 1"):
+        score(np.array([[1, 0, 80.0]]))
+    with pytest.raises(EquidpError, match="holds nan"):
+        score(np.array([[1, 0, np.nan]]))
+
+
+ODD = (np.zeros((2, 7)), np.zeros(3), 5, None, [[1, 0, 0], [1]], np.array([["a", "b", "c"]]))
+
+
+@pytest.mark.parametrize("given", ODD)
+def test_arrays_of_another_shape_or_kind_are_refused(table, given) -> None:
+    (score, _, _), _ = table
+    with pytest.raises(EquidpError, match=r"takes an array of numbers of shape \(n, 3\).* or a data frame"):
+        score(given)
+
+
+def test_a_column_that_is_there_twice_is_refused(table) -> None:
+    (score, _, _), rows = table
+    with pytest.raises(EquidpError, match="two columns called 'ward'"):
+        score(pd.concat([rows, rows[["ward"]]], axis=1))
+
+
+def test_images_score_alike_as_bytes_and_as_whole_floats_and_are_refused_otherwise(tmp_path: Path) -> None:
+    score, records, expected = serve(tmp_path, "image_folder", "logistic")
+    pixels = records.features.numpy()
+    for given in (pixels, pixels.astype(np.float32), pixels.astype(np.int64), pixels.tolist()):
+        assert np.array_equal(score(given).to_numpy(), expected)
+    for given in (pixels / 255 + 0.001, pixels.astype(int) - 256, pixels * np.nan):
+        with pytest.raises(EquidpError, match="pixels, whole numbers from 0 to 255"):
+            score(given)
+    for given in (pixels.transpose(0, 2, 3, 1), pixels[0], pixels[:, :, 1:]):
+        with pytest.raises(EquidpError, match="resize or reshape it"):
+            score(given)
+
+
+def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    score, records, expected = serve(tmp_path, "imdb", "bilstm")
+    assert np.allclose(score(records.features.numpy()).to_numpy(), expected)
+    with pytest.raises(EquidpError, match="token ids, whole numbers from 0 to 199"):
+        score(records.features.numpy() + 200)
+
+
+def test_features_of_a_map_may_be_any_finite_numbers(tmp_path: Path) -> None:
+    score, records, _ = serve(tmp_path, "image_folder", "logistic")
+    score.func.__self__.card["schema"] |= {"mean": [], "sd": []}  # as the scattering transform's are
+    assert score(torch.randn(2, *records.schema.shape)).notna().all(axis=None)
