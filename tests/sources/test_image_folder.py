@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.sources.tiny import write_image, write_tiny
 
 from equidp.errors import EquidpError
@@ -46,6 +48,36 @@ def test_train_and_test_folders_are_the_split(tmp_path: Path, options: dict) -> 
         shutil.copytree(tmp_path / "mine" / "pets", tmp_path / "both" / part)
     plain = {key: options[key] for key in ("classes", "size")}
     assert int(read(tmp_path, {**plain, "path": "both"}).part.sum()) == 80
+
+
+def test_a_name_may_have_dots_with_and_without_its_suffix(tmp_path: Path, options: dict) -> None:
+    table, pets = tmp_path / "mine" / "pets.csv", tmp_path / "mine" / "pets"
+    expected = read(tmp_path, options).groups["sex"]
+    for path in pets.rglob("*.png"):
+        path.rename(path.with_name(f"scan.{path.name}"))
+    header, *rows = table.read_text().splitlines()
+    for suffix in (".png", "", ".dcm"):  # .dcm: what the image was made from
+        table.write_text("\n".join([header, *(f"scan.{row}".replace(".png", suffix) for row in rows), ""]))
+        assert torch.equal(read(tmp_path, options).groups["sex"], expected), suffix
+
+
+def test_an_image_of_more_than_eight_bits_is_refused_not_cut_off(tmp_path: Path, options: dict) -> None:
+    path = tmp_path / "mine" / "pets" / "dog" / "dog0.png"
+    Image.fromarray(np.full((16, 16), 4095, dtype=np.uint16)).save(path)
+    for channels in (1, 3):
+        with pytest.raises(EquidpError, match=r"dog0\.png has more than 8 bits per pixel; scale it to 8"):
+            read(tmp_path, {**options, "channels": channels})
+
+
+def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict) -> None:
+    Image.new("L", (16, 16)).save(tmp_path / "mine" / "pets" / "dog" / "dog40.TIF")
+    with pytest.raises(EquidpError, match=r"dog40\.TIF is neither JPEG nor PNG, and would be left out"):
+        read(tmp_path, options)
+
+
+def test_a_standard_deviation_of_zero_is_refused(tmp_path: Path, options: dict) -> None:
+    with pytest.raises(EquidpError, match=r"'sd\.1' is not valid: Input should be greater than 0"):
+        read(tmp_path, {**options, "sd": [0.2, 0.0, 0.2]})
 
 
 def append(path: Path, line: str) -> None:

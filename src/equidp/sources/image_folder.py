@@ -17,7 +17,7 @@ from equidp.sources.columns import read_rows, require
 from equidp.sources.csv_table import PARTS, check_group_names
 from equidp.sources.files import Published, RawFiles, digest, find, fingerprint, folder_fingerprint, inside
 from equidp.sources.groupings import Grouping, group_ids, group_names, unit_ids
-from equidp.sources.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_files
+from equidp.sources.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
 
 
 class ImageFolderOptions(SourceOptions):
@@ -42,7 +42,7 @@ class ImageFolderOptions(SourceOptions):
     channels: Literal[1, 3] = 3
     fit: Literal["squeeze", "crop"] = "squeeze"
     mean: tuple[float, ...] = ()
-    sd: tuple[float, ...] = ()
+    sd: tuple[Annotated[float, Field(gt=0)], ...] = ()
     metadata: str = ""
     image: str = "image"
     groups: dict[str, Grouping] = Field(default_factory=dict)
@@ -154,6 +154,9 @@ class ImageFolder(Source):
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Image paths with their labels; every class folder must be declared and hold an image."""
+    for path in folder.rglob("*"):
+        if path.suffix.lower() in OTHER_SUFFIXES:
+            raise EquidpError(f"{path} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
     present = sorted(path.name for path in folder.iterdir() if path.is_dir())
     for name in present:
         if name not in classes:
@@ -165,9 +168,15 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     return found
 
 
+def _stem(name: str) -> str:
+    """A file's name without folder and suffix. What follows another dot belongs to the name: `scan.017`."""
+    path = Path(name)
+    return path.stem if path.suffix.lower() in SUFFIXES + OTHER_SUFFIXES else path.name
+
+
 def _rows_of(frame: pd.DataFrame, column: str, paths: list[Path], folder: Path, where: str) -> pd.DataFrame:
     """The metadata's rows in the order of the images; each image needs one row, and each row an image."""
-    keys = frame[column].map(lambda name: Path(name).stem)
+    keys = frame[column].map(_stem)
     for key, row in zip(keys[keys.duplicated()], frame.index[keys.duplicated()], strict=True):
         raise EquidpError(f"{where}, row {row}, column {column!r}: {key!r} stands in an earlier row too.")
     stems = [path.stem for path in paths]

@@ -20,6 +20,11 @@ from tqdm import tqdm
 from equidp.errors import EquidpError
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
+OTHER_SUFFIXES = (".bmp", ".dcm", ".gif", ".heic", ".jp2", ".nii", ".tif", ".tiff", ".webp")
+"""Of images too, which are not read."""
+DEEP_MODES = ("I", "F")
+"""How Pillow calls more than eight bits per channel, or begins to (`I;16`)."""
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_SD = (0.229, 0.224, 0.225)
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -61,10 +66,13 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
     """One image, uint8 `[channels, side, side]`.
 
     Raises:
-        EquidpError: it is corrupt.
+        EquidpError: it is corrupt, or has more than eight bits per channel.
     """
     try:
         with Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded)) as opened:
+            if opened.mode.startswith(DEEP_MODES):
+                # Pillow would cut off at 255 and leave a white image; how to scale depends on what the device wrote
+                raise EquidpError(f"Image {name} has more than 8 bits per pixel; scale it to 8 and save it again.")
             image: Image.Image = opened.convert("RGB" if channels == 3 else "L")
     except UNREADABLE as error:
         raise EquidpError(f"Image {name} is corrupt or no image ({error}); replace it or remove its record.") from error

@@ -24,7 +24,7 @@ from equidp.sources import source
 from equidp.sources.labelling import group_table
 from equidp.sources.splitting import split
 
-ENCODING = 2
+ENCODING = 3
 """Raised with every change of what sources make of the same file: records that were kept are then encoded anew."""
 
 PUBLIC_FRACTION = 0.05
