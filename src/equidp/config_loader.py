@@ -7,6 +7,7 @@ for a dataset of one's own, kept in conf/local, would not be found.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from kedro.config import OmegaConfigLoader
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
+from yaml import YAMLError
 
 from equidp.errors import EquidpError, unknown_name
-from equidp.parameters import resolve
+from equidp.parameters import SECTIONS, block, resolve
 
 PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
 """How a path inside the project is written as a URI; a relative one would depend on the working directory."""
@@ -51,9 +53,13 @@ class EquidpConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """As Kedro's; parameters are resolved once and kept."""
-        if key == "parameters" and key not in self:
-            self["parameters"] = resolve(self._layered())
-        return super().__getitem__(key)
+        try:
+            if key == "parameters" and key not in self:
+                self["parameters"] = resolve(self._layered())
+            return super().__getitem__(key)
+        except YAMLError as error:
+            told = " ".join(str(error).split()).rstrip(".")  # of a name that is there twice, it tells in several lines
+            raise EquidpError(f"A file of settings in {self.conf_source} cannot be read: {told}.") from error
 
     def _layered(self) -> dict[str, Any]:
         """Preset, files and command line merged, the last one winning."""
@@ -61,11 +67,13 @@ class EquidpConfigLoader(OmegaConfigLoader):
             files = super().__getitem__("parameters")
         except OmegaConfBaseException as error:
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}") from error
-        presets = files.pop("presets", {})
+        presets = block("presets", files.pop("presets", None))
         dataset = str(files.get("dataset"))
         if dataset not in presets:
             raise unknown_name("dataset", dataset, presets)
-        layers = [presets[dataset], files, dict(self.runtime_params or {})]
+        layers = [block(f"presets.{dataset}", presets[dataset]), files, dict(self.runtime_params or {})]
+        for layer, section in itertools.product(layers, SECTIONS):
+            block(section, layer.get(section))  # refuses what is none: it is looked into below
         merged: dict[str, Any] = {}
         for layer in layers:
             chosen = {name for name in EITHER_OR if (layer.get("privacy") or {}).get(name) is not None}

@@ -209,7 +209,7 @@ def section(kind: type[BaseModel], name: str, values: Mapping[str, Any] | None) 
     Raises:
         EquidpError: an unknown key (naming the nearest) or a value out of range, with the setting's dotted name.
     """
-    values = _block(name, values)
+    values = block(name, values)
     for key in values:
         if key not in kind.model_fields:
             raise unknown_name("setting", f"{name}.{key}", (f"{name}.{field}" for field in kind.model_fields))
@@ -280,17 +280,17 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
             raise unknown_name("setting", key, valid)
 
 
-def _options(name: str, block: Mapping[str, Any] | None) -> dict[str, Any]:
-    block = _block(name, block)
+def _options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = block(name, given)
     if not ALGORITHMS[name].below_options:
-        return algorithm_settings(name, block).model_dump(mode="json")
-    for key in block:
+        return algorithm_settings(name, given).model_dump(mode="json")
+    for key in given:
         if key != "options":
             raise unknown_name("setting", f"{name}.{key}", [f"{name}.options"])
-    return algorithm_settings(name, _block(f"{name}.options", block.get("options"))).model_dump(mode="json")
+    return algorithm_settings(name, block(f"{name}.options", given.get("options"))).model_dump(mode="json")
 
 
-def _block(name: str, values: object) -> dict[str, Any]:
+def block(name: str, values: object) -> dict[str, Any]:
     """A block of settings as a dict; an empty one where nothing is given."""
     if values is None:
         return {}

@@ -56,6 +56,29 @@ def test_a_file_in_conf_local_overrides_the_preset_and_keeps_its_other_keys(proj
     assert params["training"]["batch_size"] == 256
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("presets:\n  clinic:\n", "give exactly one of privacy.epsilon and privacy.noise_multiplier"),
+        ("presets: {clinic: 5}\n", "presets.clinic=5: give settings below it"),
+        ("presets: {clinic: {data: csv}}\n", "data='csv': give settings below it"),
+        ("presets: {clinic: {model: logistic}}\n", "model='logistic': give settings below it"),
+        ("presets:\n  clinic: {data: [}\n", r"cannot be read: .*local/parameters\.yml, unable to read line 1"),
+        ("presets:\n  clinic: {}\n  clinic: {}\n", "cannot be read: .*found duplicate key clinic"),
+    ],
+)
+def test_a_file_in_conf_local_that_is_written_wrong_ends_in_a_sentence(project, text, words):
+    (project / "conf/local/parameters.yml").write_text(text)
+    with pytest.raises(EquidpError, match=words) as refused:
+        resolved(project, dataset="clinic")
+    assert "\n" not in refused.value.message
+
+
+def test_a_dataset_may_be_called_by_a_number(project):
+    (project / "conf/local/parameters.yml").write_text("presets: {2024: {data: {source: digits}}}\n")
+    assert resolved(project, **{"dataset": 2024, "privacy.epsilon": 3.0})["dataset"] == "2024"
+
+
 def test_another_model_does_not_inherit_the_presets_options(project):
     preset = resolved(project, dataset="ham10000")["model"]
     assert preset["name"] == "resnet9"
