@@ -31,5 +31,8 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        named = f"The {kind} {place!r}" if place else f"A {kind}"
-        raise EquidpError(f"{named} is not valid: {first['msg']} (given: {first['input']!r}).") from error
+        named, given_here = (f"The {kind} {place!r}", f" (given: {first['input']!r})") if place else (f"A {kind}", "")
+        # YAML takes a bare 0 for a number and a bare no for false, which are common names of classes and categories
+        bare = first["type"] == "string_type" and isinstance(first["input"], bool | int | float)
+        reason = first["msg"].removeprefix("Value error, ") + given_here + ("; put it in quotes" if bare else "")
+        raise EquidpError(f"{named} is not valid: {reason}.") from error

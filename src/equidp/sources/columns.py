@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,6 +28,12 @@ class Categorical(BaseModel):
     kind: Literal["categorical"] = "categorical"
     categories: tuple[str, ...] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _distinct(self) -> Categorical:
+        if len(set(self.categories)) < len(self.categories):
+            raise ValueError("two categories have the same name")
+        return self
+
 
 class Numeric(BaseModel):
     """A column with declared bounds, scaled to 0..1 by them."""
@@ -41,6 +48,8 @@ class Numeric(BaseModel):
     def _ordered(self) -> Numeric:
         if not self.minimum < self.maximum:
             raise ValueError("minimum must be less than maximum")
+        if not math.isfinite(self.maximum - self.minimum):  # every value would be scaled to 0
+            raise ValueError("minimum and maximum are too far apart")
         return self
 
 

@@ -43,6 +43,8 @@ class Grouping(BaseModel):
             raise ValueError("give either categories or edges")
         if list(self.edges) != sorted(set(self.edges)):
             raise ValueError("edges must rise")
+        if not self.minimum < self.maximum:
+            raise ValueError("minimum must be less than maximum")
         if len(set(self.names)) < len(self.names):
             raise ValueError("two groups have the same name")
         return self
