@@ -86,13 +86,21 @@ def units_in(records: Records, privacy: PrivacySettings) -> int:
     return Population(records, records.labels, by_unit=privacy.by_unit).size
 
 
-def record_loss(weights: tuple[float, ...] | None, device: torch.device) -> Any:
+def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device) -> Any:
     """Cross-entropy of each record on its own, optionally times its class's weight.
 
     Never a weighted *mean*: its denominator would couple the records and break the sensitivity.
+
+    Raises:
+        EquidpError: there is not one weight for each class.
     """
     if weights is None:
         return nn.CrossEntropyLoss(reduction="none")
+    if len(weights) != len(classes):
+        raise EquidpError(
+            f"training.class_weights has {len(weights)} numbers; give one for each of the {len(classes)} classes, in "
+            f"this order: {', '.join(classes)}."
+        )
     scale = torch.tensor(weights, device=device)
     plain = nn.CrossEntropyLoss(reduction="none")
     return lambda outputs, labels: plain(outputs, labels) * scale[labels]
@@ -250,6 +258,7 @@ def prepare(
 ) -> Prepared:
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     device = choose_device(training.device)
+    loss = record_loss(training.class_weights, split.train.schema.classes, device)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     random = _random(privacy, seed, device, peers)
     keeper = None
@@ -270,7 +279,7 @@ def prepare(
     network = make_model(train.schema, model, algorithm, seed).to(device)
     arguments: dict[str, Any] = {
         "model": network,
-        "loss": record_loss(training.class_weights, device),
+        "loss": loss,
         "algorithm": algorithm,
         "plan": plan,
         "population": Population(train, ids, by_unit=privacy.by_unit),

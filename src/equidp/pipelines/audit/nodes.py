@@ -51,7 +51,7 @@ def audit_algorithm(
         build_model=lambda schema: make_model(schema, ModelSettings(**model), algorithm, seed),
         algorithm=algorithm,
         plan=plan,
-        loss=record_loss(loop.class_weights, device),
+        loss=record_loss(loop.class_weights, train.schema.classes, device),
         learning_rate=loop.rate(plan.steps),
         optimizer=loop.optimizer,
         grouping=groups[0],
