@@ -49,6 +49,10 @@ def test_train_and_test_folders_are_the_split(tmp_path: Path, options: dict) -> 
     plain = {key: options[key] for key in ("classes", "size")}
     assert int(read(tmp_path, {**plain, "path": "both"}).part.sum()) == 80
 
+    shutil.copytree(tmp_path / "mine" / "pets", tmp_path / "both" / "val")
+    with pytest.raises(EquidpError, match=r"val stands beside train and test, and its images would be left out"):
+        read(tmp_path, {**plain, "path": "both"})
+
 
 def test_a_name_may_have_dots_with_and_without_its_suffix(tmp_path: Path, options: dict) -> None:
     table, pets = tmp_path / "mine" / "pets.csv", tmp_path / "mine" / "pets"

@@ -114,6 +114,8 @@ class ImageFolder(Source):
         """Images uint8 `[N, channels, size, size]`, in the order of their paths."""
         folder = files.paths["images"]
         parts = PARTS if all((folder / part).is_dir() for part in PARTS) else ("",)
+        if parts is PARTS:
+            _refuse_beside(folder)
         found = [
             (path, label, part)
             for part, part_name in enumerate(parts)
@@ -150,6 +152,16 @@ class ImageFolder(Source):
         frame = _rows_of(frame, self.options.image, paths, folder, str(table))
         unit = unit_ids(frame[self.options.unit], str(table)) if self.options.unit else None
         return group_ids(frame, self.options.groups, str(table)), unit
+
+
+def _refuse_beside(folder: Path) -> None:
+    """Refuse images beside `train/` and `test/`, such as those of a `val/`."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name not in PARTS and image_files(path):
+            raise EquidpError(
+                f"{path} stands beside {' and '.join(PARTS)}, and its images would be left out; move them into one of "
+                "these, or remove the folder."
+            )
 
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
