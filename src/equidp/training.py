@@ -264,7 +264,8 @@ def prepare(
     keeper = None
     if workplace is not None and algorithm.private and (peers is None or peers.first):
         asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
-            "records": fingerprint(split.train)
+            "records": fingerprint(split.train),
+            "public": fingerprint(split.public) if algorithm.needs_public else None,
         }
         budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
         keeper = Checkpointer(
@@ -303,9 +304,10 @@ def prepare(
 
 
 def fingerprint(records: Records) -> str:
-    """sha256 of features, labels and groups: a checkpoint of other records is refused."""
+    """sha256 of features, labels, groups and units: a checkpoint of other records is refused."""
     digest = hashlib.sha256()
-    for column in (records.features, records.labels, *records.groups.values()):
+    units = () if records.unit is None else (records.unit,)
+    for column in (records.features, records.labels, *records.groups.values(), *units):
         digest.update(column.contiguous().cpu().numpy().data)
     return digest.hexdigest()
 
@@ -328,9 +330,20 @@ def _asked(
     training: TrainingSettings,
     seed: int,
 ) -> dict[str, Any]:
-    """Everything a checkpoint must agree with."""
+    """Everything a checkpoint must agree with.
+
+    Whatever changes a release belongs here: steps done again take the noise they took, so that the difference of two
+    releases under two settings would be exact.
+    """
     return {
-        "algorithm": {"name": algorithm.name, "parts": [repr(part) for part in algorithm.parts]},
+        "algorithm": {
+            "name": algorithm.name,
+            "parts": [repr(part) for part in algorithm.parts],
+            "initial": dict(algorithm.initial),  # clip norms: no part's field
+            "model": algorithm.model,
+            "model_options": dict(algorithm.model_options),
+            "learning_rate": algorithm.learning_rate,
+        },
         "plan": dataclasses.asdict(plan),
         "model": model.model_dump(mode="json"),
         "privacy": privacy.model_dump(mode="json"),

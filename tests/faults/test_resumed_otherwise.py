@@ -1,0 +1,87 @@
+"""A run that is resumed under anything else would take the same noise for other sums: it is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equidp.algorithms import algorithm_settings
+from equidp.engine.trainer import Trainer
+from equidp.errors import EquidpError
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.records import Records, Schema, Split
+from equidp.training import Trained, plan_run, train_model
+
+SCHEMA = Schema("toy", "tabular", (3,), ("a", "b"), {"class": ("a", "b")}, feature_names=tuple("xyz"))
+PUBLIC = {"energy_records": 20}
+
+
+def some(count: int, seed: int) -> Records:
+    features = torch.rand(count, 3, generator=torch.Generator().manual_seed(seed))
+    labels = (features[:, 0] > 0.5).long()
+    return Records(features, labels, {"class": labels}, SCHEMA, unit=torch.arange(count) // 2)
+
+
+PARTS = Split(some(120, 0), some(20, 1), some(20, 2))
+
+
+def live(folder: Path, name: str, options: dict[str, Any], parts: Split, *, resume: bool) -> Trained:
+    algorithm = algorithm_settings(name, options).build()
+    privacy = PrivacySettings(noise_multiplier=1.0, unit="unit")
+    training = TrainingSettings(epochs=3, batch_size=10, device="cpu")
+    plan = plan_run(algorithm, units=60, groups=2, privacy=privacy, training=training)
+    return train_model(
+        algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+        training=training, seed=0, options=options, workplace=folder, resume=resume, progress=False,
+    )  # fmt: skip
+
+
+def die(folder: Path, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Trainer.step
+
+    def crashing(self: Trainer, segment) -> None:
+        step(self, segment)
+        if self.steps_done == 5:
+            raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "step", crashing)
+        with pytest.raises(RuntimeError):
+            live(folder, name, options, PARTS, resume=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "told"),
+    [
+        ("dpsgd", {"clip_norm": 1.0}, {"clip_norm": 0.1}, "clip_norm was 1.0 and is 0.1"),
+        ("dpsgd_f", {}, {"base_clip_norm": 2.0}, "clip_norm was 1.0 and is 2.0"),
+        ("psasc", {}, {"clip_norm": 0.5}, "clip_norm was 0.1 and is 0.5"),
+        ("dpis", {}, {"clip_norm": 2.0}, "clip_norm was 1.0 and is 2.0"),
+        ("dpsgd_tanh", {}, {"temperature": 5.0}, "temperature was 2.0 and is 5.0"),
+    ],
+)
+def test_options_that_no_part_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, before: dict, after: dict, told: str
+) -> None:
+    die(tmp_path, name, before, monkeypatch)
+    with pytest.raises(EquidpError, match=told):
+        live(tmp_path, name, after, PARTS, resume=True)
+    assert live(tmp_path, name, before, PARTS, resume=True).privacy["epsilon"] is not None
+
+
+def test_units_that_were_formed_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    die(tmp_path, "dpsgd", {}, monkeypatch)
+    train = dataclasses.replace(PARTS.train, unit=torch.arange(120) % 60)
+    with pytest.raises(EquidpError, match="records was"):
+        live(tmp_path, "dpsgd", {}, dataclasses.replace(PARTS, train=train), resume=True)
+
+
+def test_other_public_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They decide which steps are taken, hence at which parameters the next ones look."""
+    die(tmp_path, "sa_dpsgd", PUBLIC, monkeypatch)
+    with pytest.raises(EquidpError, match="public was"):
+        live(tmp_path, "sa_dpsgd", PUBLIC, dataclasses.replace(PARTS, public=some(20, 3)), resume=True)
