@@ -22,6 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+import equidp
 from equidp.algorithms import algorithm_settings
 from equidp.distributed.peers import Peers
 from equidp.distributed.trainer import ParallelTrainer
@@ -44,6 +45,21 @@ logger = logging.getLogger(__name__)
 
 PREDICTION_BATCH = 1024
 """Records scored at once."""
+
+CODE = ("records.py", "training.py", "engine", "models", "algorithms")
+"""What a trained model depends on, within the package."""
+
+
+def _code_digest() -> str:
+    root = Path(equidp.__file__).parent
+    files = sorted(
+        file for part in CODE for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
+    )
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+CODE_DIGEST = _code_digest()
+"""Of the code that training runs: taken as it is imported, since files may be edited while a run trains."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +290,7 @@ def prepare(
             resume=resume,
             every_epochs=training.checkpoint_every,
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
+            code=CODE_DIGEST[:16],
         )
     ledger: Ledger = keeper.ledger(random) if keeper else Ledger()
     ids, names = train.grouping(grouping)

@@ -143,6 +143,20 @@ class TestResume:
         assert not torch.equal(random.uniform(5), continued.uniform(5))
         keeper.close()
 
+    def test_other_code_pays_again(self, tmp_path: Path) -> None:
+        for code, owed in (("before", 0), ("after", 8), ("after", 16)):
+            keeper = Checkpointer(tmp_path, SETTINGS, resume=True, block=8, code=code)
+            random = seeded()
+            trainer = ToyTrainer(random, keeper.ledger(random))
+            assert releases(trainer.ledger.events) == owed
+            trainer.step()
+            keeper.close()
+
+    def test_other_instructions_of_a_processor_are_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        here = checkpoint.life_of(seeded())
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "of another processor")
+        assert checkpoint.life_of(seeded()) != here
+
     def test_sums_in_any_order_are_not_repetitions(self, monkeypatch: pytest.MonkeyPatch) -> None:
         random = SeededRandom(1, "cpu")
         assert checkpoint.repeats(random)

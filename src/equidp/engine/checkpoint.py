@@ -109,6 +109,7 @@ class Checkpointer:
         resume: continue what is in the folder; otherwise start a new run, whose ledger starts empty.
         every_epochs, every_minutes: how often to save; None: only when asked to stop by Ctrl-C or SIGTERM.
         block: steps charged ahead, see `journal`.
+        code: names the code that trains: steps done again by other code are new releases.
 
     Raises:
         EquidpError: for a checkpoint that is damaged or of other settings, or a folder that cannot be written.
@@ -123,10 +124,11 @@ class Checkpointer:
         every_epochs: int | None = None,
         every_minutes: float | None = None,
         block: int = BLOCK,
+        code: str = "",
     ) -> None:
         self.path = folder / CHECKPOINT_FILE
         self.settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
-        self.every_epochs, self.every_minutes = every_epochs, every_minutes
+        self.every_epochs, self.every_minutes, self._code = every_epochs, every_minutes, code
         # the journal first: it locks the folder against a second run
         self._journal = Journal(folder / JOURNAL_FILE, self.settings, fresh=not resume, block=block)
         try:
@@ -148,7 +150,7 @@ class Checkpointer:
         Args:
             random: the streams that the run will draw from; tells whether repeated steps are new releases.
         """
-        self._life = life_of(random)
+        self._life = ", ".join(filter(None, (life_of(random), self._code)))
         line = self.saved.journal_lines if self.saved else 0
         spent = self.saved.done if self.saved else ()
         owed = self._journal.charged_since(line, self.saved.ahead if self.saved else ())
@@ -277,7 +279,9 @@ def life_of(random: RandomSource) -> str:
     if not random.repeatable:
         return "secure"
     device = getattr(random, "device", torch.device("cpu"))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    # kernels are chosen by the processor's instructions, and round differently
+    on_cpu = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
     return f"seeded, torch {torch.__version__}, {device.type}, {name}"
 
 

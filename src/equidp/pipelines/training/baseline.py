@@ -14,26 +14,10 @@ from typing import Any
 
 import pandas as pd
 
-import equidp
 from equidp.files import replacing
 from equidp.pipelines.datasets import Weights, WeightsDataset
 from equidp.records import Records
-from equidp.training import fingerprint
-
-CODE = ("records.py", "training.py", "engine", "models", "algorithms")
-"""What a trained baseline depends on, within the package."""
-
-
-def _code_digest() -> str:
-    root = Path(equidp.__file__).parent
-    files = sorted(
-        file for part in CODE for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
-    )
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-CODE_DIGEST = _code_digest()
-"""Of the code that training runs: taken as it is imported, since files may be edited while a run trains."""
+from equidp.training import CODE_DIGEST, fingerprint
 
 
 def digest(train: Records, settings: Mapping[str, Any]) -> str:
