@@ -37,6 +37,9 @@ with warnings.catch_warnings(record=True):
     from kedro_mlflow.framework.hooks.mlflow_hook import mlflow_hook
 
 ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure")
+OF_ONE_RUN = ("plan", "model", *ARTIFACTS)
+"""What a run leaves of each algorithm, under a name that the next run of other settings takes as well."""
+
 AUDIT = "audit"
 AUDIT_ARTIFACTS = ("audit_findings", "audit_bounds", "audit_exposure", "audit_report")
 WIDTH = 100
@@ -108,6 +111,7 @@ class RunHook:
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)
+        self._catalog = catalog
         tracking.begin(mlflow.active_run() is None)
         # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
         mlflow_hook.run_id = None
@@ -120,6 +124,17 @@ class RunHook:
         except tracking.FAILURES as error:
             _abandon_tracking()
             raise tracking.refusal(self._store, error, "Nothing was run.") from error
+
+    @hook_impl
+    def before_dataset_saved(self, dataset_name: str) -> None:
+        """Before a new model takes its place, everything that was said of the old one goes.
+
+        A run that ends here, or is cut by --to-nodes, would leave the new model beside an earlier run's ε.
+        """
+        name, _, kind = dataset_name.rpartition(".")
+        if kind == "model" and name in ALGORITHMS:
+            for stale in ARTIFACTS:
+                _filepath(self._catalog, f"{name}.{stale}").unlink(missing_ok=True)
 
     @hook_impl(wrapper=True)
     def before_node_run(self) -> Generator[None, Any, Any]:
@@ -279,6 +294,12 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
                 f"{name!r} is not kept between runs, and what makes it is left out here: start the pipeline further "
                 "up, or run all of it."
             )
+    kept = {f"{algorithm}.{kind}" for algorithm in ALGORITHMS for kind in OF_ONE_RUN}
+    for name in sorted(kept & pipeline.inputs()):
+        raise EquidpError(
+            f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "
+            "pipeline further up, or run all of it."
+        )
 
 
 def _abandon_tracking() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import dp_accounting as dp
 import mlflow
 import numpy as np
@@ -171,9 +173,39 @@ def test_a_pipeline_cut_short_logs_nothing_of_an_earlier_run(project):
     assert cut.info.status == "FINISHED"
 
 
+def test_no_earlier_statement_stays_beside_a_new_model(project):
+    kedro_run(project, "dpsgd", **QUICK)
+    assert read_json(report_folder(project, "dpsgd") / "privacy.json")["noise_multiplier"] != 0.5
+    kedro_run(
+        project, "dpsgd", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK, **{"privacy.noise_multiplier": 0.5}
+    )
+
+    left = {path.name for path in report_folder(project, "dpsgd").iterdir()}
+    assert left == {"privacy.json", "history.parquet"}
+    assert read_json(report_folder(project, "dpsgd") / "privacy.json")["noise_multiplier"] == 0.5
+
+
+def test_a_run_that_fails_right_after_its_model_leaves_no_earlier_statement(project, monkeypatch):
+    kedro_run(project, "dpsgd", **QUICK)
+
+    def full(*_, **__) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pd.DataFrame, "to_parquet", full)
+        with pytest.raises(Exception, match="No space left"):
+            kedro_run(project, "dpsgd", **QUICK, **{"privacy.noise_multiplier": 0.5})
+    assert {path.name for path in report_folder(project, "dpsgd").iterdir()} <= {"history.parquet"}  # begun
+
+    kedro_run(project, "dpsgd", **QUICK, **{"privacy.noise_multiplier": 0.5}, resume=True)
+    assert read_json(report_folder(project, "dpsgd") / "privacy.json")["noise_multiplier"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"node_names": ["reporting.write_report_dpsgd"]}, r"'dpsgd\.\w+' would be an earlier run's"),
+        ({"node_names": ["ingestion.split_records", "dpsgd.train_model"]}, r"'dpsgd\.plan' would be an earlier run's"),
         ({"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
         ({"from_nodes": ["evaluation.evaluate_dpsgd"]}, "'dpsgd.scores' is not kept between runs"),
     ],
