@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,10 +99,20 @@ class TestEvents:
         assert fuse(0.8, float("inf")) == pytest.approx(0.8)
         assert fuse(2.0) == 2.0
 
-    @pytest.mark.parametrize("noise", [0.0, -1.0])
+    @pytest.mark.parametrize("noise", [0.0, -1.0, 1e-300, 1e-7])
     def test_a_release_without_noise_is_refused(self, noise: float) -> None:
         with pytest.raises(EquidpError, match="Every release needs noise"):
             fuse(1.0, noise)
+        with pytest.raises(EquidpError, match="Every release needs noise"):
+            Event(0.1, noise)
+
+    def test_hardly_any_noise_has_an_epsilon_and_takes_no_gigabytes(self) -> None:
+        events = [Event(0.1, 1e-3, 20)]  # the grid of its privacy loss would have 5·10⁹ points
+        found = epsilon(events, 1e-5)
+        assert math.isinf(found.pld or 0.0)
+        assert found.value == found.rdp == pytest.approx(1.1e7, rel=1e-3)
+        path = epsilon_path([events, events], 1e-5)
+        assert path[0].value < path[1].value == pytest.approx(2.2e7, rel=1e-3)
 
     def test_charging_two_releases_as_two_samples_would_understate(self) -> None:
         joint = rdp_epsilon([Event(0.01, fuse(1.0, 1.0), 1000)], 1e-5)

@@ -71,9 +71,16 @@ class TestDevice:
 class TestBuilding:
     """What is seen before the first step."""
 
-    def test_a_bound_that_vanishes_in_float32_is_refused_as_the_noise_would_vanish_with_it(self) -> None:
-        with pytest.raises(EquidpError, match="bounded by 0 in float32"):
-            trainer(records(), clip_norm=1e-46)
+    @pytest.mark.parametrize("clip_norm", [1e-46, 1e-40, 1e38])
+    def test_a_bound_that_float32_does_not_hold_is_refused_as_it_does_not_hold_the_noise(
+        self, clip_norm: float
+    ) -> None:
+        with pytest.raises(EquidpError, match=r"bounded by .*in float32"):
+            trainer(records(), clip_norm=clip_norm)
+
+    def test_a_weight_that_would_be_infinite_is_refused_as_a_nan_would_tell_who_has_it(self) -> None:
+        with pytest.raises(EquidpError, match="infinite weight"):
+            trainer(records(), "dpsgd_global", strict_clip_norm=1e-300)
 
     def test_a_batch_norm_that_was_frozen_stays_so(self) -> None:
         frozen = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Linear(3, 2))

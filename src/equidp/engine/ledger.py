@@ -40,6 +40,12 @@ LARGE_NOISE = 1e3
 """Stands for "infinite gradient noise" when asking what the side releases cost on their own: far larger values push
 Rényi divergences below the rounding error, where no accountant can be trusted."""
 
+SMALLEST_NOISE = 1e-6
+"""Less noise is none: every ε is beyond 10¹¹, and accountants divide by zero."""
+
+PLD_LIMIT = 2e3
+"""ε by RDP above which PLD is not asked: its grid would take gigabytes to refine a figure that promises nothing."""
+
 PUBLISHED_ORDERS = range(2, 65)
 """The integer Rényi orders the papers minimise over."""
 
@@ -68,8 +74,7 @@ class Event:
             raise EquidpError(
                 f"A sampling rate must lie in (0, 1], not {self.sampling_rate}: lower training.batch_size."
             )
-        if not self.noise_multiplier > 0:
-            raise EquidpError(f"A noise multiplier must be positive, not {self.noise_multiplier}.")
+        _refuse_no_noise(self.noise_multiplier)
         if self.count < 1:
             raise ValueError(f"An event happens at least once, not {self.count} times.")
 
@@ -100,6 +105,14 @@ class Event:
         return dp.SelfComposedDpEvent(gaussian, self.count)
 
 
+def _refuse_no_noise(noise_multiplier: float) -> None:
+    if not noise_multiplier >= SMALLEST_NOISE:
+        raise EquidpError(
+            f"Every release needs noise: a noise multiplier is {noise_multiplier:g}, and must be at least "
+            f"{SMALLEST_NOISE:g}; raise it, or let it fall less."
+        )
+
+
 def fuse(*noise_multipliers: float) -> float:
     """Effective noise multiplier of Gaussian releases computed from one sample: (Σ σ_j⁻²)^(−1/2).
 
@@ -107,8 +120,8 @@ def fuse(*noise_multipliers: float) -> float:
     root of the sum of squares (equal to it when one record can move all of them fully); Poisson sampling preserves
     domination. An infinite multiplier contributes nothing.
     """
-    if not all(s > 0 for s in noise_multipliers):
-        raise EquidpError(f"Every release needs noise: a noise multiplier is {min(noise_multipliers):g}; raise it.")
+    for noise_multiplier in noise_multipliers:
+        _refuse_no_noise(noise_multiplier)
     return sum(s**-2 for s in noise_multipliers) ** -0.5
 
 
@@ -228,6 +241,9 @@ def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilo
 def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[Epsilon, ...]:
     """Algorithms that are compared often have the same events: a second or so for each curve."""
     whole = epsilon([event for events in epochs for event in events], delta)
+    if math.isinf(whole.pld or 0.0):  # beyond PLD_LIMIT, or δ below its grid
+        spent_by = [[event for events in epochs[: n + 1] for event in events] for n in range(len(epochs))]
+        return tuple(Epsilon(min(live_epsilon(spent, delta), whole.rdp), whole.value) for spent in spent_by)
     spent: list[Event] = []
     loss = pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
     path = []
@@ -353,6 +369,8 @@ def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(events: tuple[Event, ...], delta: float, interval: float) -> float:
+    if live_epsilon(events, delta) > PLD_LIMIT:
+        return math.inf
     accountant = pld.PLDAccountant(value_discretization_interval=interval)
     for event in events:
         accountant.compose(event.as_dp_event())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -71,6 +70,10 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise EquidpError(f"training.device={name!r} is not available here: use auto or cpu.") from error
     return device
+
+
+SMALLEST, LARGEST = 1e-37, 1e37
+"""What a bound and a noise must stay within, for float32 to hold them with all its digits."""
 
 
 class EpochCallback(Protocol):
@@ -158,7 +161,7 @@ class Trainer:
         self.physical_batch_size = physical_batch_size
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
-        _refuse_vanishing(algorithm, self.segments)
+        _refuse_vanishing(algorithm, self.plan, self.segments)
         self.steps_done, self.epochs_begun = 0, 0
         self.shown: dict[str, Tensor] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
@@ -516,17 +519,29 @@ class Trainer:
             self.diagnostics = Diagnostics(**state["diagnostics"])
 
 
-def _refuse_vanishing(algorithm: Algorithm, segments: Sequence[Segment]) -> None:
-    """A bound that float32 takes for 0 would scale the noise away."""
+def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment]) -> None:
+    """Bounds, noises and weights that float32 takes for 0 or infinite: noise would vanish, or the sum be NaN.
+
+    Where it loses digits, close to 0, a weighted gradient may even be rounded to more than its bound.
+    """
     rule, public = algorithm.weights, tensors(algorithm.initial, "cpu")
-    if rule is None or not rule.reads <= public.keys():
+    if rule is None:
         return
-    for segment in (min(segments, key=lambda s: s.clip), max(segments, key=lambda s: s.clip)):
-        bound = float(sensitivity(rule, scheduled(public, segment)))
-        if not 0 < bound < math.inf:
+    for segment in segments:
+        values = scheduled(public, segment)
+        known = rule.reads <= public.keys()  # else the sampler's, below the clip norm
+        bound = float(sensitivity(rule, values) if known else values["clip_norm"])
+        noise = bound * plan.noise_multiplier * segment.noise
+        if not all(SMALLEST <= size <= LARGEST for size in (bound, noise)):
             raise EquidpError(
-                f"{algorithm.name}: in some step a record's influence would be bounded by {bound:g} in float32, and so "
-                "would be the noise; choose clip norms and decays that stay within 1e-37 and 1e37."
+                f"{algorithm.name}: in some step a record's influence would be bounded by {bound:g}, and the noise be "
+                f"{noise:g}, in float32; choose clip norms, noise and decays for which both stay within "
+                f"{SMALLEST:g} and {LARGEST:g}."
+            )
+        if known and not rule.weights(torch.zeros(1), values).isfinite().all():
+            raise EquidpError(
+                f"{algorithm.name}: in some step a record without a gradient would have an infinite weight in float32; "
+                "raise the norms and the stability that divide."
             )
 
 
