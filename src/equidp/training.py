@@ -511,6 +511,10 @@ def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
         charged[event.sampling_rate, event.noise_multiplier] += event.count
     if algorithm.fixed and planned <= charged and planned.keys() == charged.keys():
         return epsilon(outcome.events, plan.delta)  # repeated steps of a resumed run, each charged again
+    if algorithm.acceptance.may_stop and charged.keys() <= planned.keys():
+        # the last life may have taken as many candidates as the cap allows, whenever it stopped; earlier lives took at
+        # most what is charged
+        return epsilon((*algorithm.events(plan), *outcome.events), plan.delta)
     raise EquidpError(
         "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "
         "This is a bug: please report it with the settings."

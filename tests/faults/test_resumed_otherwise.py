@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from equidp.algorithms import algorithm_settings
+from equidp.engine.ledger import epsilon
 from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
@@ -29,9 +30,11 @@ def some(count: int, seed: int) -> Records:
 PARTS = Split(some(120, 0), some(20, 1), some(20, 2))
 
 
-def live(folder: Path, name: str, options: dict[str, Any], parts: Split, *, resume: bool) -> Trained:
+def live(
+    folder: Path, name: str, options: dict[str, Any], parts: Split, *, resume: bool, secure: bool = False
+) -> Trained:
     algorithm = algorithm_settings(name, options).build()
-    privacy = PrivacySettings(noise_multiplier=1.0, unit="unit")
+    privacy = PrivacySettings(noise_multiplier=1.0, unit="unit", secure=secure)
     training = TrainingSettings(epochs=3, batch_size=10, device="cpu")
     plan = plan_run(algorithm, units=60, groups=2, privacy=privacy, training=training)
     return train_model(
@@ -40,7 +43,9 @@ def live(folder: Path, name: str, options: dict[str, Any], parts: Split, *, resu
     )  # fmt: skip
 
 
-def die(folder: Path, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def die(
+    folder: Path, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, secure: bool = False
+) -> None:
     step = Trainer.step
 
     def crashing(self: Trainer, segment) -> None:
@@ -51,7 +56,7 @@ def die(folder: Path, name: str, options: dict[str, Any], monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "step", crashing)
         with pytest.raises(RuntimeError):
-            live(folder, name, options, PARTS, resume=False)
+            live(folder, name, options, PARTS, resume=False, secure=secure)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +90,23 @@ def test_other_public_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     die(tmp_path, "sa_dpsgd", PUBLIC, monkeypatch)
     with pytest.raises(EquidpError, match="public was"):
         live(tmp_path, "sa_dpsgd", PUBLIC, dataclasses.replace(PARTS, public=some(20, 3)), resume=True)
+
+
+def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not "a bug": the steps of both lives were new releases, and the second could have gone on to its cap."""
+    options = PUBLIC | {"stop_on": "published_epsilon", "published_epsilon": 8.0}
+    die(tmp_path / "crashed", "sa_dpsgd", options, monkeypatch, secure=True)
+    resumed = live(tmp_path / "crashed", "sa_dpsgd", options, PARTS, resume=True, secure=True).privacy
+    whole = live(tmp_path / "whole", "sa_dpsgd", options, PARTS, resume=False, secure=True).privacy
+    charged = sum(event["count"] for event in resumed["ledger"])
+    (cap,) = algorithm_settings("sa_dpsgd", options).build().events(
+        plan_run(
+            algorithm_settings("sa_dpsgd", options).build(), units=60, groups=2,
+            privacy=PrivacySettings(noise_multiplier=1.0), training=TrainingSettings(epochs=3, batch_size=10),
+        )
+    )  # fmt: skip
+    assert charged > cap.count
+    assert resumed["epsilon"] == epsilon([dataclasses.replace(cap, count=cap.count + charged)], 1e-5).value
+    assert resumed["epsilon"] > whole["epsilon"] == epsilon([cap], 1e-5).value
