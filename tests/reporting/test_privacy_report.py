@@ -136,6 +136,8 @@ def test_the_trials_a_run_states_are_charged():
     stated = privacy_report(honest(trials=4))
     assert "4 trainings were run" in stated
     assert stated == privacy_report(honest(), trials=4)
+    assert "no two trials had one seed" in stated  # runs of one seed share their noise: they do not compose
+    assert "one seed" not in privacy_report(honest(trials=4, seed=None, secure=True)).partition("What tuning")[2]
     assert "What tuning costs" not in privacy_report(honest(trials=4), trials=1)
 
 

@@ -302,14 +302,16 @@ def _tuning(privacy: Mapping, trials: int, distribution: Trials) -> Section | No
         total = epsilon_text(trials * privacy["epsilon"])
         text = (
             f"The events of this run depended on its outputs, so {trials} trials are charged by basic composition: "
-            f"ε = {total} at δ = {trials * delta:g}."
+            f"ε = {total} at δ = {trials * delta:g}"
+            + ("." if privacy.get("secure") else ", provided that no two of them had one seed.")
         )
         return Section(title, (text,))
     values = {law: epsilon_text(tuning_epsilon(privacy["ledger"], delta, trials, distribution=law)) for law in _LAWS}
     text = (
         f"{trials} trainings were run to choose this one: {_LAWS[distribution]}. Choice and model together satisfy "
-        f"ε = {values[distribution]} at δ = {delta:g}, provided that every trial had at most this run's ledger, and "
-        "that the score which chose was itself private or measured on records outside the guarantee."
+        f"ε = {values[distribution]} at δ = {delta:g}, provided that every trial had at most this run's ledger, "
+        + ("" if privacy.get("secure") else "that no two trials had one seed (their noise would be the same), ")
+        + "and that the score which chose was itself private or measured on records outside the guarantee."
     )
     return Section(title, (text,), ("number of trials", "ε"), tuple((_LAWS[law], values[law]) for law in _LAWS))
 
