@@ -28,7 +28,7 @@ from equidp.distributed.peers import Peers
 from equidp.distributed.trainer import ParallelTrainer
 from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer
-from equidp.engine.journal import BLOCK
+from equidp.engine.journal import BLOCK, unless_in_use
 from equidp.engine.ledger import Epsilon, Ledger, epsilon
 from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
 from equidp.engine.plan import Plan
@@ -405,9 +405,14 @@ def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.Da
 
 
 def forget(workplace: Path) -> None:
-    """Remove what a run kept to be resumed by: its results are written. It is as sensitive as the training data."""
-    for name in (CHECKPOINT_FILE, JOURNAL_FILE):
-        (workplace / name).unlink(missing_ok=True)
+    """Remove what a run kept to be resumed by: its results are written. It is as sensitive as the training data.
+
+    Unless another run has begun there since this one trained: the charges in the journal are then that one's.
+    """
+    with unless_in_use(workplace / JOURNAL_FILE) as free:
+        if free:
+            for name in (CHECKPOINT_FILE, JOURNAL_FILE):
+                (workplace / name).unlink(missing_ok=True)
 
 
 def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:

@@ -7,10 +7,12 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from equidp.engine.journal import Journal, JournaledLedger, storage_error
+from equidp.engine import journal as journals
+from equidp.engine.journal import Journal, JournaledLedger, storage_error, unless_in_use
 from equidp.engine.ledger import Event, merged
 from equidp.errors import EquidpError
 
@@ -185,6 +187,33 @@ def test_a_fresh_start_keeps_the_old_charges_under_another_name(journal: Journal
 def test_two_runs_do_not_share_a_folder(journal: Journal, path: Path) -> None:
     pytest.importorskip("fcntl")
     with pytest.raises(EquidpError, match="in use by another run"):
+        Journal(path, SETTINGS)
+
+
+def test_a_journal_in_use_is_told_from_one_that_is_not(journal: Journal, path: Path) -> None:
+    pytest.importorskip("fcntl")
+    with unless_in_use(path) as free:
+        assert not free
+    journal.close()
+    with unless_in_use(path) as free:
+        assert free
+        with pytest.raises(EquidpError, match="in use"):
+            Journal(path, SETTINGS)  # none begins while somebody tidies up
+
+
+def test_a_journal_that_is_removed_as_it_is_opened_is_no_place_for_charges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run before, which tidies up: a lock on a file without a name would keep nobody out."""
+    pytest.importorskip("fcntl")
+    path, flock = tmp_path / "journal.jsonl", journals.fcntl.flock
+
+    def removed_first(file: IO[bytes], how: int) -> None:
+        path.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(journals.fcntl, "flock", removed_first)
+    with pytest.raises(EquidpError, match="in use"):
         Journal(path, SETTINGS)
 
 

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from equidp.algorithms import algorithm_settings
+from equidp.engine.checkpoint import JOURNAL_FILE
+from equidp.engine.journal import Journal
 from equidp.engine.ledger import epsilon
 from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
-from equidp.training import Trained, plan_run, train_model
+from equidp.training import Trained, forget, plan_run, train_model
 
 SCHEMA = Schema("toy", "tabular", (3,), ("a", "b"), {"class": ("a", "b")}, feature_names=tuple("xyz"))
 PUBLIC = {"energy_records": 20}
@@ -110,3 +112,15 @@ def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
     assert charged > cap.count
     assert resumed["epsilon"] == epsilon([dataclasses.replace(cap, count=cap.count + charged)], 1e-5).value
     assert resumed["epsilon"] > whole["epsilon"] == epsilon([cap], 1e-5).value
+
+
+def test_a_run_that_ends_does_not_forget_for_the_one_that_began_after_it(tmp_path: Path) -> None:
+    """Between its training and its results' end another run may take the folder: those charges are not its own."""
+    pytest.importorskip("fcntl")
+    live(tmp_path, "dpsgd", {}, PARTS, resume=False)
+    began = Journal(tmp_path / JOURNAL_FILE, {}, fresh=True)
+    forget(tmp_path)
+    assert (tmp_path / JOURNAL_FILE).exists()
+    began.close()
+    forget(tmp_path)
+    assert not (tmp_path / JOURNAL_FILE).exists()

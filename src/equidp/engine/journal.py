@@ -19,15 +19,16 @@ After a crash, what a resumed run owes for the steps that it does again depends 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from equidp.engine.ledger import Event, Ledger, merged
 from equidp.errors import EquidpError
@@ -152,9 +153,15 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise EquidpError(
-                f"{self.path} is in use by another run of the same settings: wait for it, or give this one a run_label."
-            ) from error
+            raise self._in_use() from error
+        if not _is_file_of(self.path, self._file):
+            # removed between opening and locking, by the run that it belonged to: charges would go with it
+            raise self._in_use()
+
+    def _in_use(self) -> EquidpError:
+        return EquidpError(
+            f"{self.path} is in use by another run of the same settings: wait for it, or give this one a run_label."
+        )
 
     def _set_aside(self) -> None:
         self._file.seek(0)
@@ -266,6 +273,29 @@ class JournaledLedger(Ledger):
         self.journal.settle()
         self.journal.cancel(self._ahead)
         self._ahead = []
+
+
+@contextlib.contextmanager
+def unless_in_use(path: Path) -> Iterator[bool]:
+    """Whether no run is at work with the journal `path`; none begins before the block ends."""
+    if fcntl is None or not path.exists():
+        yield True
+        return
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield _is_file_of(path, file)
+
+
+def _is_file_of(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is still what its name leads to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
