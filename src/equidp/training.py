@@ -399,7 +399,7 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
 
 def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.DataFrame) -> Sequence[float]:
     """ε after every epoch: the plan's, or what the ledger held then where a crash made it charge more."""
-    if trainer.algorithm.covers(trainer.plan, trainer.outcome().events):
+    if trainer.algorithm.covers(trainer.plan, trainer.outcome().events, trainer.steps_done):
         return trainer.algorithm.epsilon_path(trainer.plan)[: len(history)]
     return [min(value, statement["epsilon"]) for value in history["epsilon_rdp"][:-1]] + [statement["epsilon"]]
 
@@ -508,7 +508,7 @@ def _filter(algorithm: Algorithm, plan: Plan) -> dict[str, float]:
 
 def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
     """ε of a finished run: that of its plan, cap or budget; of its ledger, where a crash made it charge more."""
-    if algorithm.covers(plan, outcome.events):
+    if algorithm.covers(plan, outcome.events, outcome.steps):
         return algorithm.epsilon(plan)
     planned = Counter({(e.sampling_rate, e.noise_multiplier): e.count for e in algorithm.events(plan)})
     charged: Counter[tuple[float, float]] = Counter()

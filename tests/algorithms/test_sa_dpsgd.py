@@ -180,7 +180,9 @@ class TestStopping:
         assert run.trainer.finished
         assert run.trainer.steps_done < plan.steps
         assert algorithm.events(plan) == (Event(0.025, 1.0, 66),)
-        assert algorithm.covers(plan, run.trainer.ledger.events)
+        outcome = run.trainer.outcome()
+        assert algorithm.covers(plan, outcome.events, outcome.steps)
+        assert not algorithm.covers(plan, outcome.events, outcome.steps - 1)  # the cap is not enough for two lives
         assert not algorithm.fixed
         assert len(algorithm.epsilon_path(plan)) == 2
         assert run.trainer.published_epsilon().value == pytest.approx(options["published_epsilon"], abs=1e-5)

@@ -94,11 +94,12 @@ def test_other_public_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         live(tmp_path, "sa_dpsgd", PUBLIC, dataclasses.replace(PARTS, public=some(20, 3)), resume=True)
 
 
+@pytest.mark.parametrize("published", [8.0, 5.0])
 def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: float
 ) -> None:
-    """Not "a bug": the steps of both lives were new releases, and the second could have gone on to its cap."""
-    options = PUBLIC | {"stop_on": "published_epsilon", "published_epsilon": 8.0}
+    """Both lives' steps were new releases, and the second could have gone on to its cap, wherever it stopped."""
+    options = PUBLIC | {"stop_on": "published_epsilon", "published_epsilon": published}
     die(tmp_path / "crashed", "sa_dpsgd", options, monkeypatch, secure=True)
     resumed = live(tmp_path / "crashed", "sa_dpsgd", options, PARTS, resume=True, secure=True).privacy
     whole = live(tmp_path / "whole", "sa_dpsgd", options, PARTS, resume=False, secure=True).privacy

@@ -40,10 +40,11 @@ from equidp.errors import EquidpError
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to, where a paper's own figure depends on it: the ledger, and the number of steps taken."""
+    """What a run came to: the ledger, the number of steps taken, and of steps taken or refused."""
 
     events: tuple[Event, ...]
     accepted_steps: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -229,8 +230,13 @@ class Algorithm:
 
         return replace(plan, noise_multiplier=smallest_noise(figure, target))
 
-    def covers(self, plan: Plan, spent: Sequence[Event]) -> bool:
-        """Whether the ε of this plan covers a ledger: equal to the plan, within its cap, or within its budget."""
+    def covers(self, plan: Plan, spent: Sequence[Event], steps: int | None = None) -> bool:
+        """Whether the ε of this plan covers a ledger: equal to the plan, within its cap, or within its budget.
+
+        Args:
+            steps: that the run has taken or refused; where they charge less than the ledger holds, a crashed life took
+                the rest. A run that may stop early could still have gone on to its cap, so its cap does not cover both.
+        """
         plan = self.adapt(plan)
         budget = self.sampler.budget(plan)
         if budget is not None:
@@ -238,6 +244,8 @@ class Algorithm:
         planned, found = _counts(self.events(plan)), _counts(spent)
         if self.fixed:
             return planned == found
+        if steps is not None:
+            planned = _counts(merged((*self.sampler.releases(plan), *self._charges(plan, 0, steps))))
         return all(count <= planned.get(event, 0) for event, count in found.items())
 
     def published_epsilon(self, plan: Plan, outcome: Outcome | None = None) -> Published | None:

@@ -212,7 +212,7 @@ class Trainer:
     def outcome(self) -> Outcome:
         """What the run has come to so far."""
         taken = self.steps_done if self.accepting.accepted is None else self.accepting.accepted
-        return Outcome(self.ledger.events, taken)
+        return Outcome(self.ledger.events, taken, self.steps_done)
 
     def published_epsilon(self) -> Published | None:
         """The paper's own figure for the run as it went."""

@@ -173,7 +173,7 @@ def _baseline(
     statement = privacy_statement(
         algorithm_settings(algorithm).build(),
         plan,
-        Outcome((), plan.steps),
+        Outcome((), plan.steps, plan.steps),
         privacy=PrivacySettings(**privacy),
         training=TrainingSettings(**training),
         seed=seed,
