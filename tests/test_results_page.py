@@ -129,6 +129,9 @@ def test_a_row_that_the_page_knows_better_than_the_records_stays() -> None:
     assert page.section(table(), rows(1), standing["T"]) == page.section(table(), rows(2), {})
     assert "| `dpsgd` | 3 | 1.00 | – | 0.800 ± 0.000 |" in page.section(table(), rows(3), standing["T"]).splitlines()
 
+    otherwise = [row("dpsgd", {"dataset": "adult", "training.optimizer": "momentum"}, {"epsilon": 1.0})]
+    assert "| `dpsgd` | 1 |" in page.section(table(), otherwise, standing["T"])  # of one name, of other settings
+
 
 def test_records_hold_what_the_tables_show_and_every_table_stands_on_the_page() -> None:
     shown = page.Page.model_validate(yaml.safe_load(page.TABLES.read_text(encoding="utf-8")))

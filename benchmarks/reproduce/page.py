@@ -315,15 +315,17 @@ def entry(
     label: str, row: Row, table: Table, family: str, reference: Row | None, standing: Standing
 ) -> tuple[str, str] | None:
     """A row's line and command: from the records, or as the page has them where it knows more seeds."""
+    command = f"kedro run --pipeline={row.name} --params={params_text(row.overrides)},seed=…"
     old = standing.get(label)
-    if old is not None and int(old[0].split(" | ")[1]) > len(row.records):
+    # a row that stands there under another command is another row, whatever it is called
+    same = old is not None and (not old[1] or old[1].partition("   #")[0] == command)
+    if old is not None and same and int(old[0].split(" | ")[1]) > len(row.records):
         return old
     if not row.records:
         return None
     private = family != table.baseline
     seeds = ", ".join(map(str, row.records)) + (f", as after epoch {row.epoch}" if row.epoch else "")
-    command = f"kedro run --pipeline={row.name} --params={params_text(row.overrides)},seed=…   # {seeds}"
-    return line(label, row, table, family, reference), command if private else ""
+    return line(label, row, table, family, reference), f"{command}   # {seeds}" if private else ""
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
