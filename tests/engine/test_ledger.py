@@ -221,6 +221,10 @@ class TestCalibration:
         with pytest.raises(EquidpError, match="count_noise_multiplier"):
             calibrate(events, 0.9 * floor, 1e-5)
 
+    def test_blames_no_side_release_where_there_is_none(self) -> None:
+        with pytest.raises(EquidpError, match=r"even a noise multiplier of 1000 is charged ε = 0\.00"):
+            calibrate(lambda noise: [Event(0.01, noise, 1000)], 1e-4, 1e-5)
+
     def test_refuses_a_target_that_needs_no_noise(self) -> None:
         with pytest.raises(EquidpError, match="lower it"):
             calibrate(lambda s: [Event(0.01, s)], 1e9, 1e-5)

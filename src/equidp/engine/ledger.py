@@ -268,6 +268,12 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
         EquidpError: where the target cannot be met even with infinite gradient noise, naming what it costs.
     """
     if (floor := _floor(events_for(LARGE_NOISE), target, delta)) > target:
+        pairs = zip(events_for(LARGE_NOISE), events_for(3 * LARGE_NOISE), strict=True)
+        if all(more.noise_multiplier > 2 * less.noise_multiplier for less, more in pairs):  # all fall with it
+            raise EquidpError(
+                f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
+                f"ε = {floor:.3g} at δ = {delta:g}. Raise privacy.epsilon, or train fewer steps."
+            )
         raise EquidpError(
             f"privacy.epsilon={target:g} cannot be reached: the side releases of this algorithm cost ε = {floor:.3g} "
             f"at δ = {delta:g} on their own. Raise their noise (count_noise_multiplier, best as a ratio, '10x'), "
