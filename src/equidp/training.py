@@ -12,7 +12,6 @@ import hashlib
 import logging
 import math
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from equidp.distributed.trainer import ParallelTrainer
 from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer
 from equidp.engine.journal import BLOCK, unless_in_use
-from equidp.engine.ledger import Epsilon, Ledger, epsilon
+from equidp.engine.ledger import Epsilon, Ledger, counted, epsilon
 from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
@@ -510,10 +509,7 @@ def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
     """ε of a finished run: that of its plan, cap or budget; of its ledger, where a crash made it charge more."""
     if algorithm.covers(plan, outcome.events, outcome.steps):
         return algorithm.epsilon(plan)
-    planned = Counter({(e.sampling_rate, e.noise_multiplier): e.count for e in algorithm.events(plan)})
-    charged: Counter[tuple[float, float]] = Counter()
-    for event in outcome.events:
-        charged[event.sampling_rate, event.noise_multiplier] += event.count
+    planned, charged = counted(algorithm.events(plan)), counted(outcome.events)
     if algorithm.fixed and planned <= charged and planned.keys() == charged.keys():
         return epsilon(outcome.events, plan.delta)  # repeated steps of a resumed run, each charged again
     if algorithm.acceptance.may_stop and charged.keys() <= planned.keys():

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 
 from equidp.algorithms import algorithm_settings
-from equidp.engine.trainer import Trainer
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema
 from equidp.sources.splitting import split
 from equidp.training import plan_run, train_model
 
 
-def test_it_counts_steps_that_were_charged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_counts_steps_that_were_charged_again(tmp_path: Path, power_cut: Any) -> None:
     features = torch.rand(500, 3, generator=torch.Generator().manual_seed(0))
     labels = (features[:, 0] > 0.5).long()
     schema = Schema(
@@ -34,17 +33,8 @@ def test_it_counts_steps_that_were_charged_again(tmp_path: Path, monkeypatch: py
             training=training, seed=0, workplace=tmp_path, resume=resume, progress=False,
         )  # fmt: skip
 
-    step = Trainer.step
-
-    def crashing(self: Trainer, segment) -> None:
-        step(self, segment)
-        if self.steps_done == 20:
-            raise RuntimeError("power cut")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "step", crashing)
-        with pytest.raises(RuntimeError):
-            run(resume=False)
+    with power_cut(after=20):
+        run(resume=False)
     finished = run(resume=True)
 
     path = finished.history["epsilon"]

@@ -13,7 +13,6 @@ from equidp.algorithms import algorithm_settings
 from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.engine.journal import Journal
 from equidp.engine.ledger import epsilon
-from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
@@ -45,22 +44,6 @@ def live(
     )  # fmt: skip
 
 
-def die(
-    folder: Path, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, secure: bool = False
-) -> None:
-    step = Trainer.step
-
-    def crashing(self: Trainer, segment) -> None:
-        step(self, segment)
-        if self.steps_done == 5:
-            raise RuntimeError("power cut")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "step", crashing)
-        with pytest.raises(RuntimeError):
-            live(folder, name, options, PARTS, resume=False, secure=secure)
-
-
 @pytest.mark.parametrize(
     ("name", "before", "after", "told"),
     [
@@ -72,35 +55,39 @@ def die(
     ],
 )
 def test_options_that_no_part_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, before: dict, after: dict, told: str
+    tmp_path: Path, power_cut: Any, name: str, before: dict, after: dict, told: str
 ) -> None:
-    die(tmp_path, name, before, monkeypatch)
+    with power_cut(after=5):
+        live(tmp_path, name, before, PARTS, resume=False)
     with pytest.raises(EquidpError, match=told):
         live(tmp_path, name, after, PARTS, resume=True)
     assert live(tmp_path, name, before, PARTS, resume=True).privacy["epsilon"] is not None
 
 
-def test_units_that_were_formed_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    die(tmp_path, "dpsgd", {}, monkeypatch)
+def test_units_that_were_formed_otherwise(tmp_path: Path, power_cut: Any) -> None:
+    with power_cut(after=5):
+        live(tmp_path, "dpsgd", {}, PARTS, resume=False)
     train = dataclasses.replace(PARTS.train, unit=torch.arange(120) % 60)
     with pytest.raises(EquidpError, match="records was"):
         live(tmp_path, "dpsgd", {}, dataclasses.replace(PARTS, train=train), resume=True)
 
 
-def test_other_public_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_public_records(tmp_path: Path, power_cut: Any) -> None:
     """They decide which steps are taken, hence at which parameters the next ones look."""
-    die(tmp_path, "sa_dpsgd", PUBLIC, monkeypatch)
+    with power_cut(after=5):
+        live(tmp_path, "sa_dpsgd", PUBLIC, PARTS, resume=False)
     with pytest.raises(EquidpError, match="public was"):
         live(tmp_path, "sa_dpsgd", PUBLIC, dataclasses.replace(PARTS, public=some(20, 3)), resume=True)
 
 
 @pytest.mark.parametrize("published", [8.0, 5.0])
 def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: float
+    tmp_path: Path, power_cut: Any, published: float
 ) -> None:
     """Both lives' steps were new releases, and the second could have gone on to its cap, wherever it stopped."""
     options = PUBLIC | {"stop_on": "published_epsilon", "published_epsilon": published}
-    die(tmp_path / "crashed", "sa_dpsgd", options, monkeypatch, secure=True)
+    with power_cut(after=5):
+        live(tmp_path / "crashed", "sa_dpsgd", options, PARTS, resume=False, secure=True)
     resumed = live(tmp_path / "crashed", "sa_dpsgd", options, PARTS, resume=True, secure=True).privacy
     whole = live(tmp_path / "whole", "sa_dpsgd", options, PARTS, resume=False, secure=True).privacy
     charged = sum(event["count"] for event in resumed["ledger"])

@@ -13,6 +13,7 @@ from equidp.engine.ledger import (
     Epsilon,
     Event,
     calibrate,
+    counted,
     epsilon,
     epsilon_path,
     fuse,
@@ -241,12 +242,12 @@ class Algorithm:
         budget = self.sampler.budget(plan)
         if budget is not None:
             return budget.holds(spent)
-        planned, found = _counts(self.events(plan)), _counts(spent)
+        planned, found = counted(self.events(plan)), counted(spent)
         if self.fixed:
             return planned == found
         if steps is not None:
-            planned = _counts(merged((*self.sampler.releases(plan), *self._charges(plan, 0, steps))))
-        return all(count <= planned.get(event, 0) for event, count in found.items())
+            planned = counted((*self.sampler.releases(plan), *self._charges(plan, 0, steps)))
+        return found <= planned
 
     def published_epsilon(self, plan: Plan, outcome: Outcome | None = None) -> Published | None:
         """The paper's own figure, or None for non-private training."""
@@ -270,14 +271,6 @@ def published_by(conversion: Conversion) -> PublishedRule:
         return Published(published_epsilon(gradient_events(algorithm, plan), plan.delta, conversion), formula)
 
     return figure
-
-
-def _counts(events: Sequence[Event]) -> dict[tuple[float, float], int]:
-    counts: dict[tuple[float, float], int] = {}
-    for event in events:
-        key = (event.sampling_rate, event.noise_multiplier)
-        counts[key] = counts.get(key, 0) + event.count
-    return counts
 
 
 __all__ = ["Algorithm", "Outcome", "Published", "PublishedRule", "Segment", "gradient_events", "published_by"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -135,6 +136,14 @@ def merged(events: Iterable[Event]) -> tuple[Event, ...]:
         else:
             runs.append(event)
     return tuple(runs)
+
+
+def counted(events: Iterable[Event]) -> Counter[tuple[float, float]]:
+    """How often each (sampling rate, noise multiplier) occurs, in whatever order."""
+    counts: Counter[tuple[float, float]] = Counter()
+    for event in events:
+        counts[event.sampling_rate, event.noise_multiplier] += event.count
+    return counts
 
 
 class Ledger:
