@@ -195,7 +195,7 @@ class Trainer:
                 history.append(row)
                 bar.update()
                 if self.algorithm.private:
-                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f}")
+                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f} by RDP")
         return history
 
     @property
