@@ -59,7 +59,7 @@ def finished_cell(folder: Path, seed: int, epsilon: float, a: float, b: float) -
     place.mkdir()
     outputs = {"metrics": place / "metrics.json", "privacy": place / "privacy.json"}
     outputs["metrics"].write_text(json.dumps(document(a, b)))
-    outputs["privacy"].write_text(json.dumps({**STATEMENT, "epsilon": epsilon}))
+    outputs["privacy"].write_text(json.dumps({**STATEMENT, "epsilon": epsilon, "seed": seed}))
     settings = {"dataset": "digits", "seed": seed, "privacy": {"epsilon": epsilon}}
     overrides = {"dataset": "digits", "seed": seed, "privacy.epsilon": epsilon}
     return Cell("dpsgd", overrides, settings, place.name, "b", "r", outputs, place, place)
@@ -149,6 +149,8 @@ def test_a_table_and_a_page_per_dataset_are_written(cells, tmp_path):
     assert re.findall(r">([^<>\s][^<>]*)</", head)[:2] == ["algorithm", "seeds"]
     counts = [re.findall(r">([^<>]*)</td>", line)[:2] for line in lines[:3]]
     assert counts == [["sgd", "2"], ["dpsgd ε=1", "2"], ["dpsgd ε=3", "1"]]
+    warned = re.findall(r"drawn from the fixed seed ([^.]*)\.", page)
+    assert set(warned) == {"0 or 1", "0"}  # of all the seeds of a row, not of one
 
 
 def test_a_page_shows_no_common_baseline_where_there_is_none(cells, tmp_path):

@@ -36,7 +36,7 @@ class Row:
     Attributes:
         label: algorithm and those settings that tell the rows of one dataset apart.
         metrics: `metrics.json` by seed.
-        privacy: `privacy.json` of the first seed: ε and settings are the same for all.
+        privacy: `privacy.json` over the seeds, see `of_seeds`.
     """
 
     dataset: str
@@ -85,7 +85,7 @@ def _row(cells: Sequence[Cell], label: str) -> Row:
         first.algorithm,
         label,
         metrics,
-        _highest_epsilon(cells),
+        of_seeds([_json(cell.outputs["privacy"]) for cell in cells]),
         {**first.settings, "seed": sorted(metrics)},
     )
 
@@ -104,10 +104,12 @@ def _short(name: str) -> str:
     return {"privacy.epsilon": "ε"}.get(name, name.rpartition(".")[2])
 
 
-def _highest_epsilon(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The statement with the highest ε of the seeds: the number that holds for each of them."""
-    statements = [_json(cell.outputs["privacy"]) for cell in cells]
-    return max(statements, key=lambda statement: statement.get("epsilon") or 0.0)
+def of_seeds(statements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The `privacy.json` with the highest ε, which holds for each of the runs; `seed` names the seeds of them all."""
+    seeds = [str(seed) for seed in sorted({one["seed"] for one in statements if one.get("seed") is not None})]
+    named = {"seed": f"{', '.join(seeds[:-1])} or {seeds[-1]}"} if len(seeds) > 1 else {}
+    highest = max(statements, key=lambda one: one.get("epsilon") or 0.0)
+    return {**highest, **named}
 
 
 def _json(path: Path) -> dict[str, Any]:

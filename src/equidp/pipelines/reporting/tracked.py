@@ -19,7 +19,7 @@ from equidp.parameters import ReportSettings
 from equidp.reporting.page import html_report
 from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.tables import results_table
-from equidp.sweep.summary import averaged, row_labels
+from equidp.sweep.summary import averaged, of_seeds, row_labels
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
             documents[label] = averaged(
                 runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(results)}
             )
-            privacy[label] = max((statement for _, statement in results), key=lambda one: one.get("epsilon") or 0.0)
+            privacy[label] = of_seeds([statement for _, statement in results])
     page = html_report(
         f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
         documents,
