@@ -41,6 +41,7 @@ OF_ONE_RUN = ("plan", "model", *ARTIFACTS)
 """What a run leaves of each algorithm, under a name that the next run of other settings takes as well."""
 
 AUDIT = "audit"
+COMPARISON = "comparison"
 AUDIT_ARTIFACTS = ("audit_findings", "audit_bounds", "audit_exposure", "audit_report")
 WIDTH = 100
 SHARED_SETTINGS = ("data", "model", "privacy", "training")
@@ -210,8 +211,10 @@ class TrackingHook:
             mlflow.set_tag("mlflow.runName", self._run_name(names[0]))
         else:
             runs = {name: self._child(client, active, name) for name in algorithms}
-            tracking.open_runs(client, runs, children=runs.values())
+            tracking.open_runs(client, runs | {COMPARISON: active.info.run_id}, children=runs.values())
         for name in tracking.tracked():
+            if name == COMPARISON:
+                continue
             tracking.log_params(name, self._settings(name))
             tracking.log_tags(name, self._tags(name))
 
@@ -222,6 +225,9 @@ class TrackingHook:
         for name in AUDIT_ARTIFACTS:
             if name in made:
                 tracking.log_artifact(AUDIT, _filepath(catalog, name))
+        for name in sorted(made):
+            if name.startswith(f"{COMPARISON}."):
+                tracking.log_artifact(COMPARISON, _filepath(catalog, name))
         for name in algorithms_in(pipeline):
             if name not in tracking.tracked():
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kedro.framework import project
 from kedro.pipeline import Pipeline
 
 from equidp.algorithms import ALGORITHMS
@@ -41,5 +42,15 @@ def register_pipelines() -> Registry:
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
     pipelines["report"] = reporting.create_report()
+    asked = dict.fromkeys(_asked_for())
+    several = [name for name in asked if name in ALGORITHMS]
+    if len(several) > 1 and not asked.keys() & {"compare", "__default__"}:
+        # Kedro adds up the pipelines of --pipelines=a,b: what compares them is part of the last
+        pipelines[several[-1]] += reporting.create_comparison(several)
     pipelines["compare"] = pipelines["__default__"] = comparison(DEMONSTRATION)
     return pipelines
+
+
+def _asked_for() -> Sequence[str]:
+    """The names given to --pipelines, which Kedro sets before it calls `register_pipelines`."""
+    return getattr(project.pipelines, "_requested_pipelines", None) or ()

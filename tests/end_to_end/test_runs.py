@@ -93,6 +93,10 @@ def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines
     assert all(c == columns[0] for c in columns)
     for run in children.values():  # as in a single run
         assert run.data.params["sgd.options.learning_rate"] == "None"
+    compared = pd.read_csv(report_folder(project, "comparison") / "table.csv")
+    assert set(compared["algorithm"]) == set(pipelines or DEMONSTRATION)
+    logged = {item.path for item in mlflow.MlflowClient().list_artifacts(parents[0].info.run_id)}
+    assert logged == {"report.html", "table.csv"}
 
 
 def test_an_audit_leaves_its_findings_and_its_page_here_and_in_mlflow(project, capsys):
