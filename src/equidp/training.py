@@ -275,7 +275,8 @@ def prepare(
     device = choose_device(training.device)
     loss = record_loss(training.class_weights, split.train.schema.classes, device)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
-    random = _random(privacy, seed, device, peers)
+    own_seed = seed if peers is None else peers.seed(seed)
+    random = _random(privacy, own_seed, device, peers)
     keeper = None
     if workplace is not None and algorithm.private and (peers is None or peers.first):
         asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
@@ -312,8 +313,9 @@ def prepare(
     renewed = keeper.renewed if keeper else 0
     if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
         random.renew(renewed)
-    # of models that draw (dropout): a step done again must repeat, and in a secure run nobody may foretell it
-    torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(seed, "dropout"))
+    # of models that draw (dropout): a step done again must repeat, in a secure run nobody may foretell it, and no rank
+    # may draw what another does: a record would shift whose masks are alike
+    torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, "dropout"))
     saved = keeper.saved.state if keeper and keeper.saved else None
     trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
     return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
@@ -333,7 +335,7 @@ def _random(privacy: PrivacySettings, seed: int, device: torch.device, peers: Pe
     if privacy.secure:
         own = SecureRandom(device)
     else:
-        own = SeededRandom(seed if peers is None else peers.seed(seed), device)
+        own = SeededRandom(seed, device)
     return own if peers is None else peers.random(own)
 
 

@@ -98,6 +98,7 @@ def battery(folder: str) -> None:
     found["whole"] = _run("dpsgd_f", 8, peers, epochs=5, options={"base_clip_norm": 0.7})
     found["empty"] = _empty_batches(peers)
     found["noise"] = _noise(peers)
+    found["dropout"] = _dropout(peers)
     found["updates"] = updates(UPDATES, peers)
     peers.seed = lambda seed: seed  # type: ignore[method-assign]  # a fault: all ranks toss the same coins
     found["same_coins"] = updates(UPDATES // 3, peers)
@@ -151,3 +152,9 @@ def _noise(peers: Peers) -> list[float]:
     """A total of nothing from both ranks, noised."""
     random = ready("dpsgd", 8, peers).trainer.random
     return random.perturb(torch.zeros(2000), sensitivity=0.5, noise_multiplier=2.0).tolist()
+
+
+def _dropout(peers: Peers) -> list[float]:
+    """What a model that draws would be given first."""
+    ready("dpsgd", 8, peers)
+    return torch.rand(4).tolist()

@@ -126,6 +126,15 @@ def test_noise_is_added_once(found):
     assert torch.tensor(first).std().item() == pytest.approx(1.0, abs=0.06)
 
 
+def test_a_model_that_draws_draws_otherwise_on_every_rank(found):
+    """Were masks alike, one more record on a rank would change which of the others share theirs."""
+    first, second = (rank["dropout"] for rank in found)
+    ready("dpsgd", 8, None)
+
+    assert first == torch.rand(4).tolist()
+    assert second != first
+
+
 def test_no_rank_is_left_behind(found):
     assert multiprocessing.active_children() == []
     assert [part["size"] for part in found] == [2, 2]
