@@ -59,7 +59,7 @@ class DataSettings(Section):
     """Share held out where the provider has no split."""
     evaluate_on: Literal["test", "validation"] = "test"
     """`validation` holds `test_fraction` of the training part back and evaluates on that; the test part is not looked
-    at. Choose settings with it."""
+    at. Choose settings with it; no ε covers its figures, and the final run trains on its records."""
     options: dict[str, Any] = {}
     """Options of the source."""
 

@@ -141,6 +141,16 @@ def test_the_trials_a_run_states_are_charged():
     assert "What tuning costs" not in privacy_report(honest(trials=4), trials=1)
 
 
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_choice_by_records_that_are_trained_on_is_not_covered(fixed):
+    """Validation records return to the training part, and seeds that draw the split exchange the parts."""
+    stated = privacy_report(honest(trials=4, epsilon_fixed_before_training=fixed)).partition("What tuning")[2]
+    assert "records that none of them trained on" in stated
+    assert "evaluate\\_on=validation" in stated
+    assert "Where the seed draws the test part" in privacy_report(honest())
+    assert "Where the seed draws the test part" not in privacy_report(honest(seed=None, secure=True))
+
+
 def test_epsilon_is_never_rounded_in_its_favour():
     assert epsilon_text(2.98661) == "2.9867"
     assert epsilon_text(3.0) == "3.0000"

@@ -271,7 +271,12 @@ def _outside(privacy: Mapping) -> Section:
         (
             "Further releases",
             "Publishing k runs on the same data composes k ledgers: the ε of one run is for one run. "
-            + ("" if privacy.get("secure") else "Runs of one seed share batches and noise, and do not even compose."),
+            + (
+                ""
+                if privacy.get("secure")
+                else "Runs of one seed share batches and noise, and do not even compose. Where the seed draws the test "
+                "part, runs of several seeds show records as test records, exactly, that others of them protect."
+            ),
         ),
         ("The seed", _seed(privacy)),
     ]
@@ -294,6 +299,13 @@ _LAWS: Mapping[Trials, str] = {
 }
 
 
+_SCORE = (
+    "The score which chose must have been private itself, or measured on records that none of them trained on: not on "
+    "test parts that each one's seed drew anew, nor on a validation part (data.evaluate_on=validation) that went back "
+    "into this training."
+)
+
+
 def _tuning(privacy: Mapping, trials: int, distribution: Trials) -> Section | None:
     if trials == 1:
         return None
@@ -303,15 +315,16 @@ def _tuning(privacy: Mapping, trials: int, distribution: Trials) -> Section | No
         text = (
             f"The events of this run depended on its outputs, so {trials} trials are charged by basic composition: "
             f"ε = {total} at δ = {trials * delta:g}"
-            + ("." if privacy.get("secure") else ", provided that no two of them had one seed.")
+            + (". " if privacy.get("secure") else ", provided that no two of them had one seed. ")
+            + _SCORE
         )
         return Section(title, (text,))
     values = {law: epsilon_text(tuning_epsilon(privacy["ledger"], delta, trials, distribution=law)) for law in _LAWS}
     text = (
         f"{trials} trainings were run to choose this one: {_LAWS[distribution]}. Choice and model together satisfy "
-        f"ε = {values[distribution]} at δ = {delta:g}, provided that every trial had at most this run's ledger, "
-        + ("" if privacy.get("secure") else "that no two trials had one seed (their noise would be the same), ")
-        + "and that the score which chose was itself private or measured on records outside the guarantee."
+        f"ε = {values[distribution]} at δ = {delta:g}, provided that every trial had at most this run's ledger"
+        + (". " if privacy.get("secure") else ", and that no two trials had one seed (their noise would be the same). ")
+        + _SCORE
     )
     return Section(title, (text,), ("number of trials", "ε"), tuple((_LAWS[law], values[law]) for law in _LAWS))
 
