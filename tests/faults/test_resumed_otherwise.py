@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from equidp import training as training_module
 from equidp.algorithms import algorithm_settings
 from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.engine.journal import Journal
@@ -16,7 +17,7 @@ from equidp.engine.ledger import epsilon
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
-from equidp.training import Trained, forget, plan_run, train_model
+from equidp.training import Prepared, Trained, forget, plan_run, prepare, train_model
 
 SCHEMA = Schema("toy", "tabular", (3,), ("a", "b"), {"class": ("a", "b")}, feature_names=tuple("xyz"))
 PUBLIC = {"energy_records": 20}
@@ -100,6 +101,36 @@ def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
     assert charged > cap.count
     assert resumed["epsilon"] == epsilon([dataclasses.replace(cap, count=cap.count + charged)], 1e-5).value
     assert resumed["epsilon"] > whole["epsilon"] == epsilon([cap], 1e-5).value
+
+
+def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps done again by the same code draw the same masks; by other code they are new releases, and draw others."""
+
+    def begun(*, resume: bool) -> Prepared:
+        algorithm = algorithm_settings("dpsgd", {}).build()
+        privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=3, batch_size=10)
+        plan = plan_run(algorithm, units=120, groups=2, privacy=privacy, training=training)
+        found = prepare(
+            algorithm, plan, PARTS, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+            training=training, seed=0, workplace=tmp_path, resume=resume,
+        )  # fmt: skip
+        if resume:
+            found.trainer.load_state_dict(found.keeper.saved.state)
+        return found
+
+    def masks(life: Prepared) -> list[float]:
+        life.keeper.close()
+        return torch.rand(4).tolist()
+
+    first = begun(resume=False)
+    fresh = torch.rand(4).tolist()
+    first.trainer.run_steps(3)
+    first.keeper.save(first.trainer)
+    after = masks(first)
+    assert masks(begun(resume=True)) == after
+    monkeypatch.setattr(training_module, "CODE_DIGEST", "of other code")
+    again = masks(begun(resume=True))
+    assert again not in (after, fresh)
 
 
 def test_a_run_that_ends_does_not_forget_for_the_one_that_began_after_it(tmp_path: Path) -> None:
