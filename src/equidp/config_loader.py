@@ -8,6 +8,7 @@ for a dataset of one's own, kept in conf/local, would not be found.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,12 @@ class EquidpConfigLoader(OmegaConfigLoader):
             files = super().__getitem__("parameters")
         except OmegaConfBaseException as error:
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}") from error
-        presets = block("presets", files.pop("presets", None))
+        if files.get("presets") is None:  # a bare `presets:` in one file replaces those of all the others
+            raise EquidpError(
+                f"presets: is empty in a file of settings in {self.conf_source}, which hides the presets of all "
+                "datasets: write a dataset's block below it, or delete the line."
+            )
+        presets = block("presets", files.pop("presets"))
         dataset = str(files.get("dataset"))
         if dataset not in presets:
             raise unknown_name("dataset", dataset, presets)
@@ -83,6 +89,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 before, named = merged.get(section) or {}, (layer.get(section) or {}).get(choice)
                 if named is not None and named != before.get(choice):
                     before.pop("options", None)
+            _refuse_unlike("", merged, layer)
             merged = OmegaConf.to_container(OmegaConf.merge(merged, layer))  # type: ignore[assignment]
         if "seed" in layers[-1] and (merged.get("privacy") or {}).get("secure"):
             raise EquidpError(
@@ -90,3 +97,13 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "the initial weights, which are public, are drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _refuse_unlike(place: str, below: Any, above: Any) -> None:
+    """Refuse a list where a lower layer has a block, or the reverse: OmegaConf does not say which setting it is."""
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        for key in below.keys() & above.keys():
+            _refuse_unlike(f"{place}.{key}" if place else str(key), below[key], above[key])
+    elif isinstance(below, Mapping | list) and isinstance(above, Mapping | list) and type(below) is not type(above):
+        kind = "a list" if isinstance(below, list) else "settings below it"
+        raise EquidpError(f"{place}={above!r}: give {kind}, such as {below!r}.")

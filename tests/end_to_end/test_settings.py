@@ -60,6 +60,7 @@ def test_a_file_in_conf_local_overrides_the_preset_and_keeps_its_other_keys(proj
     ("text", "words"),
     [
         ("presets:\n  clinic:\n", "give exactly one of privacy.epsilon and privacy.noise_multiplier"),
+        ("presets:\n", "presets: is empty in a file of settings in .*conf, which hides"),
         ("presets: {clinic: 5}\n", "presets.clinic=5: give settings below it"),
         ("presets: {clinic: {data: csv}}\n", "data='csv': give settings below it"),
         ("presets: {clinic: {model: logistic}}\n", "model='logistic': give settings below it"),
@@ -119,6 +120,8 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
         ({"privacy.secure": True, "seed": 3}, r"privacy.secure=true draws .* that no seed can repeat"),
         ({"data.groups": "class+ class"}, r"data.groups=.*'class' stands there twice"),
         ({"seed": "one"}, r"seed='one': give a whole number"),
+        ({"data.groups.a": 1}, r"data.groups=\{'a': 1\}: give a list, such as \['class'\]"),
+        ({"data.keep": [8]}, r"data.keep=\[8\]: give settings below it, such as \{'8': 40\}"),
         ({"privacy.unit": "unit"}, r"privacy.unit=unit protects .* nothing protects: set data.split_by=unit"),
     ],
 )
