@@ -91,6 +91,8 @@ def test_wrong_names_and_values_are_refused():
         grid_from({"epsilon": [1]})
     with pytest.raises(EquidpError, match="epsilons"):
         grid_from({"algorithms": ["dpsgd"], "epsilons": "1,x"})
+    with pytest.raises(EquidpError, match="run_label=mine: a sweep labels each cell itself"):
+        grid_from({"params": {"run_label": "mine"}})
     with pytest.raises(EquidpError, match="names no algorithm"):
         list(grid_from({"datasets": ["digits"]}).points())
 

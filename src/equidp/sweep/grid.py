@@ -129,6 +129,8 @@ def _refuse_param(name: str, value: Any, grid: Grid) -> None:
         raise EquidpError(f"Sweep setting {name}=[]: give at least one value, or leave it out.")
     if name == "privacy.epsilon" and value is None and not grid.epsilons:  # no target: the noise is given
         return
+    if name == "run_label":
+        raise EquidpError(f"run_label={_text(name, value)}: a sweep labels each cell itself; leave it out.")
     if name in KEYS:
         raise EquidpError(
             f"{name}={_text(name, value)} is no setting for params: give --{KEYS[name]}, or {KEYS[name]} in a file."
