@@ -188,7 +188,9 @@ def fan_out(
         with stopping_on_sigterm(), machines.connect() as client:
             if not machines.scheduler:
                 client.run(warm_up, project.path)  # now, beside the encoding of records
-            console.print(f"Dask dashboard: {client.dashboard_link}", highlight=False, soft_wrap=True)
+            # Dask's page of plots, /status, needs bokeh, which equidp does not ask for; this one does not
+            workers = client.dashboard_link.replace("/status", "/info/main/workers.html")
+            console.print(f"Dask's workers: {workers}", highlight=False, soft_wrap=True)
             display = Display(len(cells), sum(client.nthreads().values()) or 1, console)
             sweep = Sweep(client, dict(jobs), partial(encode, project), machines.resources)
             with display.progress:
