@@ -11,10 +11,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit.settings import AuditSettings
+from equidp.engine.parts import Positive
 from equidp.engine.trainer import OPTIMIZERS
 from equidp.errors import EquidpError, unknown_name
 from equidp.models import MODELS, model_options
@@ -95,7 +105,7 @@ class PrivacySettings(Section):
     """What one person's influence is bounded as: one record, or all records of one unit."""
     secure: bool = False
     """Noise and sampling from a cryptographic generator; no seed."""
-    trials: Annotated[int, Field(ge=1)] = 1
+    trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """How many runs on these data this one was chosen from; more than one costs privacy too."""
 
     @model_validator(mode="after")
@@ -122,7 +132,7 @@ class TrainingSettings(Section):
     """Expected passes over the training part."""
     batch_size: Annotated[int, Field(ge=1)] = 256
     """Expected batch size B; the actual one varies with the Poisson sample."""
-    learning_rate: Annotated[float, Field(gt=0)] | Literal["1/sqrt(steps)"] = 0.1
+    learning_rate: Positive | Literal["1/sqrt(steps)"] = 0.1
     """Step size, or `1/sqrt(steps)`."""
     optimizer: str = "sgd"
     """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone."""
@@ -188,8 +198,8 @@ class ReportSettings(Section):
     """Name of the MLflow experiment."""
     tags: dict[str, Annotated[str, BeforeValidator(str)]] = {}
     """Only runs with these tags, such as {sweep: demo}."""
-    runs: Annotated[int, Field(ge=1)] = 200
-    """At most so many, the newest."""
+    runs: Annotated[int, Field(ge=1, le=50_000)] = 200
+    """At most so many, the newest; MLflow gives 50,000 and no more."""
 
 
 PLAIN = ("dataset", "seed", "raw_dir", "run_label", "resume", "algorithm")
@@ -240,9 +250,9 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
     resolved: dict[str, Any] = {
         "dataset": dataset,
         "seed": seed,
-        "raw_dir": str(given.get("raw_dir") or Path("data") / "01_raw"),
+        "raw_dir": _raw_dir(given.get("raw_dir", str(Path("data") / "01_raw"))),
         "run_label": _folder_name("run_label", given.get("run_label") or "", empty=True),
-        "resume": bool(given.get("resume", False)),
+        "resume": _yes_or_no("resume", given.get("resume", False)),
     }
     for name, kind in SECTIONS.items():
         resolved[name] = section(kind, name, given.get(name)).model_dump(mode="json")
@@ -297,6 +307,19 @@ def block(name: str, values: object) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise EquidpError(f"{name}={values!r}: give settings below it, such as {name}.<setting>=<value>.")
     return {str(key): value for key, value in values.items()}
+
+
+def _raw_dir(value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise EquidpError(f"raw_dir={value!r}: give a folder, such as data/01_raw; ./2024 where its name is a number.")
+
+
+def _yes_or_no(setting: str, value: object) -> bool:
+    try:
+        return TypeAdapter(bool).validate_python(value)  # as in the blocks: "no" is false
+    except ValidationError as error:
+        raise EquidpError(f"{setting}={value!r}: give true or false.") from error
 
 
 def _folder_name(setting: str, value: object, *, empty: bool = False) -> str:

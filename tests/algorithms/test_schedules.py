@@ -81,6 +81,13 @@ class TestSAD:
         plan = Plan(10, 10, 2, 2, 1e-5, 1.0)
         assert sum(s.steps for s in DecayingPhases(phases=9).segments(plan)) == 2
 
+    @pytest.mark.parametrize(
+        "given", [{"noise_decay": 1e10}, {"phase_decay": 1e-10}, {"clip_decay": 10, "phases": 40}, {"phases": 500}]
+    )
+    def test_factors_that_overflow_over_the_phases_are_refused(self, given: dict[str, float]) -> None:
+        with pytest.raises(EquidpError, match=r"phases are too far apart; set \w+_decay nearer to 1"):
+            algorithm_settings("sad_dpsgd", given).build()
+
     def test_a_falling_bound_needs_a_rule_that_reads_it(self) -> None:
         with pytest.raises(EquidpError, match="set clip_decay to 1"):
             algorithm_settings("custom", {"weights": "normalise", "schedule": "phases"}).build()

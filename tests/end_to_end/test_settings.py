@@ -122,6 +122,12 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
         ({"seed": "one"}, r"seed='one': give a whole number"),
         ({"data.groups.a": 1}, r"data.groups=\{'a': 1\}: give a list, such as \['class'\]"),
         ({"data.keep": [8]}, r"data.keep=\[8\]: give settings below it, such as \{'8': 40\}"),
+        ({"training.learning_rate": 1e300}, r"training.learning_rate=1e\+300: .*less than or equal to"),
+        ({"dpsgd.options.clip_norm": 1e38}, r"clip_norm=1e\+38 is not valid: .*less than or equal to"),
+        ({"dpsgd_f.options.max_clip_norm": 1e12}, r"max_clip_norm must not be more than 1e12 times base_clip_norm"),
+        ({"privacy.trials": 10**30}, r"privacy.trials=10+: .*less than or equal to 1000000"),
+        ({"raw_dir": 2024}, r"raw_dir=2024: give a folder"),
+        ({"resume": "perhaps"}, r"resume='perhaps': give true or false"),
         ({"privacy.unit": "unit"}, r"privacy.unit=unit protects .* nothing protects: set data.split_by=unit"),
     ],
 )
@@ -139,6 +145,7 @@ def test_a_bad_setting_is_one_sentence_before_anything_runs(project, params, mes
         ("dpsgd_g", {}, r"Unknown pipeline 'dpsgd_g'. Did you mean 'dpsgd_f'\?"),
         ("dpsgd", {"data.groups": "sex"}, r"Unknown grouping of dataset 'digits' 'sex'"),
         ("dpsgd", {"training.batch_size": 5000}, r"training.batch_size=5000 exceeds the 13\d\d training records"),
+        ("dpsgd", {"training.epochs": 10**30}, r"epochs of 13\d\d records .* which would not end: lower training"),
         ("dpsgd", {"dataset": "adult"}, r"adult\.data"),
         (
             "dpsgd_f",
@@ -161,6 +168,10 @@ def test_a_delta_that_promises_nothing_is_said_before_training(project, caplog):
     assert [record.message.partition(": publ")[0] for record in caplog.records if "δ" in record.message] == [
         "dpsgd: δ = 0.9 is not below one over the 1339 training records"  # and nothing of the baseline's
     ]
+
+
+def test_resume_may_be_told_no_as_any_other_setting(project):
+    assert resolved(project, resume="no")["resume"] is False
 
 
 def test_an_empty_label_is_none(project):

@@ -24,6 +24,7 @@ from torch import Tensor
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.engine.algorithm import Algorithm, published_by
 from equidp.engine.parts import (
+    HUGE,
     TINY,
     FlatClip,
     NoiseLevel,
@@ -84,6 +85,8 @@ class DPSGDF(AlgorithmSettings):
     def _ordered(self) -> DPSGDF:
         if self.max_clip_norm is not None and self.max_clip_norm < self.base_clip_norm:
             raise ValueError("max_clip_norm must not be below base_clip_norm")
+        if self.max_clip_norm is not None and self.max_clip_norm / self.base_clip_norm > HUGE:
+            raise ValueError("max_clip_norm must not be more than 1e12 times base_clip_norm")
         return self
 
     def build(self) -> Algorithm:

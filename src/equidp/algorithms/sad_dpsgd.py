@@ -13,6 +13,7 @@ the paper prints (1/n)Σ.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,10 +21,10 @@ from pydantic import Field
 
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import FlatClip, Positive, Schedule
+from equidp.engine.parts import HUGE, FlatClip, Positive, Schedule
 from equidp.engine.plan import Plan, Segment
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1000)]
 
 
 class DecayingPhases(Schedule):
@@ -54,7 +55,10 @@ class DecayingPhases(Schedule):
         )
 
     def objection(self, algorithm: Algorithm) -> str | None:
-        """A falling clip norm needs a rule that reads it."""
+        """A falling clip norm needs a rule that reads it; and no factor may overflow over the phases."""
+        for name in ("noise_decay", "phase_decay", "clip_decay"):
+            if (self.phases - 1) * abs(math.log10(getattr(self, name))) > math.log10(HUGE):
+                return f"its first and last of {self.phases} phases are too far apart; set {name} nearer to 1"
         reads = algorithm.weights.reads if algorithm.weights else frozenset()
         if self.clip_decay == 1 or "clip_norm" in reads:
             return None

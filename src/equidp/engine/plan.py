@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from equidp.errors import EquidpError
 
+LONGEST = 1_000_000_000
+"""Steps of the longest run that is begun."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -34,6 +37,11 @@ class Plan:
         if self.batch_size > self.records:
             raise EquidpError(
                 f"training.batch_size={self.batch_size} exceeds the {self.records} training records: lower it."
+            )
+        if (steps := self.epochs * self.records // self.batch_size) > LONGEST:
+            raise EquidpError(
+                f"{self.epochs} epochs of {self.records} records in batches of {self.batch_size} are {steps} steps, "
+                f"which would not end: lower training.epochs, for {LONGEST} steps at most."
             )
 
     @property
