@@ -16,6 +16,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import DataCatalog, MemoryDataset, SharedMemoryDataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -210,6 +211,7 @@ class TrackingHook:
             tracking.open_runs(client, {names[0]: active.info.run_id})
             mlflow.set_tag("mlflow.runName", self._run_name(names[0]))
         else:
+            mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
             runs = {name: self._child(client, active, name) for name in algorithms}
             tracking.open_runs(client, runs | {COMPARISON: active.info.run_id}, children=runs.values())
         for name in tracking.tracked():
@@ -237,6 +239,8 @@ class TrackingHook:
                 privacy = catalog.load(f"{name}.privacy")
                 tracking.log_metrics(name, _epsilons(privacy))
                 tracking.log_tags(name, _privacy_tags(privacy))
+                if f"{name}.metrics" in made:
+                    tracking.log_tags(name, {MLFLOW_RUN_NOTE: _told(privacy, catalog.load(f"{name}.metrics"))})
             for kind in ARTIFACTS:
                 if f"{name}.{kind}" in made:
                     tracking.log_artifact(name, _filepath(catalog, f"{name}.{kind}"))
@@ -369,6 +373,17 @@ def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
         sampling = privacy["sampling"].partition(":")[0].lower()
         tags |= {"adjacency": privacy["adjacency"], "sampling": sampling, "secure": str(privacy["secure"]).lower()}
     return tags
+
+
+def _told(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
+    """A run's description in MLflow, in one line."""
+    accuracy = f"test accuracy {metrics['overall']['accuracy']:.4f}"
+    if not privacy["private"]:
+        return f"Not private; {accuracy}."
+    cost = metrics["cost_of_privacy"]["overall"]["accuracy"]
+    epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}"
+    against = "no cost of privacy, as the baseline diverged" if cost is None else f"{cost:+.4f} against the baseline"
+    return f"{epsilon}; {accuracy}, {against}."
 
 
 def _filepath(catalog: DataCatalog, name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 import dp_accounting as dp
 import mlflow
@@ -48,6 +49,10 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert run.data.tags["algorithm"] == algorithm
     assert run.data.tags["private"] == "true"
     assert run.data.tags["raw_fingerprint"] == "embedded"
+    assert re.fullmatch(
+        r"ε = \d+\.\d{4} at δ = 0\.0001; test accuracy 0\.\d{4}, [+-]0\.\d{4} against the baseline\.",
+        run.data.tags["mlflow.note.content"],
+    )
     assert run.data.metrics["epsilon"] == pytest.approx(privacy["epsilon"])
     # curves over the epochs end in the run's own figures, and do not begin with them
     for name, own in {"test/accuracy": metrics["overall"]["accuracy"], "epsilon_rdp": privacy["epsilon_rdp"]}.items():
@@ -86,6 +91,7 @@ def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = {run.data.tags["algorithm"]: run for run in runs if run not in parents}
     assert len(parents) == 1
+    assert parents[0].info.run_name == f"{'+'.join(pipelines or DEMONSTRATION)} digits seed=0"
     assert set(children) == set(pipelines or DEMONSTRATION)
     assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parents[0].info.run_id}
     assert all(run.info.status == "FINISHED" for run in runs)
