@@ -1,5 +1,7 @@
 """Kedro's project settings."""
 
+import io
+import sys
 import warnings
 
 from kedro.framework.session.store import BaseSessionStore
@@ -9,6 +11,10 @@ from equidp.hooks import RunHook, TrackingHook
 
 # A remark to callers, which a user of this project can do nothing about.
 warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
+
+# A terminal that has no ε or Δ shows a question mark: it is no reason to lose the end of a run.
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="replace")
 
 HOOKS = (TrackingHook(), RunHook())
 CONFIG_LOADER_CLASS = EquidpConfigLoader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -186,6 +187,15 @@ def test_the_command_line_ends_with_one_line_and_a_status(project, option):
     assert done.returncode == 1
     assert "Error: Unknown dataset 'adlut'. Did you mean 'adult'?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_greek_letters_loses_no_run(project):
+    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "kedro", "run", "--pipeline=dpsgd", "--params=training.epochs=1"]
+    done = subprocess.run(command, cwd=project, capture_output=True, timeout=120, env=ascii_only)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "ε" in (report_folder(project, "dpsgd") / "report.html").read_text(encoding="utf-8")
+    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED"]
 
 
 def test_an_environment_that_is_not_there_is_refused(project):
