@@ -24,7 +24,7 @@ from pydantic import (
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit.settings import AuditSettings
-from equidp.engine.parts import Positive
+from equidp.engine.parts import HUGE, Positive
 from equidp.engine.trainer import OPTIMIZERS
 from equidp.errors import EquidpError, unknown_name
 from equidp.models import MODELS, model_options
@@ -150,7 +150,7 @@ class TrainingSettings(Section):
     """Log exact training figures (`nonprivate/…`), outside the guarantee."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Epochs between evaluations on the test part."""
-    class_weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    class_weights: tuple[Annotated[float, Field(ge=0, le=HUGE)], ...] | None = None
     """Weight of each class in the loss, in label order; null: all 1."""
 
     @field_validator("optimizer")

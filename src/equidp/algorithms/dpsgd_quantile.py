@@ -23,7 +23,7 @@ from equidp.engine.parts import HUGE, TINY, FlatClip, NoiseLevel, Positive, Publ
 from equidp.engine.plan import Plan
 
 Share = Annotated[float, Field(gt=0, lt=1)]
-NotNegative = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0, le=HUGE)]
 
 
 class QuantileCount(SideRelease):
