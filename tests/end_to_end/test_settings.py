@@ -128,6 +128,8 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
         ({"dpsgd_f.options.max_clip_norm": 1e12}, r"max_clip_norm must not be more than 1e12 times base_clip_norm"),
         ({"privacy.trials": 10**30}, r"privacy.trials=10+: .*less than or equal to 1000000"),
         ({"training.class_weights": [1e300]}, r"training.class_weights=1e\+300: .*less than or equal to"),
+        ({"audit.gradient_canaries": 10**12}, r"audit.gradient_canaries=10+: .*less than or equal to 10000000"),
+        ({"audit.input_canaries": 1}, r"audit: one canary tells nothing: give 0 to leave it out"),
         ({"raw_dir": 2024}, r"raw_dir=2024: give a folder"),
         ({"resume": "perhaps"}, r"resume='perhaps': give true or false"),
         ({"privacy.unit": "unit"}, r"privacy.unit=unit protects .* nothing protects: set data.split_by=unit"),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=10_000_000)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -38,6 +38,8 @@ class AuditSettings(BaseModel):
     def _paired(self) -> AuditSettings:
         if self.reference_models % 2:
             raise ValueError("reference_models come in pairs: give an even number")
+        if 1 in (self.gradient_canaries, self.input_canaries):
+            raise ValueError("one canary tells nothing: give 0 to leave it out, or some thousands")
         return self
 
     def guesses_of(self, canaries: int) -> int:
