@@ -42,10 +42,10 @@ def register_pipelines() -> Registry:
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
     pipelines["report"] = reporting.create_report()
-    asked = dict.fromkeys(_asked_for())
-    several = [name for name in asked if name in ALGORITHMS]
-    if len(several) > 1 and not asked.keys() & {"compare", "__default__"}:
-        # Kedro adds up the pipelines of --pipelines=a,b: what compares them is part of the last
+    asked = set(_asked_for())
+    several = [name for name in ALGORITHMS if name in asked]
+    if len(several) > 1 and not asked & {"compare", "__default__"}:
+        # Kedro adds up the pipelines of --pipelines=a,b, in any order: what compares them is part of one
         pipelines[several[-1]] += reporting.create_comparison(several)
     pipelines["compare"] = pipelines["__default__"] = comparison(DEMONSTRATION)
     return pipelines
