@@ -68,12 +68,12 @@ class EquidpConfigLoader(OmegaConfigLoader):
             files = super().__getitem__("parameters")
         except OmegaConfBaseException as error:
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}") from error
-        if files.get("presets") is None:  # a bare `presets:` in one file replaces those of all the others
+        if files.get("presets", {}) is None:  # a bare `presets:` in one file replaces those of all the others
             raise EquidpError(
                 f"presets: is empty in a file of settings in {self.conf_source}, which hides the presets of all "
                 "datasets: write a dataset's block below it, or delete the line."
             )
-        presets = block("presets", files.pop("presets"))
+        presets = block("presets", files.pop("presets", None))
         dataset = str(files.get("dataset"))
         if dataset not in presets:
             raise unknown_name("dataset", dataset, presets)
@@ -93,8 +93,9 @@ class EquidpConfigLoader(OmegaConfigLoader):
             merged = OmegaConf.to_container(OmegaConf.merge(merged, layer))  # type: ignore[assignment]
         if "seed" in layers[-1] and (merged.get("privacy") or {}).get("secure"):
             raise EquidpError(
-                "privacy.secure=true draws batches and noise that no seed can repeat: leave seed out. The split and "
-                "the initial weights, which are public, are drawn with the project's seed (conf/base/globals.yml)."
+                "privacy.secure=true draws batches and noise that no seed can repeat: leave seed out (kedro sweep "
+                "gives one to every run: use kedro run). The split and the initial weights, which are public, are "
+                "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
 

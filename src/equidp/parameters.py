@@ -250,7 +250,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
     resolved: dict[str, Any] = {
         "dataset": dataset,
         "seed": seed,
-        "raw_dir": _raw_dir(given.get("raw_dir", str(Path("data") / "01_raw"))),
+        "raw_dir": _raw_dir(given.get("raw_dir")),
         "run_label": _folder_name("run_label", given.get("run_label") or "", empty=True),
         "resume": _yes_or_no("resume", given.get("resume", False)),
     }
@@ -310,7 +310,9 @@ def block(name: str, values: object) -> dict[str, Any]:
 
 
 def _raw_dir(value: object) -> str:
-    if isinstance(value, str) and value:
+    if value is None or value == "":  # an empty EQUIDP_RAW_DIR is none
+        return str(Path("data") / "01_raw")
+    if isinstance(value, str):
         return value
     raise EquidpError(f"raw_dir={value!r}: give a folder, such as data/01_raw; ./2024 where its name is a number.")
 

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from kedro.framework.session import KedroSession
@@ -176,6 +177,11 @@ def test_a_delta_that_promises_nothing_is_said_before_training(project, caplog):
 
 def test_resume_may_be_told_no_as_any_other_setting(project):
     assert resolved(project, resume="no")["resume"] is False
+
+
+def test_an_empty_folder_of_raw_files_is_the_projects_own(project):
+    """As EQUIDP_RAW_DIR= makes it."""
+    assert resolved(project, raw_dir="")["raw_dir"] == str(Path("data") / "01_raw")
 
 
 def test_an_empty_label_is_none(project):
