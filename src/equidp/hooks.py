@@ -24,6 +24,7 @@ from rich.table import Table
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.checkpoint import StoppedError
+from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
 from equidp.notebooks import without_ipython
@@ -111,6 +112,7 @@ class RunHook:
             options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]
         for name, chosen in options.items():
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
+        choose_device(self._parameters["training"]["device"])  # the same of a device that is not here
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)
         self._catalog = catalog
@@ -274,7 +276,7 @@ class TrackingHook:
         shared = {
             "dataset": self._parameters["dataset"],
             "seed": self._parameters["seed"],
-            "device": self._parameters["training"]["device"],
+            "device": str(choose_device(self._parameters["training"]["device"])),
             "git_commit": git_commit(),
         }
         return shared | ({"algorithm": algorithm} if algorithm else {})

@@ -48,6 +48,7 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert run.info.status == "FINISHED"
     assert run.data.tags["algorithm"] == algorithm
     assert run.data.tags["private"] == "true"
+    assert run.data.tags["device"] == "cpu"
     assert run.data.tags["raw_fingerprint"] == "embedded"
     assert re.fullmatch(
         r"ε = \d+\.\d{4} at δ = 0\.0001; test accuracy 0\.\d{4}, [+-]0\.\d{4} against the baseline\.",
