@@ -39,6 +39,7 @@ def trainer(
     by_unit: bool = False,
     seed: int = 0,
     model: nn.Module | None = None,
+    noise: float = 1.0,
     **options: float,
 ) -> Trainer:
     torch.manual_seed(0)
@@ -47,7 +48,7 @@ def trainer(
         model=model or nn.Linear(4, 2),
         loss=loss,
         algorithm=algorithm_settings(name, options).build(),
-        plan=Plan(12, 6, 1, 2, 1e-5, 0.0 if name == "sgd" else 1.0),
+        plan=Plan(12, 6, 1, 2, 1e-5, 0.0 if name == "sgd" else noise),
         population=population,
         random=SeededRandom(seed, "cpu"),
         ledger=Ledger(),
@@ -71,12 +72,16 @@ class TestDevice:
 class TestBuilding:
     """What is seen before the first step."""
 
-    @pytest.mark.parametrize("clip_norm", [1e-46, 1e-40, 1e38])
+    @pytest.mark.parametrize("clip_norm", [1e-46, 1e-40])
     def test_a_bound_that_float32_does_not_hold_is_refused_as_it_does_not_hold_the_noise(
         self, clip_norm: float
     ) -> None:
         with pytest.raises(EquidpError, match=r"bounded by .*in float32"):
             trainer(records(), clip_norm=clip_norm)
+
+    def test_a_noise_that_float32_does_not_hold_is_refused(self) -> None:
+        with pytest.raises(EquidpError, match=r"noise be 1e\+42, in float32"):
+            trainer(records(), clip_norm=1e12, noise=1e30)
 
     def test_a_weight_that_would_be_infinite_is_refused_as_a_nan_would_tell_who_has_it(self) -> None:
         with pytest.raises(EquidpError, match="infinite weight"):
