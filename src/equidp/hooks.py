@@ -112,7 +112,7 @@ class RunHook:
             options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]
         for name, chosen in options.items():
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
-        choose_device(self._parameters["training"]["device"])  # the same of a device that is not here
+        choose_device(self._parameters["training"]["device"])  # and so is a device that is not here
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)
         self._catalog = catalog
@@ -379,7 +379,7 @@ def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
 
 def _told(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
     """A run's description in MLflow, in one line."""
-    accuracy = f"test accuracy {metrics['overall']['accuracy']:.4f}"
+    accuracy = f"{metrics.get('evaluated_on', 'test')} accuracy {metrics['overall']['accuracy']:.4f}"
     if not privacy["private"]:
         return f"Not private; {accuracy}."
     cost = metrics["cost_of_privacy"]["overall"]["accuracy"]

@@ -158,6 +158,12 @@ def test_a_baseline_that_diverges_is_said_and_compared_with_nothing(project, cap
     assert (report_folder(project, "dpsgd") / "report.html").exists()
 
 
+def test_figures_of_the_validation_part_are_called_so_in_mlflow_too(project):
+    kedro_run(project, "dpsgd", **QUICK, **{"data.evaluate_on": "validation"})
+    (run,) = mlflow_runs(project)
+    assert "; validation accuracy 0." in run.data.tags["mlflow.note.content"]
+
+
 def test_same_seed_gives_the_same_metrics_and_another_seed_others(project):
     kedro_run(project, "dpsgd", **QUICK)
     first = (report_folder(project, "dpsgd") / "metrics.json").read_text()
