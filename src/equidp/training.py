@@ -313,14 +313,11 @@ def prepare(
     renewed = keeper.renewed if keeper else 0
     if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
         random.renew(renewed)
-    saved = keeper.saved.state if keeper and keeper.saved else None
-    if renewed and saved:  # a life of its own draws nothing that an earlier one drew
-        for part in (saved, *saved.get("ranks", ())):
-            part.pop("global_random", None)
     # of models that draw (dropout): a step done again must repeat, in a secure run nobody may foretell it, and no rank
     # or life may draw what another does: a record would shift whose masks are alike
     stream = f"dropout/life {renewed}" if renewed else "dropout"
     torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
+    saved = keeper.saved.state if keeper and keeper.saved else None
     trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
     return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
 

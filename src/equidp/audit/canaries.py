@@ -215,6 +215,11 @@ class Listener:
         """As the streams that are listened to."""
         self.random.renew(life)
 
+    @property
+    def renewed(self) -> bool:
+        """As the streams that are listened to."""
+        return self.random.renewed
+
     def state_dict(self) -> dict[str, Tensor]:
         """The wrapped source's."""
         return self.random.state_dict()

@@ -133,6 +133,11 @@ class SharedRandom:
         """Other values from this rank's streams."""
         self.own.renew(life)
 
+    @property
+    def renewed(self) -> bool:
+        """Whether they were."""
+        return self.own.renewed
+
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's streams."""
         return self.own.state_dict()

@@ -41,6 +41,10 @@ class RandomSource(Protocol):
     def renew(self, life: int) -> None:
         """Draw other values from here on, whatever state is loaded: those of the run's life of this number."""
 
+    @property
+    def renewed(self) -> bool:
+        """Whether `renew` was called: no saved state is continued then."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue the streams."""
 
@@ -59,7 +63,7 @@ class SeededRandom:
     repeatable = True
 
     def __init__(self, seed: int, device: torch.device | str) -> None:
-        self.device, self._seed, self._renewed = torch.device(device), seed, False
+        self.device, self._seed, self.renewed = torch.device(device), seed, False
         self._generators = {
             stream: torch.Generator(self.device).manual_seed(derived_seed(seed, stream)) for stream in get_args(Stream)
         }
@@ -92,7 +96,7 @@ class SeededRandom:
 
     def renew(self, life: int) -> None:
         """Streams of the same seed that share nothing with those of other lives."""
-        self._renewed = True
+        self.renewed = True
         for stream, generator in self._generators.items():
             generator.manual_seed(derived_seed(self._seed, f"{stream}/life {life}"))
 
@@ -102,7 +106,7 @@ class SeededRandom:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue every stream, unless they were renewed."""
-        if self._renewed:
+        if self.renewed:
             return
         for name, generator in self._generators.items():
             generator.set_state(state[name])

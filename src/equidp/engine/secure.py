@@ -70,6 +70,8 @@ class SecureRandom:
 
     repeatable = False
     """Steps that are done again after a crash are new releases."""
+    renewed = False
+    """Nothing is saved that could be continued."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)

@@ -512,7 +512,8 @@ class Trainer:
         self.optimizer.load_state_dict(_with_number_keys(state["optimizer"]))
         self.public, self.shown = dict(state["public"]), dict(state["shown"])
         self.random.load_state_dict(state["random"])
-        _set_global_random(state.get("global_random", {}), self.population.device)
+        if not self.random.renewed:
+            _set_global_random(state.get("global_random", {}), self.population.device)
         for name in ("sampling", "contributing", "updating", "accepting"):
             getattr(self, name).load_state_dict(state[name])
         if self.diagnostics is not None and state["diagnostics"] is not None:
