@@ -42,9 +42,12 @@ ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost
 OF_ONE_RUN = ("plan", "model", *ARTIFACTS)
 """What a run leaves of each algorithm, under a name that the next run of other settings takes as well."""
 
-AUDIT = "audit"
-COMPARISON = "comparison"
-AUDIT_ARTIFACTS = ("audit_findings", "audit_bounds", "audit_exposure", "audit_report")
+AUDIT, COMPARISON = "audit", "comparison"
+SHARED_ARTIFACTS = {
+    AUDIT: ("audit_findings", "audit_bounds", "audit_exposure", "audit_report"),
+    COMPARISON: ("comparison.report", "comparison.table"),
+}
+"""What belongs to no algorithm's run of its own."""
 WIDTH = 100
 SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
@@ -112,7 +115,8 @@ class RunHook:
             options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]
         for name, chosen in options.items():
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
-        choose_device(self._parameters["training"]["device"])  # and so is a device that is not here
+        if options:
+            choose_device(self._parameters["training"]["device"])  # and so is a device that is not here
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)
         self._catalog = catalog
@@ -210,15 +214,14 @@ class TrackingHook:
             tracking.open_runs(client, {AUDIT: active.info.run_id})
             return
         if len(names) == 1 and names[0] in algorithms:
-            tracking.open_runs(client, {names[0]: active.info.run_id})
+            runs = {names[0]: active.info.run_id}
+            tracking.open_runs(client, runs)
             mlflow.set_tag("mlflow.runName", self._run_name(names[0]))
         else:
             mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
             runs = {name: self._child(client, active, name) for name in algorithms}
             tracking.open_runs(client, runs | {COMPARISON: active.info.run_id}, children=runs.values())
-        for name in tracking.tracked():
-            if name == COMPARISON:
-                continue
+        for name in runs:
             tracking.log_params(name, self._settings(name))
             tracking.log_tags(name, self._tags(name))
 
@@ -226,23 +229,22 @@ class TrackingHook:
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Log metrics, statements and artifacts of every finished algorithm, and close its run."""
         made = pipeline.all_outputs()  # of a pipeline cut by --to-nodes other files are an earlier run's
-        for name in AUDIT_ARTIFACTS:
-            if name in made:
-                tracking.log_artifact(AUDIT, _filepath(catalog, name))
-        for name in sorted(made):
-            if name.startswith(f"{COMPARISON}."):
-                tracking.log_artifact(COMPARISON, _filepath(catalog, name))
+        for owner, names in SHARED_ARTIFACTS.items():
+            for name in names:
+                if name in made:
+                    tracking.log_artifact(owner, _filepath(catalog, name))
         for name in algorithms_in(pipeline):
             if name not in tracking.tracked():
                 continue
-            if f"{name}.metrics" in made:
-                tracking.log_metrics(name, flat_metrics(catalog.load(f"{name}.metrics")))
+            metrics = catalog.load(f"{name}.metrics") if f"{name}.metrics" in made else None
+            if metrics is not None:
+                tracking.log_metrics(name, flat_metrics(metrics))
             if f"{name}.privacy" in made:
                 privacy = catalog.load(f"{name}.privacy")
                 tracking.log_metrics(name, _epsilons(privacy))
                 tracking.log_tags(name, _privacy_tags(privacy))
-                if f"{name}.metrics" in made:
-                    tracking.log_tags(name, {MLFLOW_RUN_NOTE: _told(privacy, catalog.load(f"{name}.metrics"))})
+                if metrics is not None:
+                    tracking.log_tags(name, {MLFLOW_RUN_NOTE: _told(privacy, metrics)})
             for kind in ARTIFACTS:
                 if f"{name}.{kind}" in made:
                     tracking.log_artifact(name, _filepath(catalog, f"{name}.{kind}"))

@@ -84,6 +84,13 @@ def test_ingestion_opens_no_run_and_tells_the_groups(project):
     assert rare["train"] == 40
 
 
+def test_a_device_that_is_not_here_ends_only_what_trains(project):
+    kedro_run(project, "ingestion", **{"training.device": "cuda:99"})
+    with pytest.raises(EquidpError, match=r"training.device='cuda:99' is not available here"):
+        kedro_run(project, "dpsgd", **{"training.device": "cuda:99"})
+    assert mlflow_runs(project) == []
+
+
 @pytest.mark.parametrize("pipelines", [(), ("sgd", "dpsgd")], ids=["default", "any set"])
 def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines):
     kedro_run(project, *pipelines, **QUICK)
