@@ -137,7 +137,7 @@ class TrainingSettings(Section):
     optimizer: str = "sgd"
     """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone."""
     device: str = "auto"
-    """`auto` takes CUDA, then MPS, then the CPU."""
+    """`auto`, `cpu` or `cuda`, `cuda:1` and so on; `auto` takes CUDA if there is one."""
     devices: Annotated[int, Field(ge=1)] = 1
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None

@@ -56,14 +56,17 @@ LOOK_BATCH = 1024
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU; anything else is taken at its word.
+    """`auto` takes CUDA, then the CPU.
+
+    Apple's GPUs (MPS) are not among them: they have no float64, in which coins are tossed and DPIS accounts for shares.
 
     Raises:
-        EquidpError: for a device this machine does not have.
+        EquidpError: for a device of another kind, or one that this machine does not have.
     """
     if name == "auto":
-        mps = torch.backends.mps.is_available()
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise EquidpError(f"training.device={name!r} is not supported: use auto, cpu or cuda.")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
