@@ -1,8 +1,9 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees half of one, and where sockets may be."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,14 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from equidp.errors import EquidpError
+
+SOCKET_ROOM = 70
+"""Bytes of a folder under which every system (macOS: 103 in all) has room for multiprocessing's names of sockets."""
+
+
+def sockets_fit() -> bool:
+    """Whether sockets can be made in the folder for temporary files."""
+    return len(os.fsencode(tempfile.gettempdir())) <= SOCKET_ROOM
 
 
 @contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 from multiprocessing import Pipe
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from equidp.distributed.launch import Machines, _answer_one
 from equidp.engine.checkpoint import CHECKPOINT_FILE
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.sweep.cell import forks
 from equidp.training import Trained, plan_run, train_model
 
 EPOCHS = 5
@@ -125,6 +128,25 @@ def test_an_evaluation_that_fails_is_told_to_the_ranks(tmp_path):
     _answer_one(ours, tmp_path, fails)
 
     assert json.loads(theirs.recv_bytes()) == {"error": "After epoch 3: no room for 1 weights"}
+
+
+@pytest.fixture
+def deep(tmp_path, monkeypatch) -> Path:
+    """The folder for temporary files, under a longer path than a socket may have."""
+    folder = tmp_path / ("x" * 60) / ("y" * 60)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_ranks_reach_who_asked_from_a_deep_temporary_folder(deep):
+    save_file({"w": torch.ones(2)}, deep / WEIGHTS)
+    with launching._listening(deep, lambda row, weights: {"seen": row["epoch"]}) as address:
+        with Client(address, family="AF_UNIX") as line:
+            line.send_bytes(json.dumps({"epoch": 3.0}).encode())
+            assert json.loads(line.recv_bytes()) == {"columns": {"seen": 3.0}}
+        assert not forks()  # a server of forks has a socket too: runs of a sweep start without one
+    assert not Path(address).parent.exists()
 
 
 def test_more_ranks_than_gpus_or_records_are_refused(monkeypatch):

@@ -13,4 +13,4 @@ FAILURE = "failure.json"
 """What a rank had to say before it stopped."""
 
 SOCKET = "epochs"
-"""Where rank 0 asks for an evaluation."""
+"""Where rank 0 asks for an evaluation; in a folder of its own that the job names."""

@@ -29,6 +29,7 @@ from equidp.distributed.job import FAILURE, HISTORY, JOB, PUBLIC, SOCKET, STATEM
 from equidp.distributed.worker import work
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
+from equidp.files import sockets_fit
 from equidp.logs import held_back
 from equidp.records import Split
 from equidp.sources import storage
@@ -99,14 +100,13 @@ def train(
     """
     machines = Machines.from_environment()
     _refuse_too_many(job["training"]["device"], devices, machines, len(split.train))
-    with _job_folder() as folder:
+    with _job_folder() as folder, _listening(folder, on_epoch) as socket:
         storage.save(split.train, folder / TRAIN)
         if len(split.public):
             storage.save(split.public, folder / PUBLIC)
         # last: other machines begin once it is there
-        (folder / JOB).write_text(json.dumps({**job, "evaluates": on_epoch is not None}))
-        with _listening(folder, on_epoch):
-            launch(machines.launch(devices), folder, job)
+        (folder / JOB).write_text(json.dumps({**job, "evaluated_at": socket}))
+        launch(machines.launch(devices), folder, job)
         return (
             load_file(folder / WEIGHTS),
             pd.read_parquet(folder / HISTORY),
@@ -142,20 +142,22 @@ def _job_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _listening(folder: Path, on_epoch: Evaluation | None) -> Iterator[None]:
-    """Answer rank 0's calls in a thread; the main one waits for the ranks."""
+def _listening(folder: Path, on_epoch: Evaluation | None) -> Iterator[str | None]:
+    """Answer rank 0's calls in a thread, while the main one waits for the ranks; yields where to call, if anywhere."""
     if on_epoch is None:
-        yield
+        yield None
         return
-    with Listener(str(folder / SOCKET), family="AF_UNIX") as listener:
+    # not in the job's folder: the system wants a short path, and other machines' file systems may have no sockets
+    place = tempfile.TemporaryDirectory(prefix="equidp-", dir=None if sockets_fit() else "/tmp")
+    with place as own, Listener(address := str(Path(own) / SOCKET), family="AF_UNIX") as listener:
         thread = threading.Thread(target=_answer, args=(listener, folder, on_epoch), daemon=True)
         thread.start()
         try:
-            yield
+            yield address
         finally:
             # a call of our own ends a thread that nobody has called
             with contextlib.suppress(OSError):
-                Client(str(folder / SOCKET), family="AF_UNIX").close()
+                Client(address, family="AF_UNIX").close()
             thread.join(timeout=60)
 
 

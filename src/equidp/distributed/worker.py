@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from equidp.distributed.job import FAILURE, HISTORY, JOB, PUBLIC, SOCKET, STATEMENT, TRAIN, WEIGHTS
+from equidp.distributed.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS
 from equidp.distributed.peers import Peers
 from equidp.distributed.trainer import FollowedError
 from equidp.engine.trainer import EpochCallback, choose_device
@@ -74,7 +74,7 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
         **settings, split=Split(train, train.take(torch.arange(0)), public), workplace=workplace,
         resume=job["resume"], peers=peers,
     )  # fmt: skip
-    with _evaluating(folder, job["evaluates"] and peers.first) as on_epoch:
+    with _evaluating(folder, job["evaluated_at"] if peers.first else None) as on_epoch:
         rows = prepared.run(on_epoch, progress=job["progress"])
     if peers.first:
         trained = conclude(prepared, rows)
@@ -84,12 +84,12 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
 
 
 @contextlib.contextmanager
-def _evaluating(folder: Path, wanted: bool) -> Iterator[EpochCallback | None]:
+def _evaluating(folder: Path, address: str | None) -> Iterator[EpochCallback | None]:
     """A callback that has the asking process evaluate, and waits for its columns."""
-    if not wanted:
+    if address is None:
         yield None
         return
-    with Client(str(folder / SOCKET), family="AF_UNIX") as line:
+    with Client(address, family="AF_UNIX") as line:
 
         def on_epoch(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
             save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, folder / WEIGHTS)

@@ -17,6 +17,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, Any
 
-from equidp.files import replacing
+from equidp.files import replacing, sockets_fit
 from equidp.sweep.attended import Descriptor, kedro
 
 MARKER, LOG, LOCK = "done.json", "run.log", "sweep.lock"
@@ -171,6 +172,11 @@ def _kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
         process.join(SECONDS_TO_STOP)
         process.kill()
         atexit.unregister(process.terminate)
+
+
+def forks() -> bool:
+    """Whether this system can fork runs: Apple's frameworks do not survive it, and it takes a socket."""
+    return sys.platform == "linux" and sockets_fit()
 
 
 def warm_up(project: Path) -> None:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.errors import EquidpError
-from equidp.sweep.cell import Job, Outcome, finished, warm_up
+from equidp.sweep.cell import Job, Outcome, finished, forks, warm_up
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import Cell, Project, digest
 from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
@@ -66,7 +66,7 @@ def run_command(
         return None
     store, experiment = project.store()
     one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name)
-    jobs = {cell.key: one(cell, retries=retries, warm=scheduler is None) for cell in cells}
+    jobs = {cell.key: one(cell, retries=retries, warm=scheduler is None and forks()) for cell in cells}
     todo = [cell for cell in cells if not finished(jobs[cell.key])]
     console.print(f"Finished before: {len(cells) - len(todo)} of {len(cells)}.", highlight=False)
 
@@ -186,7 +186,7 @@ def fan_out(
     sweep = None
     try:
         with stopping_on_sigterm(), machines.connect() as client:
-            if not machines.scheduler:
+            if not machines.scheduler and forks():
                 client.run(warm_up, project.path)  # now, beside the encoding of records
             # Dask's page of plots, /status, needs bokeh, which equidp does not ask for; this one does not
             workers = client.dashboard_link.replace("/status", "/info/main/workers.html")
