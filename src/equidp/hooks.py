@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import warnings
 from collections.abc import Generator, Sequence
@@ -13,7 +14,7 @@ import mlflow
 import pandas as pd
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
-from kedro.io import DataCatalog, MemoryDataset, SharedMemoryDataCatalog
+from kedro.io import DataCatalog, DatasetError, MemoryDataset, SharedMemoryDataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
@@ -24,6 +25,7 @@ from rich.table import Table
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.checkpoint import StoppedError
+from equidp.engine.journal import REFUSALS, storage_error
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
@@ -75,6 +77,21 @@ def refusal_in(error: BaseException | None) -> EquidpError | None:
     while error is not None and not isinstance(error, EquidpError):
         error = error.__cause__
     return error
+
+
+def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError | None:
+    """What a disk's refusal of something that Kedro saves comes to; half a file on a full disk goes."""
+    name, cause = str(error).split(":")[0], error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    saving = isinstance(error, DatasetError) and "while saving" in str(error) and name in catalog
+    if not (saving and isinstance(cause, OSError) and cause.errno in REFUSALS):
+        return None
+    path = _filepath(catalog, name)
+    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        with suppress(OSError):
+            path.unlink()
+    return storage_error(path, cause)
 
 
 def results_of(catalog: DataCatalog, algorithms: Sequence[str], kind: str) -> dict[str, Any]:
@@ -179,7 +196,8 @@ class RunHook:
     @hook_impl(wrapper=True)
     def on_pipeline_error(self, error: Exception) -> Generator[None, Any, Any]:
         """Refused input stays one sentence: Kedro wraps whatever a dataset raises while it saves or loads."""
-        result, active, refusal = [], mlflow.active_run(), refusal_in(error)
+        result, active = [], mlflow.active_run()
+        refusal = refusal_in(error) or refused_by_disk(error, self._catalog)
         try:
             result = yield  # the other hooks close their runs first
             if active is not None and isinstance(refusal, StoppedError):

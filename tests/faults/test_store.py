@@ -80,6 +80,25 @@ def test_a_file_that_is_no_database_is_refused(project):
         kedro_run(project, "dpsgd", **QUICK)
 
 
+def test_a_read_only_store_is_refused_before_anything_runs(project, monkeypatch):
+    kedro_run(project, "ingestion")
+    connect = sqlite3.connect  # root may write to any file: here it may not
+    monkeypatch.setattr(sqlite3, "connect", lambda path, **how: connect(f"file:{path}?mode=ro", uri=True, **how))
+    with pytest.raises(EquidpError, match=r"mlflow\.db cannot be written to \(attempt to write a readonly database\)"):
+        tracking.check_store(f"sqlite:///{project / 'mlflow.db'}")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_leaves_a_sentence_and_no_half_file(project):
+    groups = report_folder(project, "ingestion") / "groups.csv"
+    groups.parent.mkdir(parents=True)
+    groups.symlink_to("/dev/full")
+    with pytest.raises(EquidpError, match=r"Cannot write .*groups\.csv: the disk is full; free some space") as caught:
+        kedro_run(project, "ingestion")
+    assert "\n" not in caught.value.message
+    assert not groups.is_symlink()
+
+
 def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, monkeypatch, caplog):
     printed = hooks._print_results
     monkeypatch.setattr(hooks, "_print_results", lambda *given: (locked_in_training.give_back(), printed(*given)))

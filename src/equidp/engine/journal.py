@@ -318,16 +318,19 @@ def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[s
     )
 
 
+REFUSALS: Mapping[int, str] = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the quota is used up; free some space",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "writing there is not allowed; change its permissions or choose another folder",
+    errno.EPERM: "writing there is not allowed; change its permissions or choose another folder",
+}
+"""Why a disk refuses to write, and what to do, by the system's number."""
+
+
 def storage_error(path: Path, error: OSError) -> EquidpError:
     """What to tell a user whose disk refuses."""
-    remedies = {
-        errno.ENOSPC: "the disk is full; free some space",
-        errno.EDQUOT: "the quota is used up; free some space",
-        errno.EROFS: "the file system is read-only; choose another folder",
-        errno.EACCES: "writing there is not allowed; change its permissions or choose another folder",
-        errno.EPERM: "writing there is not allowed; change its permissions or choose another folder",
-    }
-    reason = remedies.get(error.errno or 0, error.strerror or str(error))
+    reason = REFUSALS.get(error.errno or 0, error.strerror or str(error))
     return EquidpError(f"Cannot write {path}: {reason}. What was saved before is intact.")
 
 

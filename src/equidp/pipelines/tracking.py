@@ -198,6 +198,7 @@ def _check_file(path: Path) -> None:
     try:
         with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
+            database.execute("CREATE TABLE tried (here)")  # a read-only file grants the right, and refuses its use
             database.execute("ROLLBACK")
     except sqlite3.Error as error:
         raise EquidpError(
