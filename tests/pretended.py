@@ -1,0 +1,161 @@
+"""A pretended GPU: its tensors say `cuda:0`, calculate on the CPU, and refuse what a GPU's would refuse.
+
+An operation on tensors of both devices is an error, and so are numpy's look at the device's memory and numbers drawn by
+the other device's generator. What there is not: a GPU's kernels, hence neither its speed nor its rounding, autocast,
+and `torch.func`. Unlike the meta device (`test_devices.py`) it has numbers: whole runs can be compared with the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+GPU = torch.device("cuda", 0)
+COPIES = torch.ops.aten.copy_.default
+CONVERSION = torch.ops.aten._to_copy.default
+INDEXING = ("index", "index_put", "index_put_")
+"""Their indices may lie on the CPU."""
+
+MAKING = (
+    torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.tensor,
+    torch.randint, torch.randperm, torch.scalar_tensor, torch.as_tensor,
+)  # fmt: skip
+DRAWING = (torch.Tensor.random_, torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_)
+
+
+def on_gpu(device: Any) -> bool:
+    # "meta" is what C++ takes our tensors for
+    return device is not None and torch.device(device).type in ("cuda", "meta")
+
+
+class OnGpu(Tensor):
+    """A tensor on the pretended GPU; its numbers are in `numbers`, on the CPU."""
+
+    numbers: Tensor
+    device = property(lambda self: GPU)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_meta = property(lambda self: False)  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> OnGpu:
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, numbers.size(), strides=numbers.stride(), storage_offset=numbers.storage_offset(), dtype=numbers.dtype,
+            layout=numbers.layout, device=torch.device("meta"),
+        )  # fmt: skip
+        made.numbers = numbers
+        return made
+
+    def numpy(self, **given: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+    __array__ = numpy  # type: ignore[assignment]
+
+    def tolist(self) -> Any:
+        return self.numbers.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = args[0:1] + args[2:] if func.overloadpacket.__name__ in INDEXING else (args, kwargs)
+        device = kwargs.get("device", GPU)
+        if func is COPIES:
+            numbers(args[0]).copy_(numbers(args[1]))
+            return args[0]
+        if func is CONVERSION:
+            copy = func(numbers(args[0]), **{k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")})
+            return OnGpu(copy) if on_gpu(device) else copy
+        for tensor in pytree.tree_leaves(given):
+            if isinstance(tensor, Tensor) and not isinstance(tensor, OnGpu) and tensor.dim():
+                raise RuntimeError(f"Expected all tensors to be on the same device: {func}, {tuple(tensor.shape)}")
+        plain = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
+        found = func(*pytree.tree_map(numbers, args), **pytree.tree_map(numbers, plain))
+        if on_gpu(device):
+            found = pytree.tree_map_only(Tensor, OnGpu, found)
+        return return_and_correct_aliasing(func, args, kwargs, found)
+
+
+def numbers(value: Any) -> Any:
+    """A tensor's numbers on the CPU; anything else as it is."""
+    return value.numbers if isinstance(value, OnGpu) else value
+
+
+class _Pretending(TorchFunctionMode):
+    """What does not reach `OnGpu` by itself: making tensors there, and bringing the CPU's there."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if func in MAKING or func in DRAWING:
+            there = isinstance(first, OnGpu) if func in DRAWING else on_gpu(kwargs.get("device"))
+            _refuse_generator(kwargs.get("generator"), there)
+            if there and func in MAKING:
+                return _unwatched(lambda: OnGpu(func(*map(numbers, args), **{**kwargs, "device": "cpu"})))
+        if func is Tensor.to and not isinstance(first, OnGpu) and any(map(_names_gpu, (*args[1:], *kwargs.values()))):
+            kinds = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, torch.dtype)]
+            assert first is not None
+            assert not (first.requires_grad and torch.is_grad_enabled()), "no gradient leads back to the CPU here"
+            return _unwatched(lambda: OnGpu(first.detach().to(*kinds, copy=True)).requires_grad_(first.requires_grad))
+        # torch makes tensors of its own from numbers and lists, and would make them on the meta device
+        if func is torch.where and isinstance(args[1], OnGpu) and not isinstance(args[2], Tensor):
+            args = (*args[:2], _unwatched(lambda: OnGpu(torch.tensor(args[2], dtype=args[1].dtype))))
+        if func is Tensor.__getitem__ and isinstance(first, OnGpu) and isinstance(args[1], list):
+            args = (first, torch.tensor(args[1]))
+        if func is torch.nn.functional.cosine_similarity:
+            return _unwatched(lambda: pytree.tree_map(OnGpu, func(*map(numbers, args), **kwargs)))
+        return func(*args, **kwargs)
+
+
+def _unwatched(make: Callable[[], Any]) -> Any:
+    with torch._C.DisableTorchFunction():
+        return make()
+
+
+def _names_gpu(value: Any) -> bool:
+    return isinstance(value, OnGpu) or (isinstance(value, str | torch.device) and on_gpu(value))
+
+
+class _Generator(torch.Generator):
+    """Draws on the CPU, for tensors of the device it was made for."""
+
+    there: bool
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        made = super().__new__(cls, device="cpu")
+        made.there = on_gpu(device)
+        return made
+
+
+def _refuse_generator(generator: Any, there: bool) -> None:
+    if generator is not None and getattr(generator, "there", False) != there:
+        raise RuntimeError("Expected a generator of the tensor's own device")
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """Within, this thread has a GPU."""
+    own = torch.Generator()  # what its layers would draw from
+    patched = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_name": lambda device=None: "pretended",
+        "get_rng_state": lambda device="cuda": own.get_state(),
+        "set_rng_state": lambda state, device="cuda": own.set_state(state),
+        "manual_seed": own.manual_seed,
+        "_lazy_init": lambda: None,
+    }
+    with (
+        mock.patch.multiple(torch.cuda, **patched),
+        mock.patch.object(torch, "Generator", _Generator),
+        torch.autograd.set_multithreading_enabled(False),
+        _Pretending(),
+    ):
+        yield
