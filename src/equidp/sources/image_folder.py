@@ -107,8 +107,8 @@ class ImageFolder(Source):
     def wanted(self, raw_dir: Path) -> Published:
         """The folder, or the metadata where only it is missing."""
         if (raw_dir / self.options.path).is_dir():
-            return Published(self.options.metadata.removesuffix(".gz"), "wherever your table is kept")
-        return Published(self.options.path, "wherever your images are kept", contains="one subfolder per class")
+            return Published(self.options.metadata.removesuffix(".gz"), "")
+        return Published(self.options.path, "", contains="one subfolder per class")
 
     def read(self, files: RawFiles) -> Records:
         """Images uint8 `[N, channels, size, size]`, in the order of their paths."""
