@@ -489,7 +489,7 @@ def privacy_statement(
         "assumptions": [
             f"The number of training {privacy.unit}s ({plan.records}), the batch size, the number of steps, the "
             "schema, the number of groups and all hyper-parameters are public.",
-            "The split is taken as given: ε compares training parts that differ in one record.",
+            f"The split is taken as given: ε compares training parts that differ in one {privacy.unit}.",
             "ε holds for this run alone: publishing several runs composes their ledgers."
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],

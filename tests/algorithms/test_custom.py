@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,13 @@ from equidp.errors import EquidpError
 
 KINDS = [kind for kind in PARTS if kind != "acceptance"]
 COMBINATIONS = [dict(zip(KINDS, names, strict=True)) for names in itertools.product(*(PARTS[k] for k in KINDS))]
+
+
+def test_the_page_names_every_part() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    for kind, parts in PARTS.items():
+        (row,) = re.findall(rf"^\| `{kind}` \|(.*)\|$", page, flags=re.M)
+        assert set(re.findall(r"`(\w+)`", row)) == set(parts), kind
 
 
 def test_every_combination_trains_within_its_bound_or_says_why_not(lab: Any) -> None:

@@ -101,6 +101,7 @@ def test_your_own_data(checkout: Path) -> None:
     assert found["grouped"] == found["rows"]
     assert found["statement"]["epsilon"] == pytest.approx(1.0, rel=0.01)
     assert found["statement"]["records"] == round(0.8 * found["patients"])  # the guarantee counts patients, not stays
+    assert "parts that differ in one unit." in " ".join(found["statement"]["assumptions"])
     assert found["refusal"].endswith(
         f"hospital.csv, row {found['rows'] + 2}, column 'age': '172' is out of bounds; give a number from 0 to 120."
     )

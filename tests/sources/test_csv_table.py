@@ -146,7 +146,8 @@ def test_a_wrong_declaration_is_refused(tmp_path: Path, options: dict, message: 
 
 
 def test_a_missing_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EquidpError, match=r"mine/people\.csv, plain or as \.gz, is missing"):
+    message = r"mine/people\.csv, plain or as \.gz, is missing: put it there, or point raw_dir .* holds it\.$"
+    with pytest.raises(EquidpError, match=message):
         source("csv", CSV_OPTIONS).locate(tmp_path)
 
 

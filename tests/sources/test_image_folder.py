@@ -79,6 +79,12 @@ def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict)
         read(tmp_path, options)
 
 
+def test_an_image_that_would_be_left_out_changes_the_fingerprint(tmp_path: Path, options: dict) -> None:
+    before = source("image_folder", options).locate(tmp_path).fingerprint  # what kept copies are found by
+    Image.new("L", (16, 16)).save(tmp_path / "mine" / "pets" / "dog" / "dog40.TIF")
+    assert source("image_folder", options).locate(tmp_path).fingerprint != before
+
+
 def test_a_standard_deviation_of_zero_is_refused(tmp_path: Path, options: dict) -> None:
     with pytest.raises(EquidpError, match=r"'sd\.1' is not valid: Input should be greater than 0"):
         read(tmp_path, {**options, "sd": [0.2, 0.0, 0.2]})

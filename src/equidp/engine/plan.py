@@ -36,7 +36,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.batch_size > self.records:
             raise EquidpError(
-                f"training.batch_size={self.batch_size} exceeds the {self.records} training records: lower it."
+                f"training.batch_size={self.batch_size} exceeds the {self.records} training records (or units of "
+                "them): lower it."
             )
         if (steps := self.epochs * self.records // self.batch_size) > LONGEST:
             raise EquidpError(

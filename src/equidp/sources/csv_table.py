@@ -74,7 +74,7 @@ class Csv(Source):
 
     def wanted(self, raw_dir: Path) -> Published:
         """The file the options name."""
-        return Published(self.options.path.removesuffix(".gz"), "wherever your table is kept")
+        return Published(self.options.path.removesuffix(".gz"), "")
 
     @property
     def schema(self) -> Schema:

@@ -25,7 +25,7 @@ class Published:
 
     Attributes:
         path: place below the raw folder, without the `.gz` of a packed copy.
-        page: where a person downloads it.
+        page: where a person downloads it; empty for a file of the user's own.
         sha256: of the unpacked content; empty where none is known.
         md5: the same, for providers that publish only this.
         contains: what a folder must hold, as a phrase; empty for a file.
@@ -106,9 +106,11 @@ def missing(raw_dir: Path, published: Published, *, download: str) -> EquidpErro
     check = f" with sha256 {published.sha256} (unpacked)" if published.sha256 else ""
     check = check or (f" with md5 {published.md5}" if published.md5 else "")
     form = f", a folder with {published.contains}," if published.contains else ", plain or as .gz,"
+    put = f"download it from {published.page} and put it there{check}" if published.page else "put it there"
+    reason = f" ({download})" if published.page else ""
     return EquidpError(
-        f"{raw_dir / published.path}{form} is missing: download it from {published.page} and put it there{check}, "
-        f"or point raw_dir (EQUIDP_RAW_DIR) at the folder that holds it ({download})."
+        f"{raw_dir / published.path}{form} is missing: {put}, or point raw_dir (EQUIDP_RAW_DIR) at the folder that "
+        f"holds it{reason}."
     )
 
 

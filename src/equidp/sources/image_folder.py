@@ -94,7 +94,7 @@ class ImageFolder(Source):
         if not folder.is_dir():
             return None
         paths["images"] = folder
-        prints.append(folder_fingerprint(image_files(folder)))
+        prints.append(folder_fingerprint([*image_files(folder), *_unread(folder)]))  # else a kept copy hides a new .tif
         if self.options.metadata:
             inside(raw_dir, self.options.metadata)
             table = find(raw_dir, Published(self.options.metadata.removesuffix(".gz"), ""))
@@ -107,8 +107,8 @@ class ImageFolder(Source):
     def wanted(self, raw_dir: Path) -> Published:
         """The folder, or the metadata where only it is missing."""
         if (raw_dir / self.options.path).is_dir():
-            return Published(self.options.metadata.removesuffix(".gz"), "wherever your table is kept")
-        return Published(self.options.path, "wherever your images are kept", contains="one subfolder per class")
+            return Published(self.options.metadata.removesuffix(".gz"), "")
+        return Published(self.options.path, "", contains="one subfolder per class")
 
     def read(self, files: RawFiles) -> Records:
         """Images uint8 `[N, channels, size, size]`, in the order of their paths."""
@@ -164,11 +164,15 @@ def _refuse_beside(folder: Path) -> None:
             )
 
 
+def _unread(folder: Path) -> list[Path]:
+    """Images of other kinds."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in OTHER_SUFFIXES)
+
+
 def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Image paths with their labels; every class folder must be declared and hold an image."""
-    for path in folder.rglob("*"):
-        if path.suffix.lower() in OTHER_SUFFIXES:
-            raise EquidpError(f"{path} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
+    for path in _unread(folder):
+        raise EquidpError(f"{path} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
     present = sorted(path.name for path in folder.iterdir() if path.is_dir())
     for name in present:
         if name not in classes:

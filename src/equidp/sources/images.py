@@ -1,4 +1,4 @@
-"""Images: decoding and resizing many files at once into one byte tensor, and the packed sheets of `../shared/data`."""
+"""Images: decoding and resizing many files at once into one byte tensor, and packed sheets of small ones."""
 
 from __future__ import annotations
 
