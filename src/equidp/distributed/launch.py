@@ -29,10 +29,12 @@ from equidp.distributed.job import FAILURE, HISTORY, JOB, PUBLIC, SOCKET, STATEM
 from equidp.distributed.worker import work
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
-from equidp.files import sockets_fit
+from equidp.files import replacing, sockets_fit
 from equidp.logs import held_back
 from equidp.records import Split
 from equidp.sources import storage
+
+logger = logging.getLogger(__name__)
 
 NODES, NODE, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_NODE", "EQUIDP_RENDEZVOUS", "EQUIDP_JOB_FOLDER"
 """Environment of a training over several machines: how many, which one this is, where they meet, a shared folder."""
@@ -105,7 +107,10 @@ def train(
         if len(split.public):
             storage.save(split.public, folder / PUBLIC)
         # last: other machines begin once it is there
-        (folder / JOB).write_text(json.dumps({**job, "evaluated_at": socket}))
+        with replacing(folder / JOB) as part:
+            part.write_text(json.dumps({**job, "evaluated_at": socket}))
+        if machines.nodes > 1:
+            logger.info("Waiting at %s for python -m equidp.distributed of the other machines.", machines.rendezvous)
         launch(machines.launch(devices), folder, job)
         return (
             load_file(folder / WEIGHTS),

@@ -171,8 +171,8 @@ def _unread(folder: Path) -> list[Path]:
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Image paths with their labels; every class folder must be declared and hold an image."""
-    for path in _unread(folder):
-        raise EquidpError(f"{path} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
+    if unread := _unread(folder):
+        raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
     present = sorted(path.name for path in folder.iterdir() if path.is_dir())
     for name in present:
         if name not in classes:
