@@ -48,8 +48,11 @@ def _listed(value: Any) -> Any:
     return [part.strip() for part in value.split("+")] if isinstance(value, str) else value
 
 
-UNITS = ("unit", "lesion")
-"""What several records may belong to, in the words of `data.split_by` and `privacy.unit`."""
+Word = Literal["record", "image", "review", "unit", "lesion", "person"]
+"""What `data.split_by` and `privacy.unit` may say; each dataset knows some of these words (`Source.unit_names`)."""
+
+UNITS = ("unit", "lesion", "person")
+"""Those that several records may belong to."""
 
 
 class DataSettings(Section):
@@ -61,8 +64,8 @@ class DataSettings(Section):
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     keep: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Unbalancing of the training part: class name → count, or fraction below 1."""
-    split_by: Literal["record", "image", "unit", "lesion"] = "record"
-    """`unit` (or `lesion`) keeps all records of one unit on one side of the split."""
+    split_by: Word = "record"
+    """`unit` (or the dataset's word: `lesion`, `person`) keeps all records of one unit on one side of the split."""
     public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of the training part set aside as public; null: 5 % where an algorithm asks for it, else none."""
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -101,7 +104,7 @@ class PrivacySettings(Section):
     """The noise, given directly; ε is then reported."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ; keep it below one over the number of training records."""
-    unit: Literal["record", "image", "unit", "lesion"] = "record"
+    unit: Word = "record"
     """What one person's influence is bounded as: one record, or all records of one unit."""
     secure: bool = False
     """Noise and sampling from a cryptographic generator; no seed."""
@@ -260,7 +263,9 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if resolved["data"]["source"] not in SOURCES:
         raise unknown_name("dataset", resolved["data"]["source"], SOURCES)
     _refuse_divided_units(resolved["data"]["split_by"], resolved["privacy"]["unit"])
-    source(resolved["data"]["source"], resolved["data"]["options"])
+    chosen = source(resolved["data"]["source"], resolved["data"]["options"])
+    chosen.split_level("data.split_by", resolved["data"]["split_by"])
+    chosen.split_level("privacy.unit", resolved["privacy"]["unit"])
     model_options(resolved["model"]["name"], resolved["model"]["options"])
     for name in ALGORITHMS:
         resolved[name] = {"options": _options(name, given.get(name))}

@@ -134,6 +134,7 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
         ({"raw_dir": 2024}, r"raw_dir=2024: give a folder"),
         ({"resume": "perhaps"}, r"resume='perhaps': give true or false"),
         ({"privacy.unit": "unit"}, r"privacy.unit=unit protects .* nothing protects: set data.split_by=unit"),
+        ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for dataset 'digits' 'lesion'\."),
     ],
 )
 def test_a_bad_setting_is_one_sentence_before_anything_runs(project, params, message):

@@ -9,6 +9,7 @@ import torch
 from tests.sources.tiny import WRITERS, write_tiny
 
 from equidp.errors import EquidpError
+from equidp.parameters import DataSettings, PrivacySettings
 from equidp.sources import SOURCES, source
 from equidp.sources.splitting import split
 
@@ -57,7 +58,16 @@ def test_misspelt_names_are_answered_with_the_nearest() -> None:
 
 
 def test_split_levels_have_the_datasets_own_words() -> None:
-    assert source("mnist").split_level("image") == "record"
-    assert source("adult").split_level("record") == "record"
+    assert source("mnist").split_level("data.split_by", "image") == "record"
+    assert source("adult").split_level("data.split_by", "record") == "record"
     with pytest.raises(EquidpError, match=r"Unknown value of data\.split_by for dataset 'adult' 'lesion'"):
-        source("adult").split_level("lesion")
+        source("adult").split_level("data.split_by", "lesion")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_datasets_word_for_its_units_protects_units(name: str, tmp_path: Path) -> None:
+    one = source(name, write_tiny(name, tmp_path))
+    for word in ("record", *one.unit_names):
+        by_unit = one.split_level("privacy.unit", word) == "unit"
+        assert PrivacySettings(noise_multiplier=1.0, unit=word).by_unit == by_unit
+        assert (DataSettings(split_by=word).split_unit == "unit") == by_unit

@@ -100,8 +100,8 @@ class Source(ABC):
         """Fetch the files with the provider's own client. Sources without one leave this as it is."""
         raise NotImplementedError
 
-    def split_level(self, word: str) -> Literal["record", "unit"]:
-        """Translate `data.split_by` (`record`, `unit`, or this dataset's own words, such as `lesion`).
+    def split_level(self, setting: str, word: str) -> Literal["record", "unit"]:
+        """What the word of a setting means here: `record`, `unit`, or this dataset's own words, such as `lesion`.
 
         Raises:
             EquidpError: for a word this dataset does not know.
@@ -110,7 +110,7 @@ class Source(ABC):
         if len(self.unit_names) > 1:
             levels |= {"unit": "unit", self.unit_names[1]: "unit"}
         if word not in levels:
-            raise unknown_name(f"value of data.split_by for dataset {self.name!r}", word, levels)
+            raise unknown_name(f"value of {setting} for dataset {self.name!r}", word, levels)
         return levels[word]
 
     def _try_download(self, raw_dir: Path) -> str:
