@@ -58,7 +58,7 @@ LOOK_BATCH = 1024
 def choose_device(name: str) -> torch.device:
     """`auto` takes CUDA, then the CPU.
 
-    Apple's GPUs (MPS) are not among them: they have no float64, in which coins are tossed and DPIS accounts for shares.
+    Apple's GPUs (MPS) are not among them: they have no float64, in which coins are tossed.
 
     Raises:
         EquidpError: for a device of another kind, or one that this machine does not have.
