@@ -109,8 +109,9 @@ class _Pretending(TorchFunctionMode):
             args = (*args[:2], _unwatched(lambda: OnGpu(torch.tensor(args[2], dtype=args[1].dtype))))
         if func is Tensor.__getitem__ and isinstance(first, OnGpu) and isinstance(args[1], list):
             args = (first, torch.tensor(args[1]))
-        if func is torch.nn.functional.cosine_similarity:
-            return _unwatched(lambda: pytree.tree_map(OnGpu, func(*map(numbers, args), **kwargs)))
+        if func is torch.nn.functional.cosine_similarity and isinstance(first, OnGpu):
+            assert isinstance(args[1], OnGpu)
+            return _unwatched(lambda: OnGpu(func(*map(numbers, args), **kwargs)))
         return func(*args, **kwargs)
 
 
