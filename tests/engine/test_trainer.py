@@ -68,7 +68,7 @@ class TestDevice:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert choose_device("auto").type == "cpu"  # coins are float64, and MPS has none
 
-    @pytest.mark.parametrize("name", ["mps", "meta", "xpu"])
+    @pytest.mark.parametrize("name", ["mps", "meta", "xpu", "gpu"])
     def test_refuses_another_kind(self, name: str) -> None:
         with pytest.raises(EquidpError, match=f"training.device='{name}' is not supported: use auto, cpu or cuda"):
             choose_device(name)

@@ -186,7 +186,7 @@ def fan_out(
     sweep = None
     try:
         with stopping_on_sigterm(), machines.connect() as client:
-            if not machines.scheduler and forks():
+            if any(job.warm for job in jobs.values()):
                 client.run(warm_up, project.path)  # now, beside the encoding of records
             # Dask's page of plots, /status, needs bokeh, which equidp does not ask for; this one does not
             workers = client.dashboard_link.replace("/status", "/info/main/workers.html")
