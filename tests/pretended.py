@@ -2,7 +2,8 @@
 
 An operation on tensors of both devices is an error, and so are numpy's look at the device's memory and numbers drawn by
 the other device's generator. What there is not: a GPU's kernels, hence neither its speed nor its rounding, autocast,
-and `torch.func`. Unlike the meta device (`test_devices.py`) it has numbers: whole runs can be compared with the CPU's.
+`torch.func`, and inference mode, in which torch cannot give such tensors views (`no_grad` stands in). Unlike the meta
+device (`test_devices.py`) it has numbers: whole runs can be compared with the CPU's.
 """
 
 from __future__ import annotations
@@ -140,6 +141,11 @@ def _refuse_generator(generator: Any, there: bool) -> None:
         raise RuntimeError("Expected a generator of the tensor's own device")
 
 
+def _no_grad(mode: bool) -> torch.no_grad:
+    assert mode
+    return torch.no_grad()
+
+
 @contextmanager
 def pretended_gpu() -> Iterator[None]:
     """Within, this thread has a GPU."""
@@ -156,6 +162,7 @@ def pretended_gpu() -> Iterator[None]:
     with (
         mock.patch.multiple(torch.cuda, **patched),
         mock.patch.object(torch, "Generator", _Generator),
+        mock.patch.object(torch._C, "_InferenceMode", _no_grad),
         torch.autograd.set_multithreading_enabled(False),
         _Pretending(),
     ):

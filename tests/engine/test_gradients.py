@@ -338,6 +338,17 @@ def test_losses_are_kept_per_record() -> None:
     assert engine.losses is None
 
 
+@pytest.mark.parametrize("records", [0, 3])
+def test_norms_and_sums_may_be_changed_in_place_and_differentiated(records) -> None:
+    engine = GradientEngine(nn.Linear(4, 3), cross_entropy)
+    norms = engine.norms(torch.randn(records, 4), torch.zeros(records, dtype=torch.int64))
+    total = engine.weighted_sum(torch.ones(records))
+    for found in (norms, total):
+        found.add_(1)
+        (found.requires_grad_() ** 2).sum().backward()
+        torch.testing.assert_close(found.grad, 2 * found.detach())
+
+
 def test_weighted_sum_without_norms_is_refused() -> None:
     engine = GradientEngine(mlp()[0], cross_entropy)
     with pytest.raises(EquidpError, match="call norms first"):

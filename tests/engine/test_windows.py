@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equidp.engine.windows import Bands, Cut, Kernel, Layout, RowsOfOutputs, WholeWindows, cheapest
+from equidp.engine.windows import Bands, Cut, Kernel, Layout, WholeWindows, cheapest, cuts
 from equidp.engine.workspace import Workspace
 
 KERNELS = [
@@ -43,42 +43,41 @@ def formed(cut: Cut, images: Tensor, backprops: Tensor) -> Tensor:
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("size", [(12, 13), (11, 12)])
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
-@pytest.mark.parametrize("kind", [WholeWindows, RowsOfOutputs, Bands])
+@pytest.mark.parametrize("kind", ["windows", "bands", "bands in taps"])
 def test_every_cut_equals_unfolding(kind, kernel, size, last) -> None:
     torch.manual_seed(5)
+    taps, left = divmod(kernel.size[0], kernel.stride[0])
+    if kind == "bands in taps" and (left or kernel.dilation[0] > 1):
+        assert not any(cut.parts > 1 for cut in cuts(kernel, *size))
+        return
+    cut: Cut = {
+        "windows": lambda: WholeWindows(kernel, *size),
+        "bands": lambda: Bands(kernel, *size, taps=1),
+        "bands in taps": lambda: Bands(kernel, *size, taps=taps),
+    }[kind]()
     layout = torch.channels_last if last else torch.contiguous_format
     images = torch.randn(4, kernel.channels[0], *size).to(memory_format=layout)
     backprops = torch.randn(4, kernel.channels[1], *kernel.outputs(*size)).to(memory_format=layout)
-    cut = kind(kernel, *size)
-    if kind is RowsOfOutputs and kernel.stride[1] > 1:
-        assert cut.cost(Layout.of(images)) == math.inf
-        return
-    if kind is Bands and any(k % s for k, s in zip(kernel.size, kernel.stride, strict=True)):
-        assert cut.cost(Layout.of(images)) == math.inf
-        return
-    if kind is Bands and kernel.dilation != (1, 1):
-        assert cut.cost(Layout.of(images)) == math.inf
-        return
     torch.testing.assert_close(
         formed(cut, images, backprops), unfolded(kernel, images, backprops), rtol=1e-4, atol=1e-4
     )
 
 
 @pytest.mark.parametrize(
-    ("kernel", "side", "expected"),
+    ("kernel", "side", "expected", "parts"),
     [
-        (Kernel((8, 8), (2, 2), (1, 1), (1, 16)), 32, Bands),
-        (Kernel((4, 4), (2, 2), (1, 1), (16, 32)), 12, WholeWindows),
-        (Kernel((5, 5), (1, 1), (1, 1), (1, 20)), 28, RowsOfOutputs),
-        (Kernel((5, 5), (1, 1), (1, 1), (20, 50)), 12, WholeWindows),
+        (Kernel((8, 8), (2, 2), (1, 1), (1, 16)), 32, Bands, 4),
+        (Kernel((4, 4), (2, 2), (1, 1), (16, 32)), 12, WholeWindows, 1),
+        (Kernel((5, 5), (1, 1), (1, 1), (1, 20)), 28, Bands, 1),
+        (Kernel((5, 5), (1, 1), (1, 1), (20, 50)), 12, WholeWindows, 1),
     ],
     ids=str,
 )
-def test_the_models_convolutions_get_the_cut_that_was_fastest(kernel, side, expected) -> None:
+def test_the_models_convolutions_get_the_cut_that_was_fastest(kernel, side, expected, parts) -> None:
     images = torch.randn(2, kernel.channels[0], side, side).to(memory_format=torch.channels_last)
     cut, cost = cheapest(kernel, side, side, (Layout.of(images),))
-    assert type(cut) is expected
-    assert cost == cut.cost(Layout.of(images)) < math.inf
+    assert (type(cut), cut.parts) == (expected, parts)
+    assert cost == cut.cost(Layout.of(images))
 
 
 def test_a_buffer_grows_with_the_batch_and_is_found_again() -> None:

@@ -150,7 +150,9 @@ class GradientEngine:
             weights = weights[self._units.owners] * self._units.share()
         if len(weights) != self._records:
             raise EquidpError(f"weighted_sum got {len(weights)} weights for {self._records} records.")
-        return torch.cat([self._parameter_sum(p, weights) for p in self.parameters])
+        with torch.inference_mode():
+            sums = [self._parameter_sum(p, weights) for p in self.parameters]
+        return torch.cat(sums)
 
     def _parameter_sum(self, parameter: nn.Parameter, weights: Tensor) -> Tensor:
         assert self._terms is not None
@@ -269,7 +271,7 @@ class GradientEngine:
                 terms[site.parameters[name]].append(term)
         return terms
 
-    @torch.no_grad()
+    @torch.inference_mode()  # spares every view its book-keeping; what leaves the engine is made outside
     def _squared_norms(self, rows: int) -> Tensor:
         assert self._terms is not None
         total: Tensor | None = None

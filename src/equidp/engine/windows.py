@@ -1,13 +1,12 @@
 """Windows: what a convolution's output pixels see, cut from the images in the way that copies least.
 
 A convolution's gradient is a product over output pixels of what came back with the windows that were seen. Windows
-overlap, so writing them out multiplies the image; how long the copied runs of memory are decides what that costs. Three
+overlap, so writing them out multiplies the image; how long the copied runs of memory are decides what that costs. Two
 cuts do the same thing:
 
 - `WholeWindows`: channels last; a run is one row of a window. Best with many channels.
-- `RowsOfOutputs`: channels first, stride 1; a run is one row of output pixels. Best with few channels.
-- `Bands`: for strides. Every s-th row and column goes to one of s² planes; in a plane a window's next row is the next
-  row of memory, so only the steps along a row are written out and the steps across rows are offsets into the same copy.
+- `Bands`: channels first; a run is one row of output pixels. Best with few channels. Where the image is crossed in
+  steps, not all kernel rows need writing out: the others see the same pixels a row of outputs later.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from equidp.engine.workspace import Workspace
@@ -28,6 +26,7 @@ from equidp.engine.workspace import Workspace
 COPY_COST = 8  # a float copied, or summed, in cache
 RUN_COST = 330  # starting another run of contiguous floats
 TURN_COST = 50  # a float moved between channels-first and channels-last
+LEAST_BAND = 16  # rows of a band's product: thinner products are slow
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Cut(ABC):
 
     @abstractmethod
     def cost(self, layout: Layout) -> float:
-        """Cost per record of preparing and copying, in multiplications; infinite where the cut does not apply."""
+        """Cost per record of preparing and copying, in multiplications."""
 
     def _turned(self) -> int:
         """Cost per record of bringing images into the other memory layout."""
@@ -161,101 +160,66 @@ class WholeWindows(Cut):
         return gradients[0].view(-1, o, *self.kernel.size, c).permute(0, 1, 4, 2, 3)
 
 
-class RowsOfOutputs(Cut):
-    """Windows `[m, c·kh·kw, P]` of channels-first images, stride 1 along rows."""
+class Bands(Cut):
+    """Rows of output pixels `[m, c·kh/T·kw, (oh+T−1)·ow]` of channels-first images.
+
+    With one tap (T = 1) these are the windows. Where the image is crossed in steps of s rows, kernel row k + s sees of
+    one row of output pixels what row k sees of the next. So of T = kh/s taps only the first, s kernel rows, is written
+    out, T − 1 rows of outputs longer; the others are the same copy begun later, and bring a piece of the gradient each.
+    """
+
+    def __init__(self, kernel: Kernel, height: int, width: int, taps: int) -> None:
+        super().__init__(kernel, height, width)
+        self._taps, self._band, self._rows = taps, kernel.fan_in // taps, self.outputs[0] + taps - 1
+
+    @property
+    def parts(self) -> int:
+        return self._taps
 
     def cost(self, layout: Layout) -> float:
-        if self.kernel.stride[1] > 1:
-            return math.inf
         turned = 0 if layout.channels_first else self._turned()
-        return turned + self.kernel.fan_in * self.outputs[0] * (RUN_COST + self.outputs[1] * COPY_COST)
+        return turned + self._band * self._rows * (RUN_COST + self.outputs[1] * COPY_COST)
 
     def scratch(self) -> int:
-        return math.prod(self.outputs) * self.kernel.fan_in
+        return self._band * self._rows * self.outputs[1]
 
     def prepare(self, images: Tensor) -> Tensor:
         return images.contiguous()
 
     def multiply(self, source: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        kernel, (m, channels) = self.kernel, source.shape[:2]
+        kernel, (m, channels), across = self.kernel, source.shape[:2], self.outputs[1]
         plane, row = self.height * self.width, self.width
-        steps = (channels * plane, plane, row * kernel.dilation[0], kernel.dilation[1], row * kernel.stride[0], 1)
-        shape = (m, channels, *kernel.size, *self.outputs)
-        view = source.as_strided(shape, steps, source.storage_offset())
-        windows = workspace.take("windows", *shape, like=source).copy_(view).view(m, kernel.fan_in, -1)
-        product(windows, backprops.flatten(2).transpose(1, 2), out[0].view(m, kernel.fan_in, -1), add)
+        shape = (m, channels, kernel.size[0] // self._taps, kernel.size[1], self._rows, across)
+        steps = (channels * plane, plane, row * kernel.dilation[0], kernel.dilation[1])
+        view = source.as_strided(shape, (*steps, row * kernel.stride[0], kernel.stride[1]), source.storage_offset())
+        bands = workspace.take("windows", *shape, like=source).copy_(view).view(m, self._band, -1)
+        places = backprops.flatten(2).transpose(1, 2)
+        for tap, piece in enumerate(out.view(self._taps, m, self._band, -1).unbind()):
+            product(bands.narrow(2, tap * across, places.shape[1]), places, piece, add)
 
     def as_weight(self, gradients: Tensor) -> Tensor:
-        c, o = self.kernel.channels
-        return gradients[0].view(-1, c, *self.kernel.size, o).permute(0, 4, 1, 2, 3)
+        (c, o), (height, width) = self.kernel.channels, self.kernel.size
+        taps_last = gradients.view(self._taps, -1, c, height // self._taps, width, o).permute(1, 5, 2, 0, 3, 4)
+        return taps_last.reshape(-1, o, c, height, width)
 
 
-class Bands(Cut):
-    """For each kernel row of a plane one product of `[m, c·s·kw, L]` bands with backprops widened to a plane's rows."""
-
-    def __init__(self, kernel: Kernel, height: int, width: int) -> None:
-        super().__init__(kernel, height, width)
-        self._rows, self._columns = -(-height // kernel.stride[0]), -(-width // kernel.stride[1])
-        self._taps = kernel.size[0] // kernel.stride[0], kernel.size[1] // kernel.stride[1]
-        self._band = kernel.channels[0] * kernel.stride[0] * kernel.size[1]
-        self._span = (self.outputs[0] - 1) * self._columns + self.outputs[1]  # from first to last output in a plane
-        self._length = (self._taps[0] - 1) * self._columns + self._span
-
-    @property
-    def parts(self) -> int:
-        return self._taps[0]
-
-    def cost(self, layout: Layout) -> float:
-        kernel = self.kernel
-        divisible = not any(k % s for k, s in zip(kernel.size, kernel.stride, strict=True))
-        if (
-            kernel.dilation != (1, 1) or kernel.stride == (1, 1) or not divisible or self._band < 16
-        ):  # thin products are slow
-            return math.inf
-        widened = self._rows * self._columns * kernel.channels[1]
-        wasted = (self._span - math.prod(self.outputs)) * kernel.fan_in * kernel.channels[1]
-        return self._turned() + self._band * (RUN_COST + self._length * COPY_COST) + 2 * widened * COPY_COST + wasted
-
-    def scratch(self) -> int:
-        return self._band * self._length + self._rows * self._columns * self.kernel.channels[1]
-
-    def prepare(self, images: Tensor) -> Tensor:
-        down, across = self.kernel.stride
-        if self.width % across or self.height % down:
-            images = F.pad(images, (0, -self.width % across, 0, -self.height % down))
-        split = images.unflatten(3, (self._columns, across)).unflatten(2, (self._rows, down))
-        return split.permute(0, 1, 3, 5, 2, 4).contiguous()  # [b, c, s, s, H/s, W/s]
-
-    def multiply(self, source: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        m, channels, down, across = source.shape[:4]
-        image, channel, upper, left = source.stride()[:4]
-        shape = (m, channels, down, self._taps[1], across, self._length)
-        view = source.as_strided(shape, (image, channel, upper, 1, left, 1), source.storage_offset())
-        bands = workspace.take("windows", *shape, like=source).copy_(view).view(m, self._band, self._length)
-        places = self._widened(backprops, workspace)
-        for tap in range(self.parts):
-            band = bands[:, :, tap * self._columns :][:, :, : self._span]
-            product(band, places, out[tap].view(m, self._band, -1), add)
-
-    def _widened(self, backprops: Tensor, workspace: Workspace) -> Tensor:
-        """`[m, o, oh, ow]` to `[m, span, o]` with zeros where a plane's rows are longer than the output's."""
-        m, o, oh, ow = backprops.shape
-        wide = workspace.take("backprops", m, oh, self._columns, o, like=backprops)
-        wide[:, :, :ow].copy_(backprops.permute(0, 2, 3, 1))
-        wide[:, :, ow:].zero_()
-        return wide.flatten(1, 2)[:, : self._span]
-
-    def as_weight(self, gradients: Tensor) -> Tensor:
-        (c, o), (down, across) = self.kernel.channels, self.kernel.stride
-        sorted_ = gradients.view(self.parts, -1, c, down, self._taps[1], across, o).permute(1, 6, 2, 0, 3, 4, 5)
-        return sorted_.reshape(-1, o, c, *self.kernel.size)
+def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
+    """Every cut worth considering for padded images of that size."""
+    (down, across), (rows, columns) = kernel.stride, kernel.size
+    found: list[Cut] = [WholeWindows(kernel, height, width)]
+    if across == 1:
+        found.append(Bands(kernel, height, width, taps=1))
+    thick = kernel.channels[0] * down * columns >= LEAST_BAND
+    if kernel.stride != (1, 1) and kernel.dilation[0] == 1 and rows % down == 0 and thick:
+        found.append(Bands(kernel, height, width, taps=rows // down))
+    return found
 
 
 @lru_cache(maxsize=256)
 def cheapest(kernel: Kernel, height: int, width: int, layouts: tuple[Layout, ...]) -> tuple[Cut, float]:
     """The cut that copies a record's images, one per layout, at the least cost, and that cost."""
-    cuts = [kind(kernel, height, width) for kind in (WholeWindows, RowsOfOutputs, Bands)]
-    return min(((cut, sum(map(cut.cost, layouts))) for cut in cuts), key=lambda pair: pair[1])
+    costs = ((cut, sum(map(cut.cost, layouts))) for cut in cuts(kernel, height, width))
+    return min(costs, key=lambda pair: pair[1])
 
 
 def product(left: Tensor, right: Tensor, out: Tensor, add: bool) -> None:
