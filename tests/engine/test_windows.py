@@ -34,9 +34,9 @@ def unfolded(kernel: Kernel, images: Tensor, backprops: Tensor) -> Tensor:
 def formed(cut: Cut, images: Tensor, backprops: Tensor) -> Tensor:
     workspace, m = Workspace(images.device), len(images)
     room = torch.full((cut.parts, m, backprops.shape[1] * cut.kernel.fan_in // cut.parts), math.nan)
-    source = cut.prepare(images)
-    cut.multiply(source, 0.25 * backprops, room, False, workspace)
-    cut.multiply(source, 0.75 * backprops, room, True, workspace)
+    view, backprops = cut.view(images), backprops.flatten(2)
+    cut.multiply(view, 0.25 * backprops, room, False, workspace)
+    cut.multiply(view, 0.75 * backprops, room, True, workspace)
     return cut.as_weight(room)
 
 

@@ -263,15 +263,16 @@ class GradientEngine:
             for parameter, data in zip(self.parameters, saved, strict=True):
                 parameter.data = data
 
-    @torch.no_grad()
     def _book(self, calls: dict[Site, list[Call]]) -> dict[nn.Parameter, list[Term]]:
         terms: dict[nn.Parameter, list[Term]] = defaultdict(list)
         for site, site_calls in calls.items():
-            for name, term in site.terms(site_calls, self._workspace).items():
-                terms[site.parameters[name]].append(term)
+            # inference mode spares every view its book-keeping; torch.func cannot do without
+            with torch.no_grad() if site.rule is fallback else torch.inference_mode():
+                for name, term in site.terms(site_calls, self._workspace).items():
+                    terms[site.parameters[name]].append(term)
         return terms
 
-    @torch.inference_mode()  # spares every view its book-keeping; what leaves the engine is made outside
+    @torch.inference_mode()  # what leaves the engine is made outside
     def _squared_norms(self, rows: int) -> Tensor:
         assert self._terms is not None
         total: Tensor | None = None

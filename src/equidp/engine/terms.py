@@ -215,7 +215,7 @@ class Convolutions(Term):
         self.kernel, self.images, self.backprops = kernel, images, backprops
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
-        self._sources: list[Tensor] = []
+        self._factors: list[tuple[Tensor, Tensor]] = []
         self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
         self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
         self._pixels = len(images) * math.prod(images[0].shape[2:])
@@ -252,7 +252,7 @@ class Convolutions(Term):
             self._form(start, stop, found)
             pieces = norms_of(found).unbind()
             norms.append(sum(pieces[1:], pieces[0]))
-        self._kept, self._sources = kept, []
+        self._kept, self._factors = kept, []
         return torch.cat(norms)
 
     def _room(self, owner: object, records: int) -> Tensor:
@@ -261,9 +261,11 @@ class Convolutions(Term):
 
     def _form(self, start: int, stop: int, out: Tensor) -> None:
         """Write the gradients of some records, summed over the calls, to `out [parts, m, numel/parts]`."""
-        self._sources = self._sources or [self._cut.prepare(images) for images in self.images]
-        for call, (source, backprops) in enumerate(zip(self._sources, self.backprops, strict=True)):
-            self._cut.multiply(source[start:stop], backprops[start:stop], out, call > 0, self._workspace)
+        self._factors = self._factors or [
+            (self._cut.view(x), b.flatten(2)) for x, b in zip(self.images, self.backprops, strict=True)
+        ]
+        for call, (view, backprops) in enumerate(self._factors):
+            self._cut.multiply(view[start:stop], backprops[start:stop], out, call > 0, self._workspace)
 
     def _gram(self, start: int, stop: int) -> Tensor:
         pixels = torch.cat([x[start:stop].flatten(2) for x in self.images], 2)

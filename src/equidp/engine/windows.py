@@ -123,12 +123,12 @@ class Cut(ABC):
         """Floats per record that copying needs."""
 
     @abstractmethod
-    def prepare(self, images: Tensor) -> Tensor:
-        """What pieces are cut from, once for a batch `[b, c, H, W]`."""
+    def view(self, images: Tensor) -> Tensor:
+        """What is to be written out of images `[b, c, H, W]`, as a view whose pixels overlap: `[b, …]`."""
 
     @abstractmethod
-    def multiply(self, source: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        """Write (or add) the gradients of m records to `out [parts, m, numel/parts]`; `backprops [m, o, oh, ow]`."""
+    def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
+        """Write (or add) the gradients of m records to `out [parts, m, numel/parts]`; `backprops [m, o, P]`."""
 
     @abstractmethod
     def as_weight(self, gradients: Tensor) -> Tensor:
@@ -146,14 +146,12 @@ class WholeWindows(Cut):
     def scratch(self) -> int:
         return math.prod(self.outputs) * self.kernel.fan_in
 
-    def prepare(self, images: Tensor) -> Tensor:
-        return images.contiguous(memory_format=torch.channels_last)
+    def view(self, images: Tensor) -> Tensor:
+        return self.kernel.windows(images)
 
-    def multiply(self, source: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        view = self.kernel.windows(source)
-        windows = workspace.take("windows", *view.shape, like=source).copy_(view)
-        windows = windows.view(len(source), -1, self.kernel.fan_in)
-        product(backprops.flatten(2), windows, out[0].view(-1, self.kernel.channels[1], self.kernel.fan_in), add)
+    def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
+        windows = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), -1, self.kernel.fan_in)
+        product(backprops, windows, out[0].view(-1, self.kernel.channels[1], self.kernel.fan_in), add)
 
     def as_weight(self, gradients: Tensor) -> Tensor:
         c, o = self.kernel.channels
@@ -183,19 +181,18 @@ class Bands(Cut):
     def scratch(self) -> int:
         return self._band * self._rows * self.outputs[1]
 
-    def prepare(self, images: Tensor) -> Tensor:
-        return images.contiguous()
+    def view(self, images: Tensor) -> Tensor:
+        images, kernel = images.contiguous(), self.kernel
+        channels, plane, row = kernel.channels[0], self.height * self.width, self.width
+        shape = (channels, kernel.size[0] // self._taps, kernel.size[1], self._rows, self.outputs[1])
+        steps = (plane, row * kernel.dilation[0], kernel.dilation[1], row * kernel.stride[0], kernel.stride[1])
+        return images.as_strided((len(images), *shape), (channels * plane, *steps), images.storage_offset())
 
-    def multiply(self, source: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        kernel, (m, channels), across = self.kernel, source.shape[:2], self.outputs[1]
-        plane, row = self.height * self.width, self.width
-        shape = (m, channels, kernel.size[0] // self._taps, kernel.size[1], self._rows, across)
-        steps = (channels * plane, plane, row * kernel.dilation[0], kernel.dilation[1])
-        view = source.as_strided(shape, (*steps, row * kernel.stride[0], kernel.stride[1]), source.storage_offset())
-        bands = workspace.take("windows", *shape, like=source).copy_(view).view(m, self._band, -1)
-        places = backprops.flatten(2).transpose(1, 2)
-        for tap, piece in enumerate(out.view(self._taps, m, self._band, -1).unbind()):
-            product(bands.narrow(2, tap * across, places.shape[1]), places, piece, add)
+    def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
+        bands = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), self._band, -1)
+        places = backprops.transpose(1, 2)
+        for tap, piece in enumerate(out.view(self._taps, len(view), self._band, -1).unbind()):
+            product(bands.narrow(2, tap * self.outputs[1], places.shape[1]), places, piece, add)
 
     def as_weight(self, gradients: Tensor) -> Tensor:
         (c, o), (height, width) = self.kernel.channels, self.kernel.size
