@@ -1,10 +1,12 @@
-"""Writing files so that a reader never sees half of one, and where sockets may be."""
+"""Writing files so that a reader never sees half of one, what a disk refuses, and where sockets may be."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +16,15 @@ from equidp.errors import EquidpError
 
 SOCKET_ROOM = 70
 """Bytes of a folder under which every system (macOS: 103 in all) has room for multiprocessing's names of sockets."""
+
+REFUSALS: Mapping[int, str] = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the quota is used up; free some space",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "writing there is not allowed; change its permissions or choose another folder",
+    errno.EPERM: "writing there is not allowed; change its permissions or choose another folder",
+}
+"""Why a disk refuses to write, and what to do, by the system's number."""
 
 
 def sockets_fit() -> bool:
@@ -26,15 +37,25 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; it takes the place of `path` once the block has succeeded, and goes if not.
 
     Raises:
-        EquidpError: where the folder cannot be written or the disk is full.
+        EquidpError: where the disk refuses.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
         os.replace(part, path)
-    except (OSError, SafetensorError) as error:  # safetensors wraps the system's errors in its own
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise EquidpError(f"{path} cannot be written ({reason}): free some space or choose another place.") from error
+    except (OSError, SafetensorError) as error:
+        raise storage_error(path, error) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def storage_error(path: Path, error: OSError | SafetensorError) -> EquidpError:
+    """What to tell a user whose disk refuses."""
+    if isinstance(error, OSError):
+        number, said = error.errno, error.strerror
+    else:  # safetensors has the system's errors in its own words
+        told = re.search(r"os error (\d+)", str(error))
+        number, said = int(told[1]) if told else None, None
+    reason = REFUSALS.get(number or 0, said or str(error))
+    return EquidpError(f"Cannot write {path}: {reason}. What was saved before is intact.")

@@ -25,10 +25,10 @@ from rich.table import Table
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.checkpoint import StoppedError
-from equidp.engine.journal import REFUSALS, storage_error
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
+from equidp.files import REFUSALS, storage_error
 from equidp.notebooks import without_ipython
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit

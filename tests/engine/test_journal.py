@@ -12,9 +12,10 @@ from typing import IO
 import pytest
 
 from equidp.engine import journal as journals
-from equidp.engine.journal import Journal, JournaledLedger, storage_error, unless_in_use
+from equidp.engine.journal import Journal, JournaledLedger, unless_in_use
 from equidp.engine.ledger import Event, merged
 from equidp.errors import EquidpError
+from equidp.files import storage_error
 
 SETTINGS = {"seed": 1, "training": {"batch_size": 64}}
 GRADIENT, COUNT = Event(0.01, 1.0), Event(1.0, 20.0)

@@ -33,11 +33,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from equidp.engine.journal import BLOCK, Journal, JournaledLedger, refuse_other_settings, storage_error, sync_folder
+from equidp.engine.journal import BLOCK, Journal, JournaledLedger, refuse_other_settings, sync_folder
 from equidp.engine.ledger import Event, Ledger
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Plan
 from equidp.errors import EquidpError
+from equidp.files import storage_error
 
 FORMAT = "equidp checkpoint 1"
 CHECKPOINT_FILE = "checkpoint.safetensors"

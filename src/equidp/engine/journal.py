@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import itertools
 import json
@@ -32,6 +31,7 @@ from typing import IO, Any
 
 from equidp.engine.ledger import Event, Ledger, merged
 from equidp.errors import EquidpError
+from equidp.files import storage_error
 
 try:
     import fcntl
@@ -316,22 +316,6 @@ def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[s
     raise EquidpError(
         f"{path} belongs to a run with other settings: {told}{more}. Restore them, or start again with resume=false."
     )
-
-
-REFUSALS: Mapping[int, str] = {
-    errno.ENOSPC: "the disk is full; free some space",
-    errno.EDQUOT: "the quota is used up; free some space",
-    errno.EROFS: "the file system is read-only; choose another folder",
-    errno.EACCES: "writing there is not allowed; change its permissions or choose another folder",
-    errno.EPERM: "writing there is not allowed; change its permissions or choose another folder",
-}
-"""Why a disk refuses to write, and what to do, by the system's number."""
-
-
-def storage_error(path: Path, error: OSError) -> EquidpError:
-    """What to tell a user whose disk refuses."""
-    reason = REFUSALS.get(error.errno or 0, error.strerror or str(error))
-    return EquidpError(f"Cannot write {path}: {reason}. What was saved before is intact.")
 
 
 def sync_folder(folder: Path) -> None:
