@@ -23,6 +23,8 @@ REFUSALS: Mapping[int, str] = {
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EACCES: "writing there is not allowed; change its permissions or choose another folder",
     errno.EPERM: "writing there is not allowed; change its permissions or choose another folder",
+    errno.ENOTDIR: "a file stands where a folder should be; move it",
+    errno.EEXIST: "a file stands where a folder should be; move it",
 }
 """Why a disk refuses to write, and what to do, by the system's number."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 
 import dp_accounting as dp
 import mlflow
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 from dp_accounting import pld, rdp
 from kedro.runner import ParallelRunner, ThreadRunner
+from mlflow.exceptions import MlflowException
 from sklearn.datasets import load_digits
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
@@ -226,6 +228,13 @@ def test_a_run_that_fails_right_after_its_model_leaves_no_earlier_statement(proj
     assert read_json(report_folder(project, "dpsgd") / "privacy.json")["noise_multiplier"] == 0.5
 
 
+def test_a_file_where_a_folder_should_be_is_named(project):
+    shutil.rmtree(project / "data")
+    (project / "data").write_text("")
+    with pytest.raises(EquidpError, match=r"Cannot write .*data.03_primary.digits: a file stands where a folder"):
+        kedro_run(project, "dpsgd", **QUICK)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -259,5 +268,8 @@ def test_logged_model_predicts_raw_records_without_a_pickle(project):
     scores = model.predict(pixels[:, None])
     assert scores.shape == (5, 10)
     assert np.allclose(scores.sum(axis=1), 1, atol=1e-5)
+    with pytest.raises(MlflowException, match=r"^The model takes an array of numbers of shape") as refused:
+        model.predict(pixels)  # an error of MLflow's: its server answers any other with a traceback
+    assert refused.value.error_code == "INVALID_PARAMETER_VALUE"
     artifacts = project / "mlartifacts"
     assert not [path for path in artifacts.rglob("*") if path.suffix in {".pkl", ".pt", ".pickle"}]

@@ -79,6 +79,13 @@ def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict)
         read(tmp_path, options)
 
 
+@pytest.mark.parametrize("suffix", [".tif", ".png"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, options: dict, suffix: str) -> None:
+    (tmp_path / "mine" / "pets" / "dog" / f"dog40{suffix}").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(EquidpError, match=rf"dog40\{suffix} is a link that leads nowhere"):
+        read(tmp_path, options)
+
+
 def test_an_image_that_would_be_left_out_changes_the_fingerprint(tmp_path: Path, options: dict) -> None:
     before = source("image_folder", options).locate(tmp_path).fingerprint  # what kept copies are found by
     Image.new("L", (16, 16)).save(tmp_path / "mine" / "pets" / "dog" / "dog40.TIF")

@@ -15,6 +15,8 @@ import mlflow
 import numpy as np
 import pandas as pd
 import torch
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from torch import Tensor
 
@@ -26,6 +28,14 @@ from equidp.pipelines.training.nodes import load_network
 from equidp.records import Schema
 from equidp.sources import source
 from equidp.training import predict
+
+
+class RefusedInputError(EquidpError, MlflowException):  # type: ignore[misc]  # `message` is final in click, not in MLflow
+    """A refusal whose sentence MLflow's server passes on; any other error it answers with a traceback."""
+
+    def __init__(self, message: str) -> None:
+        EquidpError.__init__(self, message)
+        MlflowException.__init__(self, message, error_code=INVALID_PARAMETER_VALUE)
 
 
 class ServedModel(PythonModel):
@@ -41,13 +51,16 @@ class ServedModel(PythonModel):
         """`[n, classes]` probabilities, columns named by class; takes arrays too, but MLflow warns of such a hint.
 
         Raises:
-            EquidpError: rows that break the dataset's declaration, or an array that holds no features of this model.
+            RefusedInputError: rows that break the dataset's declaration, or an array without features of this model.
         """
-        rows = _as_rows(model_input)
-        if rows is None:
-            features = self._stored(model_input)
-        else:
-            features = source(self.card["source"], self.card["source_options"]).encode(_as_read(rows))
+        try:
+            rows = _as_rows(model_input)
+            if rows is None:
+                features = self._stored(model_input)
+            else:
+                features = source(self.card["source"], self.card["source_options"]).encode(_as_read(rows))
+        except EquidpError as error:
+            raise RefusedInputError(error.message) from error
         # the rows' own index: joined back to a part of a table, scores must not land on other rows
         index = None if rows is None else rows.index
         scores = predict(self.network, features).numpy()

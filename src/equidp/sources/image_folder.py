@@ -94,7 +94,8 @@ class ImageFolder(Source):
         if not folder.is_dir():
             return None
         paths["images"] = folder
-        prints.append(folder_fingerprint([*image_files(folder), *_unread(folder)]))  # else a kept copy hides a new .tif
+        # of those that are not read too, or a kept copy would hide a new .tif
+        prints.append(folder_fingerprint(image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
         if self.options.metadata:
             inside(raw_dir, self.options.metadata)
             table = find(raw_dir, Published(self.options.metadata.removesuffix(".gz"), ""))
@@ -164,14 +165,9 @@ def _refuse_beside(folder: Path) -> None:
             )
 
 
-def _unread(folder: Path) -> list[Path]:
-    """Images of other kinds."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in OTHER_SUFFIXES)
-
-
 def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Image paths with their labels; every class folder must be declared and hold an image."""
-    if unread := _unread(folder):
+    if unread := image_files(folder, OTHER_SUFFIXES):
         raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
     present = sorted(path.name for path in folder.iterdir() if path.is_dir())
     for name in present:

@@ -82,9 +82,16 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
     return torch.from_numpy(np.array(image).reshape(side, side, channels)).permute(2, 0, 1)
 
 
-def image_files(folder: Path) -> list[Path]:
-    """All JPEG and PNG files below a folder, in a fixed order."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """All JPEG and PNG files (or those of other kinds) below a folder, in a fixed order.
+
+    Raises:
+        EquidpError: one is a link that leads nowhere.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and not path.is_dir())
+    if lost := next((path for path in found if not path.exists()), None):
+        raise EquidpError(f"{lost} is a link that leads nowhere; mend it, or remove it.")
+    return found
 
 
 def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
