@@ -82,6 +82,19 @@ def test_rows_of_other_settings_are_no_seeds(tracked):
         figures.cost_against(group_costs(tracked.drop(columns="params.data.evaluate_on"), "sex"), "epsilon")
 
 
+def test_a_search_that_found_nothing_and_a_misspelt_setting_are_refused(tracked):
+    nothing = pd.DataFrame({"run_id": [], "status": []})
+    for draw in (
+        lambda: figures.privacy_utility(runs_frame(nothing)),
+        lambda: figures.metric_against(runs_frame(nothing), "training.epochs"),
+        lambda: figures.cost_against(group_costs(nothing, "class"), "training.epochs"),
+    ):
+        with pytest.raises(EquidpError, match="No run is among those given"):
+            draw()
+    with pytest.raises(EquidpError, match=r"'training\.epoch'\. Did you mean 'training\.epochs'"):
+        figures.metric_against(runs_frame(tracked), "training.epoch")
+
+
 def test_a_level_of_baselines_is_of_one_setting(tracked):
     two = pd.concat([tracked.iloc[:1].assign(**{"tags.seed": "1", "params.privacy.delta": "1e-6"}), tracked])
     two = two.reset_index(drop=True)

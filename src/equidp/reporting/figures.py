@@ -21,7 +21,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, unknown_name
 from equidp.evaluation.metrics import unique_slugs
 from equidp.evaluation.seeds import mean_interval
 from equidp.reporting.runs import NOT_SETTINGS
@@ -175,7 +175,11 @@ def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     Args:
         runs: columns `algorithm`, `seed`, `epsilon` and the metric. The baseline, which has no ε, is a level.
         metric: the column to draw.
+
+    Raises:
+        EquidpError: a column is not there, or rows of one point differ in more than their seed.
     """
+    _check_columns(runs, "epsilon", metric)
     name = METRIC_NAMES.get(metric, metric)
     chart = _sweep(runs.dropna(subset=["epsilon"]), "epsilon", metric, f"{_capital(name)} against ε", "ε", name)
     levels = runs[runs["epsilon"].isna() & (runs["algorithm"] == BASELINE) & runs[metric].notna()]
@@ -192,7 +196,11 @@ def cost_against(runs: pd.DataFrame, setting: str) -> go.Figure:
     Args:
         runs: columns `algorithm`, `seed`, `group`, `cost` and the setting.
         setting: the column on the x axis.
+
+    Raises:
+        EquidpError: as `privacy_utility`.
     """
+    _check_columns(runs, setting)
     named = runs.assign(algorithm=[f"{a}, {g}" for a, g in zip(runs["algorithm"], runs["group"], strict=True)])
     words = _words(setting)
     return _sweep(named, setting, "cost", f"Cost of privacy against {words}", words, "Δ accuracy")
@@ -205,7 +213,11 @@ def metric_against(runs: pd.DataFrame, setting: str, metric: str = "accuracy") -
         runs: columns `algorithm`, `seed`, the setting and the metric.
         setting: the column on the x axis.
         metric: the column on the y axis.
+
+    Raises:
+        EquidpError: as `privacy_utility`.
     """
+    _check_columns(runs, setting, metric)
     words, name = _words(setting), METRIC_NAMES.get(metric, metric)
     return _sweep(runs, setting, metric, f"{_capital(name)} against {words}", words, name)
 
@@ -355,6 +367,15 @@ def _sweep(runs: pd.DataFrame, x: str, y: str, title: str, x_name: str, y_name: 
                 line(algorithm, look, points, [p.mean for p in points.values()], spread if any(spread) else None)
             )
     return chart
+
+
+def _check_columns(runs: pd.DataFrame, *columns: str) -> None:
+    """Refuse a misspelt setting, and a search that found nothing."""
+    for column in columns:
+        if column not in runs and runs.empty:
+            raise EquidpError("No run is among those given: make them first, or look at what the search asked for.")
+        if column not in runs:
+            raise unknown_name("column of the runs", column, runs.columns)
 
 
 def _check_seeds(runs: pd.DataFrame, whose: str) -> None:
