@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -48,11 +48,14 @@ def _listed(value: Any) -> Any:
     return [part.strip() for part in value.split("+")] if isinstance(value, str) else value
 
 
-Word = Literal["record", "image", "review", "unit", "lesion", "person"]
-"""What `data.split_by` and `privacy.unit` may say; each dataset knows some of these words (`Source.unit_names`)."""
+RECORDS = {"record", *(kind.unit_names[0] for kind in SOURCES.values())}
+UNITS = {"unit", *(name for kind in SOURCES.values() for name in kind.unit_names[1:])}
+"""The sources' words for one record, and for what several records may belong to."""
 
-UNITS = ("unit", "lesion", "person")
-"""Those that several records may belong to."""
+if TYPE_CHECKING:
+    Word = str
+else:  # what `data.split_by` and `privacy.unit` may say; each dataset knows some of it
+    Word = Literal[(*sorted(RECORDS), *sorted(UNITS))]
 
 
 class DataSettings(Section):
