@@ -81,7 +81,7 @@ def refusal_in(error: BaseException | None) -> EquidpError | None:
 
 def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError | None:
     """What a disk's refusal of something that Kedro saves comes to; half a file on a full disk goes."""
-    if isinstance(error, NotADirectoryError):  # the one refusal that Kedro does not wrap
+    if isinstance(error, NotADirectoryError) and error.filename:  # the one refusal that Kedro does not wrap
         return storage_error(Path(error.filename), error)
     name, cause = str(error).split(":")[0], error
     while cause.__cause__ is not None:

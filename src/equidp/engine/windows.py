@@ -207,6 +207,7 @@ def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
     if across == 1:
         found.append(Bands(kernel, height, width, taps=1))
     thick = kernel.channels[0] * down * columns >= LEAST_BAND
+    # at stride 1 taps copy least too, but whole windows of channels-last images are as fast
     if kernel.stride != (1, 1) and kernel.dilation[0] == 1 and rows % down == 0 and thick:
         found.append(Bands(kernel, height, width, taps=rows // down))
     return found

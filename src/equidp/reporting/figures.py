@@ -372,9 +372,9 @@ def _sweep(runs: pd.DataFrame, x: str, y: str, title: str, x_name: str, y_name: 
 def _check_columns(runs: pd.DataFrame, *columns: str) -> None:
     """Refuse a misspelt setting, and a search that found nothing."""
     for column in columns:
-        if column not in runs and runs.empty:
-            raise EquidpError("No run is among those given: make them first, or look at what the search asked for.")
         if column not in runs:
+            if runs.empty:
+                raise EquidpError("No run is among those given: make them first, or look at what the search asked for.")
             raise unknown_name("column of the runs", column, runs.columns)
 
 
