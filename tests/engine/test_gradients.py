@@ -224,6 +224,48 @@ def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
     close(engine.weighted_sum(weights), weights @ expected)
 
 
+def words() -> tuple[nn.Module, Tensor]:
+    """Norms of the first layer by Gram matrices."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(40, 40), nn.Flatten(), nn.Linear(80, 3)), torch.randn(5, 2, 40)
+
+
+def pixels() -> tuple[nn.Module, Tensor]:
+    """And of pixels."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(256, 3)), torch.randn(5, 64, 4, 4)
+
+
+@pytest.mark.parametrize("family", [mlp, cnn, words, pixels])
+@pytest.mark.parametrize("features_by", [1e-30, 1e-21, 1.0, 1e10, 1e18])
+@pytest.mark.parametrize("loss_by", [1e-35, 1e-28, 1e-22, 1.0, 1e15])
+def test_no_norm_is_lost_in_squares_that_float32_does_not_hold(family, features_by: float, loss_by: float) -> None:
+    """Divided by its norm, no gradient is longer than 1, however small what it is made of, or that beside it.
+
+    A norm that is not finite has no weight.
+    """
+    model, features = family()
+    engine = GradientEngine(model, lambda outputs, labels: loss_by * outputs.sum(1))
+    norms = engine.unprobed_norms(features_by * features, torch.zeros(5, dtype=torch.int64))
+    assert not (norms == 0).any()
+    for record in norms.isfinite().nonzero():
+        weights = torch.zeros(5).index_fill(0, record, float(1 / norms[record]))
+        assert float(engine.weighted_sum(weights).double().norm()) <= 1 + 1e-4
+
+
+def test_a_gradient_that_overflows_without_a_nan_is_silenced_too() -> None:
+    """Its norm is infinite, and zero times infinity is none."""
+    torch.manual_seed(0)
+    model, features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), torch.randn(5, 1, 12, 12)
+    features[1] = 1e25
+    engine = GradientEngine(model, lambda outputs, labels: 1e15 * outputs.sum(1))
+    norms = engine.norms(features, torch.zeros(5, dtype=torch.int64))
+    assert norms.isinf().tolist() == [False, True, False, False, False]
+    total = engine.weighted_sum(torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0]))
+    engine.norms(features[[0, 2, 3, 4]], torch.zeros(4, dtype=torch.int64))
+    torch.testing.assert_close(total, engine.weighted_sum(torch.ones(4)))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_unit_is_the_mean_of_its_records(family, reference) -> None:
     model, features = family()
@@ -274,6 +316,19 @@ def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch)
         engine._workspace.keep_floats = 5 * layer.weight.numel()
         norms.append(engine.unprobed_norms(images[:records], labels[:records])[:5].clone())
     torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
+
+
+def test_nor_in_a_layer_that_sees_a_sequence() -> None:
+    """Words whose gradients cancel: by Gram matrices and by gradients such a norm rounds differently."""
+    torch.manual_seed(3)
+    # 14 words: either way costs nearly as much
+    model = nn.Sequential(nn.Linear(24, 24), nn.Flatten(), nn.Linear(14 * 24, 3))
+    words = ((-1.0) ** torch.arange(14))[:, None].expand(200, 14, 24) * 3.0
+    labels = torch.arange(200) % 3
+    few, many = (
+        GradientEngine(copy.deepcopy(model), cross_entropy).unprobed_norms(words[:n], labels[:n]) for n in (4, 200)
+    )
+    torch.testing.assert_close(many[:4], few, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -459,8 +514,20 @@ class Mixing(nn.Module):
         return self.last(x - x.mean(0))
 
 
+class Counting(nn.Module):
+    """Scales what it sees by how many see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) / len(x)
+
+
 @pytest.mark.parametrize(
-    ("model", "message"), [(Borrowed(), "'first.weight' are not those"), (Mixing(), "mixes records")]
+    ("model", "message"),
+    [(Borrowed(), "'first.weight' are not those"), (Mixing(), "mixes records"), (Counting(), "mixes records")],
 )
 def test_the_first_batch_finds_out_models_whose_books_would_be_wrong(model, message) -> None:
     engine = GradientEngine(model, cross_entropy)
@@ -560,8 +627,9 @@ def test_a_first_batch_whose_gradients_cancel_is_no_reason_to_refuse_a_model() -
     assert GradientEngine(model, cross_entropy).norms(features, torch.tensor([0, 1])).isfinite().all()
 
 
-def test_a_first_batch_that_cannot_be_tried_leaves_the_trial_to_the_next() -> None:
+@pytest.mark.parametrize("first", [torch.full((4, 6), float("nan")), torch.ones(1, 6)], ids=["nan", "one record"])
+def test_a_first_batch_that_cannot_be_tried_leaves_the_trial_to_the_next(first) -> None:
     engine = GradientEngine(Mixing(), cross_entropy)
-    engine.norms(torch.full((4, 6), float("nan")), torch.arange(4) % 3)
+    engine.norms(first, torch.arange(len(first)) % 3)
     with pytest.raises(EquidpError, match="mixes records"):
         engine.norms(torch.randn(4, 6), torch.arange(4) % 3)

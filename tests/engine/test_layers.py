@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.engine.gradients import GradientEngine
-from equidp.engine.terms import Lookups, Products, Term, Units, Vectors, norms_of, unit_norms
+from equidp.engine.terms import SLACK, Lookups, Products, Term, Units, Vectors, gram_norms, norms_of, unit_norms
 from equidp.errors import EquidpError
 
 TOLERANCE = 1e-5
@@ -207,6 +207,11 @@ def test_cancellation_in_a_gram_sum_never_understates_a_norm() -> None:
     term = Products(inputs, backprops)
     truth = (backprops.double().transpose(1, 2) @ inputs.double()).flatten(1).square().sum(1)
     assert (term.squared_norms().double() >= truth * (1 - 1e-4)).all()
+
+
+def test_a_gram_sum_below_zero_is_rounding_of_a_norm_that_is_not() -> None:
+    left, right = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]]), torch.tensor([[[1.0, 1.0001], [1.0001, 1.0]]])
+    assert gram_norms(left, right).tolist() == pytest.approx([SLACK * 4], rel=1e-5)
 
 
 def test_convolutions_that_share_a_weight_and_one_that_is_called_at_two_sizes(holds) -> None:

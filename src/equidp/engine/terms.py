@@ -29,6 +29,7 @@ from equidp.errors import EquidpError
 
 CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
 SLACK = 1e-6  # and is raised by up to this share: a norm may be overstated, never understated (Δ depends on it)
+LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: what they may have been is added instead
 LONG_ROW = 1 << 15  # squares summed in one go
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
@@ -113,7 +114,9 @@ class Outer(Term):
         self.inputs, self.backprops = inputs, backprops
 
     def squared_norms(self) -> Tensor:
-        return norms_of(self.inputs) * self.backprops.squared_norms()
+        # a factor of lost squares would be multiplied by the other, which may be huge: each has its own share back
+        squared = norms_of(self.inputs) * self.backprops.squared_norms()
+        return squared.add_(LOST)
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         inputs, backprops = weighted(self.inputs, self.backprops.values, weights, clean)
@@ -341,20 +344,25 @@ def norms_of(rows: Tensor) -> Tensor:
 
     In float32 a sum of many squares comes out too small. For random entries that is nothing (4e-7 for the longest rows
     summed in one go); were all entries equal it would be 5e-5, and 2e-3 for a million. Longer rows are summed in parts.
+    Entries below 1e-19 have no squares: their most is added, which is nothing beside any others.
     """
     if rows.shape[-1] <= LONG_ROW:
-        return torch.linalg.vector_norm(rows, dim=-1).square()
-    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(LONG_ROW, dim=-1)]
-    return torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1).square()
+        norms = torch.linalg.vector_norm(rows, dim=-1)
+    else:
+        parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(LONG_ROW, dim=-1)]
+        norms = torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1)
+    return norms.square().add_(rows.shape[-1] * LOST)
 
 
 def gram_norms(left: Tensor, right: Tensor) -> Tensor:
     """`[b]`: Σ_pq left·right of two Gram matrices `[b, P, P]`, raised where cancellation may have made it too small.
 
-    By the more the more was lost, so that rounding cannot make it jump.
+    By the more the more was lost, so that rounding cannot make it jump. And by the most that entries too small for
+    float32 may have come to: they would have been multiplied by the other matrix's (P·max(i, o) up to 2²⁶).
     """
-    size = left.diagonal(dim1=1, dim2=2).sum(1) * right.diagonal(dim1=1, dim2=2).sum(1)
-    sums = (left * right).sum((1, 2))
+    total = left.diagonal(dim1=1, dim2=2).sum(1), right.diagonal(dim1=1, dim2=2).sum(1)
+    size = total[0] * total[1]
+    sums = (left * right).sum((1, 2)) + LOST * 2.0**26 * (total[0] + total[1] + 1)
     known = sums.clamp(min=0)
     return torch.where(sums < CANCELLATION * size, known + SLACK * (size - known / CANCELLATION), sums)
 
