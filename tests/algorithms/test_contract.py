@@ -392,11 +392,40 @@ GOLDEN: dict[str, list[Golden]] = {
     ],
 }
 
+STATISTICS: dict[str, list[tuple[dict[str, Any], Sequence[float], Sequence[int], Sequence[float]]]] = {
+    # options, norms, groups, and b^k: how many are in each group
+    "naive": [({}, (0.5, 1, 2, 3), (0, 1, 1, 1), (1, 3, 0))],
+    # above C_0 = 1, then not above, per group
+    "dpsgd_f": [({}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 1, 1, 1, 1, 0))],
+    "dpsgd_f_smooth": [({}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 1, 1, 1, 1, 0))],
+    "dpsgd_f_balanced": [({"base_clip_norm": 2.0}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 0, 1, 1, 2, 0))],
+    # within C = 1; centred: two of three, less a half each
+    "dpsgd_quantile": [
+        ({}, (0.5, 1, 2, 3, 4), (0, 1, 1, 2, 0), (2,)),
+        ({"centred": True}, (0.5, 1, 2), (0, 1, 1), (0.5,)),
+    ],
+    # above τ·Z = 0.7·50
+    "dpsgd_global_adapt": [({"threshold": 0.7}, (20, 34, 36, 60), (0, 1, 1, 2), (2,))],
+}
+
 CASES = [pytest.param(name, case, id=f"{name}-{i}") for name, cases in GOLDEN.items() for i, case in enumerate(cases)]
 
 
 def test_every_registered_algorithm_has_golden_values() -> None:
     assert set(GOLDEN) == set(ALGORITHMS), "register an algorithm together with its golden values"
+    released = {n for n in ALGORITHMS if n != "custom" and algorithm_settings(n).build().side_release is not None}
+    assert set(STATISTICS) == released, "and what it counts in a batch that can be counted by hand"
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in STATISTICS.items() for case in cases])
+def test_side_statistics_by_hand(lab: Any, name: str, case: tuple[dict[str, Any], Any, Any, Any]) -> None:
+    options, norms, groups, expected = case
+    algorithm, plan = algorithm_settings(name, options).build(), lab.plan()
+    public, release = tensors(algorithm.initial, "cpu"), algorithm.side_release
+    found = release.statistic(torch.tensor(norms), torch.tensor(groups), public, plan)
+    assert found.tolist() == list(expected)
+    nobody = release.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.long), public, plan)
+    assert nobody.tolist() == [0.0] * len(expected)
 
 
 @pytest.mark.parametrize(("name", "case"), [c for c in CASES if c.values[0] != "sgd"])

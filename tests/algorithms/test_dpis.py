@@ -84,6 +84,19 @@ class TestEstimate:
         spread = (chance * (1 - chance) / rounds).sqrt()
         assert ((kept / rounds - chance).abs() <= 4.5 * spread + 1e-9).all()
 
+    def test_who_fails_the_second_coin_adds_nothing(self, lab: Any) -> None:
+        # k = 5 makes a record be proposed five times as often as it is charged for: the second coin has to count
+        trainer = self.started(lab, proposal_multiplier=5.0)
+        public, everyone = trainer.public_values(trainer.segments[0]), torch.arange(40)
+        batch, before = trainer.population.batch(everyone), trainer.sampling.proposals.clone()
+        norms, g = trainer.norms_of_all(), gradients(lab, trainer)
+        coins = torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        keep = coins < torch.minimum(norms.double().clamp(max=1.0), before) / before
+        assert 0 < keep.sum() < 20
+        total = trainer.weighted_sum([batch], public, draws=[type(trainer.draw())(everyone, coins)])
+        length = trainer.sampling.contribution
+        torch.testing.assert_close(total, (keep * length / norms) @ g, rtol=1e-4, atol=1e-6)
+
     def test_proposals_follow_what_was_seen(self, lab: Any) -> None:
         # k = 5, g_L = 0.01·C, capped at K̃/b: K̃ = 20, b = 10 gives 2
         trainer = self.started(lab)
@@ -211,6 +224,7 @@ class TestBudget:
         puppet = Puppet(lab, plan, iter(torch.tensor(norms)), **options)
         puppet.run()
         assert puppet.sampling.budget.holds(puppet.ledger.events)
+        assert puppet.sampling.contribution <= puppet.sampling.clip * (1 + 1e-9)
 
     def test_is_used_up_when_every_norm_is_clipped(self, lab: Any, target: Plan) -> None:
         puppet = Puppet(lab, target, itertools.repeat(torch.tensor(5.0)))
@@ -260,6 +274,34 @@ class TestBudget:
         assert again.sampling.exhausted
         assert again.ledger.events == owed
         assert budget.holds(owed)
+
+    @pytest.mark.parametrize("room", [0.5, 1.5, 2.5])
+    def test_is_kept_where_a_crash_leaves_room_for_part_of_an_epoch(self, lab: Any, target: Plan, room: float) -> None:
+        puppet = Puppet(lab, target, itertools.repeat(torch.tensor(5.0)))
+        sampling, ledger = puppet.sampling, puppet.ledger
+        sampling.begin_epoch(0)
+        step = Event(sampling.rate, sampling.noise(puppet.algorithm.schedule.segments(target)[0]))
+        budget = sampling.budget
+        spent, cost = renyi(ledger.events, budget.order), renyi([step], budget.order)
+        left = budget.total - spent - room * cost  # of which a Gaussian, α/(2σ²), takes all
+        ledger.append(Event(1.0, (budget.order / (2 * left)) ** 0.5))
+        sampling.load_state_dict(sampling.state_dict())
+        taken = 0
+        while not sampling.exhausted:
+            sampling.draw()
+            ledger.append(step)
+            taken += 1
+        assert taken == int(room)
+        assert budget.holds(ledger.events)
+
+    def test_reserves_the_sums_of_later_epochs(self, lab: Any) -> None:
+        # in the costliest case σ is the same from the first epoch to the last: none lives on what a later one needs
+        sampler = {"sum_noise_fraction": 0.006}  # a fifth of the budget goes to sums
+        plan = algorithm_settings("dpis", sampler).build().calibrated(PLAN, 3.0)
+        puppet = Puppet(lab, plan, itertools.repeat(torch.tensor(5.0)), **sampler)
+        puppet.sampling.records = 2000.0
+        noise = puppet.run()
+        assert noise == pytest.approx([noise[0]] * 10, rel=0.01)
 
     def test_does_not_depend_on_the_data(self, target: Plan) -> None:
         sampler = algorithm_settings("dpis").build().sampler

@@ -144,6 +144,31 @@ class TestEnergy:
         assert terms.isfinite().all()
         assert float(terms.abs().max()) <= 2.0
 
+    def test_its_noise_is_that_of_the_charge_times_the_loss_bound(
+        self, lab: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = {"energy": "private", "energy_records": 20, "energy_noise_multiplier": 7.0, "loss_bound": 2.5}
+        trainer = lab.trainer("sa_dpsgd", options, public=None)
+        perturb, noises = trainer.random.perturb, []
+
+        def listen(values: torch.Tensor, **how: Any) -> torch.Tensor:
+            if len(values) == 1:
+                noises.append(float(how["sensitivity"]) * how["noise_multiplier"])
+            return perturb(values, **how)
+
+        monkeypatch.setattr(trainer.random, "perturb", listen)
+        trainer.run_steps(2)
+        assert noises == [7.0 * 2.5] * 2
+
+    @pytest.mark.parametrize("loss", [math.nan, math.inf])
+    def test_a_loss_that_is_no_number_is_the_worst_there_is(self, lab: Any, loss: float) -> None:
+        records = lab.records(40)
+        records.features[3] = loss
+        options = {"energy": "private", "energy_records": 40, "loss_bound": 2.0}
+        accepting = lab.trainer("sa_dpsgd", options, records=records, public=None).accepting
+        accepting.begin()
+        assert accepting._before[accepting._units == 3].tolist() == [2.0]
+
     def test_the_release_is_scaled_to_a_mean(self, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         options = {"energy": "private", "energy_records": 40}
         trainer = lab.trainer("sa_dpsgd", options, public=None, random=lab.random(noise=0.0))

@@ -156,6 +156,15 @@ def test_rounded_neighbours_are_no_further_apart_than_the_noise_is_made_for() ->
         assert float((silent[0] - silent[1]).norm()) <= 1.0 + step * math.sqrt(size)
 
 
+def test_the_noise_is_made_for_rounded_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the noise where the grid is so coarse that rounding doubles the sensitivity."""
+    monkeypatch.setattr(secure, "GRID_BITS", 0)
+    size, sensitivity = 4**7, 1.0
+    assert grid_step(sensitivity, size) * math.sqrt(size) == sensitivity
+    noised = SecureRandom("cpu").perturb(torch.zeros(size), sensitivity=sensitivity, noise_multiplier=3.0)
+    assert float(noised.std()) == pytest.approx(6.0, rel=0.05)  # nine standard deviations
+
+
 def _noiseless(values: torch.Tensor) -> torch.Tensor:
     """What perturb releases when the noise happens to be 0."""
     top = 2**64 - 1
@@ -184,6 +193,14 @@ def test_dtype_and_size_are_kept() -> None:
 
 def test_two_generators_differ() -> None:
     assert not torch.equal(SecureRandom("cpu").normal(100), SecureRandom("cpu").normal(100))
+
+
+def test_the_key_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that share nonce and counter differ by the 256 bits of their keys alone."""
+    keys: list[bytes] = [b"a" * 32, b"b" * 32, b"a" * 32]
+    monkeypatch.setattr(os, "urandom", lambda size: keys.pop(0) if size == 32 else b"n" * size)
+    first, other, again = (SecureRandom("cpu").words(4).tolist() for _ in range(3))
+    assert first == again != other
 
 
 def test_nothing_can_be_saved_or_copied() -> None:
