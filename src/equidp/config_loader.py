@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import SECTIONS, block, resolve
+from equidp.sources import SOURCES
 
 PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
 """How a path inside the project is written as a URI; a relative one would depend on the working directory."""
@@ -75,6 +76,10 @@ class EquidpConfigLoader(OmegaConfigLoader):
             )
         presets = block("presets", files.pop("presets", None))
         dataset = str(files.get("dataset"))
+        if dataset not in presets and dataset in SOURCES:
+            raise EquidpError(
+                f"Dataset {dataset!r} has a source but no preset: give it a block in conf/base/parameters/presets.yml."
+            )
         if dataset not in presets:
             raise unknown_name("dataset", dataset, presets)
         layers = [block(f"presets.{dataset}", presets[dataset]), files, dict(self.runtime_params or {})]

@@ -91,15 +91,15 @@ class Records:
         columns |= {k: v for k, v in (("part", self.part), ("unit", self.unit)) if v is not None}
         for name, column in columns.items():
             if len(column) != n:
-                raise ValueError(f"{name} has {len(column)} rows where labels have {n}.")
-        if tuple(self.features.shape[1:]) != self.schema.shape:
-            raise ValueError(
-                f"features have shape {tuple(self.features.shape[1:])}, the schema says {self.schema.shape}."
-            )
+                raise self._unlike(f"{name} has {len(column)} rows, labels have {n}")
+        found = tuple(self.features.shape[1:])
+        if found != self.schema.shape:
+            raise self._unlike(f"features have shape {found}, the schema says {self.schema.shape}")
         if set(self.groups) != set(self.schema.groupings):
-            raise ValueError(
-                f"groupings {sorted(self.groups)} differ from the schema's {sorted(self.schema.groupings)}."
-            )
+            raise self._unlike(f"groupings are {sorted(self.groups)}, the schema says {sorted(self.schema.groupings)}")
+
+    def _unlike(self, what: str) -> EquidpError:
+        return EquidpError(f"Records of dataset {self.schema.name!r} do not fit together: {what}; mend its source.")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -35,7 +35,7 @@ from equidp.engine.sampling import Population
 from equidp.engine.secure import SecureRandom
 from equidp.engine.trainer import EpochCallback, Trainer, choose_device
 from equidp.errors import EquidpError
-from equidp.models import build_model
+from equidp.models import build_model, weights_of
 from equidp.models.features import is_raw_image
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
@@ -395,8 +395,7 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
     )
     if algorithm.private:
         history.insert(1, "epsilon", _epsilon_path(trainer, statement, history))
-    weights = {name: value.detach().cpu().contiguous() for name, value in trainer.model.state_dict().items()}
-    return Trained(weights, history, statement)
+    return Trained(weights_of(trainer.model), history, statement)
 
 
 def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.DataFrame) -> Sequence[float]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.ledger import Event, Ledger, fuse
-from equidp.engine.parts import per_record, scheduled, sensitivity, tensors
+from equidp.engine.parts import Updating, per_record, scheduled, sensitivity, tensors
 from equidp.engine.plan import segment_at
 from equidp.engine.sampling import Population
 
@@ -544,12 +544,26 @@ class TestSensitivity:
         assert trainers[0].algorithm.events(plan) == trainers[1].algorithm.events(plan)
 
 
+def heard(part: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What a part's method is called with from now on."""
+    call, given = getattr(part, method), []
+
+    def listen(value: Tensor) -> Tensor:
+        given.append(value.clone())
+        return call(value)
+
+    monkeypatch.setattr(part, method, listen)
+    return given
+
+
 @pytest.mark.parametrize("name", PRIVATE)
 class TestNoise:
     """Point 2: what is added is N(0, σ²Δ²) in every coordinate, also when nobody was sampled."""
 
     @pytest.mark.parametrize("coins", [None, False], ids=["sampled", "empty_batch"])
-    def test_with_zero_gradients_only_noise_is_left(self, lab: Any, name: str, coins: bool | None) -> None:
+    def test_with_zero_gradients_only_noise_is_left(
+        self, lab: Any, name: str, coins: bool | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         records = lab.records(40, features=400)
         plan = lab.plan(noise_multiplier=0.7)
         trainer = lab.trainer(
@@ -561,11 +575,13 @@ class TestNoise:
             random=lab.random(5, coins=coins),
             learning_rate=1.0,
         )
-        before = trainer.engine.flatten()
+        before, sums = trainer.engine.flatten(), heard(trainer.updating, "direction", monkeypatch)
         trainer.run_steps(1)
-        update = before - trainer.engine.flatten()
+        if type(trainer.updating) is Updating:  # others are held to what they promise in tests of their own
+            moved = before - trainer.engine.flatten()
+            torch.testing.assert_close(moved, sums[0] / trainer.plan.batch_size, rtol=1e-4, atol=1e-5)
         sigma = trainer.shown["noise_multiplier"]
-        scaled = update * trainer.plan.batch_size / float(trainer.shown["sensitivity"])
+        scaled = sums[0] / float(trainer.shown["sensitivity"])
         assert stats.kstest(scaled.numpy(), stats.norm(0, float(sigma)).cdf).pvalue > 1e-3
 
     def test_an_empty_batch_is_charged_like_any_other(self, lab: Any, name: str) -> None:
@@ -632,6 +648,7 @@ class TestLedger:
 
     def test_says_how_it_samples_and_what_it_releases(self, name: str) -> None:
         algorithm = algorithm_settings(name).build()
+        assert algorithm.name == name
         assert "lesion" in algorithm.sampler.told("lesion")
         releases = [part.released for part in algorithm.parts if part.released]
         charged = algorithm.side_release is not None or algorithm.sampler.gives or not algorithm.acceptance.always

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,13 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
     params = resolved(project, dataset="rare_three")
     assert params["data"]["source"] == "digits"
     assert params["data"]["keep"] == {"3": 20.0}
+
+
+def test_a_registered_dataset_without_a_preset_is_told_where_one_belongs(project):
+    presets = project / "conf/base/parameters/presets.yml"
+    presets.write_text(re.sub(r"(?m)^  digits:", "  digits_of_old:", presets.read_text()))
+    with pytest.raises(EquidpError, match=r"Dataset 'digits' has a source but no preset: give it a block in"):
+        resolved(project, dataset="digits")
 
 
 @pytest.mark.parametrize(

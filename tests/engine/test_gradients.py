@@ -193,6 +193,19 @@ def test_a_layer_without_a_rule_goes_through_torch_func_and_is_named(check) -> N
         check(model, torch.randn(4, 6))
 
 
+def test_a_lone_number_is_a_parameter_too(check) -> None:
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.temperature = nn.Linear(6, 3), nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x) * self.temperature
+
+    with pytest.warns(UserWarning, match=r"'model' \(Tempered\) has no gradient rule for temperature"):
+        check(Tempered(), torch.randn(4, 6))
+
+
 def test_a_parametrised_layer_is_not_mistaken_for_a_plain_one(check) -> None:
     first = nn.Linear(6, 4)
     nn.utils.parametrize.register_parametrization(first, "weight", nn.Tanh())
@@ -432,7 +445,10 @@ def test_batch_norm_is_refused_in_training_mode_only(check) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.LSTM(3, 3), "cannot be trained privately"),
+        (nn.LSTM(3, 3), r"Layer 'model' \(LSTM\) cannot be trained privately.* write it from Linear layers"),
+        (nn.Sequential(nn.RNN(3, 3)), r"'0' \(RNN\) cannot be trained privately"),
+        (nn.Sequential(nn.TransformerEncoderLayer(4, 2)), r"'0.self_attn' \(MultiheadAttention\) cannot"),
+        (nn.InstanceNorm2d(2, affine=True, track_running_stats=True), "keeps statistics of the records"),
         (nn.Sequential(nn.Embedding(4, 3, scale_grad_by_freq=True)), "mixes records"),
         (nn.Sequential(nn.Flatten()), "no trainable parameters"),
     ],

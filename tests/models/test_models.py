@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.models.conftest import SCHEMAS, batch, combinations
-from torch import nn
+from torch import Tensor, nn
 
 from equidp.engine.gradients import GradientEngine
 from equidp.errors import EquidpError
-from equidp.models import MODELS, build_model
+from equidp.models import MODELS, Model, ModelOptions, build_model, model_options, weights_of
 from equidp.models.base import AtLeast, Standardise, TemperedSigmoid
+from equidp.records import Schema
 
 COMBINATIONS = combinations()
 FIRST = {model: next(d for m, d in COMBINATIONS if m == model) for model in MODELS}
@@ -142,6 +146,51 @@ def test_small_images_are_padded_around_their_centre_and_large_ones_left_alone()
 def test_what_cannot_be_built_is_refused(name: str, dataset: str, given: dict, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
         build_model(name, SCHEMAS[dataset], options=given)
+
+
+class Wrong(Model):
+    """A model with a slip of the pen."""
+
+    def __init__(self, schema: Schema, options: ModelOptions) -> None:
+        super().__init__(schema, options)
+        self.layer = nn.Linear(40, 3)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Three logits, whatever the classes."""
+        return self.layer(features.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("table", r"Model 'wrong' gives \(2, 3\) for two records; it must give logits, .* \(2, 10\)"),
+        ("digits", r"Model 'wrong' fails on image features of shape \(1, 8, 8\): .*Choose another model\.name"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_before_it_trains(
+    dataset: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "wrong", Wrong)
+    with pytest.raises(EquidpError, match=message):
+        build_model("wrong", SCHEMAS[dataset])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_trial_leaves_a_new_model_as_it_is(name: str, options: dict) -> None:
+    schema = SCHEMAS[FIRST[name]]
+    tried = build_model(name, schema, options=options[name], seed=1)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(1)
+        fresh = MODELS[name](schema, model_options(name, options[name]))
+    assert [m.training for m in tried.modules()] == [m.training for m in fresh.modules()]
+    assert all(torch.equal(a, b) for a, b in zip(tried.state_dict().values(), fresh.state_dict().values(), strict=True))
+
+
+def test_weights_that_two_layers_share_can_be_saved(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    save_file(weights_of(model), tmp_path / "w.safetensors")
+    model.load_state_dict(load_file(tmp_path / "w.safetensors"))
 
 
 def test_hidden_widths_are_an_option() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -47,11 +49,25 @@ def test_encoding_needs_no_data() -> None:
     assert encode(frame, columns, "t").tolist() == [[0, 1, 0], [1, 0, 0.5]]
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "", "1e999", "ten", None])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e999", "ten", ["1"]])
 def test_what_is_no_number_is_refused(value: object) -> None:
     frame = pd.DataFrame({"size": ["12", value]}, dtype=object)
     with pytest.raises(EquidpError, match=r"t, row 1, column 'size': .* is not a number; give a number from 0 to 20"):
         encode(frame, {"size": Numeric(maximum=20)}, "t")
+
+
+def test_a_number_is_told_as_it_was_written() -> None:
+    with pytest.raises(EquidpError, match=r"column 'size': 21\.0 is out of bounds"):
+        encode(pd.DataFrame({"size": [21.0]}), {"size": Numeric(maximum=20)}, "t")
+
+
+@pytest.mark.parametrize("value", ["", None, math.nan, np.float64("nan"), pd.NA])
+def test_what_is_missing_is_called_so(value: object) -> None:
+    frame = pd.DataFrame({"cell": [value]}, dtype=object)
+    with pytest.raises(EquidpError, match=r"t, row 0, column 'cell': a number is missing; give a number from 0 to 20"):
+        encode(frame, {"cell": Numeric(maximum=20)}, "t")
+    with pytest.raises(EquidpError, match=r"t, row 0, column 'cell': a category is missing; give one of red, blue\."):
+        encode(frame, {"cell": Categorical(categories=("red", "blue"))}, "t")
 
 
 @given(st.floats(-50, 200, allow_nan=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ from tests.sources.tiny import CSV_OPTIONS, write_tiny
 from equidp.errors import EquidpError
 from equidp.pipelines.ingestion.nodes import encode_records
 from equidp.sources import source
+from equidp.sources.csv_table import Csv
 from equidp.sources.splitting import split
 
 HEADER = "person,outcome,ward,weight,sex,age"
@@ -84,6 +86,17 @@ def test_another_order_of_features_is_another_encoding(tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
+def test_an_edited_source_encodes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would train on what it made before the edit."""
+    settings = {"source": "csv", "options": write_tiny("csv", tmp_path)}
+    before = encode_records(tmp_path, settings, "mine")[0].fingerprint
+    copy = tmp_path / "csv_table.py"
+    copy.write_text(Path(inspect.getsourcefile(Csv)).read_text() + "\n# edited\n")
+    where = inspect.getsourcefile
+    monkeypatch.setattr(inspect, "getsourcefile", lambda kind: str(copy) if kind is Csv else where(kind))
+    assert encode_records(tmp_path, settings, "mine")[0].fingerprint != before
+
+
 @pytest.mark.parametrize("person", ["", " ", "NA", "?"])
 def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
     """Many such rows would be protected as one person."""
@@ -91,11 +104,12 @@ def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
         read(tmp_path, "p1,ill,A,50,f,30", f"{person},well,A,60,f,30", "p2,well,A,60,f,30")
 
 
-def test_missing_values_are_refused_or_dropped(tmp_path: Path) -> None:
+def test_missing_values_are_refused_or_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = ("p1,ill,A,50,f,30", "p2,well,?,60,f,30", "p3,well,B,NA,f,30")
     with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'ward': '\?'"):
         read(tmp_path, *rows)
     assert len(read(tmp_path, *rows, missing="drop")) == 1
+    assert "2 of 3 rows miss a feature or the label and are left out" in caplog.text
     with pytest.raises(EquidpError, match=r"people\.csv: every row misses a feature or the label"):
         read(tmp_path, *rows[1:], missing="drop")
 
@@ -108,7 +122,7 @@ def test_missing_values_are_refused_or_dropped(tmp_path: Path) -> None:
         ("p,ill,A,201,f,30", r"row 2, column 'weight': '201' is out of bounds"),
         ("p,sick,A,50,f,30", r"row 2, column 'outcome': 'sick'\."),
         ("p,ill,A,50,x,30", r"row 2, column 'sex': 'x'\."),
-        ("p,ill,A,50,f,", r"row 2, column 'age': '' is not a number"),
+        ("p,ill,A,50,f,", r"row 2, column 'age': a number is missing; give a number from"),
         ("p,ill,A,50,f", r"row 2: 5 fields where 6 are expected"),
     ],
 )

@@ -23,6 +23,7 @@ from equidp.distributed.peers import Peers
 from equidp.distributed.trainer import FollowedError
 from equidp.engine.trainer import EpochCallback, choose_device
 from equidp.errors import EquidpError
+from equidp.models import weights_of
 from equidp.records import Split
 from equidp.sources import storage
 
@@ -92,7 +93,7 @@ def _evaluating(folder: Path, address: str | None) -> Iterator[EpochCallback | N
     with Client(address, family="AF_UNIX") as line:
 
         def on_epoch(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
-            save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, folder / WEIGHTS)
+            save_file(weights_of(model), folder / WEIGHTS)
             line.send_bytes(json.dumps(row).encode())
             reply = json.loads(line.recv_bytes())
             if "error" in reply:

@@ -266,9 +266,11 @@ def published_by(conversion: Conversion) -> PublishedRule:
     """The common way of the papers: RDP of the gradients' events alone, one conversion, integer orders 2…64."""
 
     def figure(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
-        left_out = "; the side release's cost is left out" if algorithm.side_release else ""
+        whole = algorithm.side_release is None
+        left_out = "" if whole else "; the side release's cost is left out"
         formula = f"RDP of the noisy gradients, {conversion} conversion, integer orders 2 to 64{left_out}"
-        return Published(published_epsilon(gradient_events(algorithm, plan), plan.delta, conversion), formula)
+        value = published_epsilon(gradient_events(algorithm, plan), plan.delta, conversion)
+        return Published(value, formula, guarantee=whole)
 
     return figure
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from equidp.engine.layers import RULES, Call, Site, fallback, sites
+from equidp.engine.layers import Call, Site, fallback, sites
 from equidp.engine.probe import probe
 from equidp.engine.terms import Term, Units, materialised_norms, unit_norms
 from equidp.engine.workspace import Workspace
@@ -389,25 +389,17 @@ def _refuse_mixing(model: nn.Module) -> None:
             raise EquidpError(
                 f"Layer {name!r}: an Embedding with scale_grad_by_freq or max_norm mixes records; switch both off."
             )
-        if not _is_plain(layer) and (errors := _opacus_objections(layer)):
-            raise EquidpError(f"Layer {name!r} ({type(layer).__name__}) cannot be trained privately: {errors[0]}")
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer needs no asking: it has a rule of ours, nothing to train, or is a container or somebody's own."""
-    return (
-        type(layer) in RULES
-        or isinstance(layer, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        or not type(layer).__module__.startswith("torch.nn.")
-        or not any(p.requires_grad for p in layer.parameters())
-    )
-
-
-def _opacus_objections(layer: nn.Module) -> Sequence[Exception]:
-    from opacus.validators import ModuleValidator  # late: importing Opacus costs a second
-
-    validate = ModuleValidator.VALIDATORS.get(type(layer))
-    return validate(layer) if validate else []
+        trained = any(p.requires_grad for p in layer.parameters())
+        if trained and isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+            raise EquidpError(
+                f"Layer {name or 'model'!r} ({type(layer).__name__}) cannot be trained privately, as torch does not "
+                "show what happens inside; write it from Linear layers, as models/bilstm.py does an LSTM."
+            )
+        if trained and getattr(layer, "track_running_stats", False):
+            raise EquidpError(
+                f"Layer {name or 'model'!r} ({type(layer).__name__}) keeps statistics of the records, which would "
+                "leave with the model, without noise; switch track_running_stats off."
+            )
 
 
 def _mixes(layer: nn.Module) -> bool:

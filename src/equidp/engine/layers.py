@@ -200,7 +200,7 @@ def fallback(page: Page) -> dict[str, Term]:
     for call in page.calls:
         for name, gradient in _vjp_per_record(page.layer, call).items():
             summed[name] = summed[name] + gradient if name in summed else gradient
-    return {name: Vectors(_exact(gradient).flatten(1)) for name, gradient in summed.items()}
+    return {name: Vectors(_exact(gradient).reshape(len(gradient), -1)) for name, gradient in summed.items()}
 
 
 def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
@@ -270,9 +270,10 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
     if own and rule:
         yield Site(name, layer, rule, own)
     elif own or parametrize.is_parametrized(layer):
+        parameters = f" for {', '.join(own)}" if own else ""
         warnings.warn(
-            f"Layer {name or 'model'!r} ({type(layer).__name__}) has no gradient rule; it goes through torch.func, "
-            "which is correct but slower.",
+            f"Layer {name or 'model'!r} ({type(layer).__name__}) has no gradient rule{parameters}; it goes through "
+            "torch.func, which is correct but slower.",
             stacklevel=2,
         )
         yield Site(name, layer, fallback, {k: p for k, p in layer.named_parameters() if p.requires_grad})

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from equidp.errors import unknown_name
+from equidp.errors import EquidpError, unknown_name
 from equidp.models.base import Model, ModelOptions
 from equidp.models.bilstm import BiLstm
 from equidp.models.cnn import Cnn4, Cnn9
 from equidp.models.cnn_small import CnnSmall
+from equidp.models.features import is_raw_image
 from equidp.models.heads import FrozenBackbone, HeadOptions, ScatterCnn, ScatterLinear
 from equidp.models.linear import Logistic, Mlp
 from equidp.models.resnet9 import ResNet9
@@ -19,7 +21,7 @@ from equidp.models.resnet_finetune import ResNetFinetune
 from equidp.options import checked_options
 from equidp.records import Schema
 
-__all__ = ["MODELS", "Model", "ModelOptions", "build_model", "model_features", "model_options"]
+__all__ = ["MODELS", "Model", "ModelOptions", "build_model", "model_features", "model_options", "weights_of"]
 
 MODELS: dict[str, type[Model]] = {
     "logistic": Logistic,
@@ -46,13 +48,43 @@ def build_model(name: str, schema: Schema, *, options: Mapping[str, Any] | None 
         seed: of the initial weights; torch's global generator is left as it was.
 
     Raises:
-        EquidpError: an unknown model or option, a value that is not allowed, or features the model cannot take.
+        EquidpError: an unknown model or option, a value that is not allowed, features the model cannot take, or a model
+            that gives something else than logits.
     """
     settings = model_options(name, options or {})
     with torch.random.fork_rng(devices=[]):
         # Only the CPU generator: weights are made there, and `torch.manual_seed` would reach the GPUs' generators too.
         torch.random.default_generator.manual_seed(seed)
-        return MODELS[name](schema, settings)
+        model = MODELS[name](schema, settings)
+        _try(name, model, schema)
+    return model
+
+
+def _try(name: str, model: Model, schema: Schema) -> None:
+    """Two records of zeros through a new model: what does not fit is better said now than in the midst of a run."""
+    dtype = torch.int64 if schema.kind == "text" else torch.uint8 if is_raw_image(schema) else torch.float32
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(torch.zeros((2, *schema.shape), dtype=dtype))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise EquidpError(
+            f"Model {name!r} fails on {schema.kind} features of shape {schema.shape}: {str(error).splitlines()[0]}. "
+            "Choose another model.name for this dataset, or mend the model's forward."
+        ) from error
+    for module, training in modes.items():
+        module.training = training
+    wanted = (2, len(schema.classes))
+    if not isinstance(outputs, Tensor) or outputs.shape != wanted:
+        given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise EquidpError(
+            f"Model {name!r} gives {given} for two records; it must give logits, one for each class: {wanted}."
+        )
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """A model's weights by name, on the CPU, to be written to a file; layers that share one have a copy each."""
+    return {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
 
 
 def model_options(name: str, options: Mapping[str, Any]) -> ModelOptions:

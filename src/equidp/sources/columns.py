@@ -106,8 +106,10 @@ def codes(column: pd.Series, categories: Sequence[str], where: str) -> Tensor:
     found = np.array([position.get(str(value), -1) for value in column], dtype=np.int64)
     if (found < 0).any():
         bad = int(np.argmax(found < 0))
-        place = f"category in {where}, row {column.index[bad]}, column {column.name!r}:"
-        raise unknown_name(place, column.iloc[bad], categories)
+        place = f"{where}, row {column.index[bad]}, column {column.name!r}:"
+        if _is_absent(column.iloc[bad]):
+            raise EquidpError(f"{place} a category is missing; give one of {', '.join(categories)}.")
+        raise unknown_name(f"category in {place}", column.iloc[bad], categories)
     return torch.from_numpy(found)
 
 
@@ -121,12 +123,23 @@ def numbers(column: pd.Series, minimum: float, maximum: float, where: str) -> Te
     good = np.isfinite(values) & (values >= minimum) & (values <= maximum)
     if not good.all():
         position = int(np.argmin(good))
+        given = column.iloc[position]
         what = "is not a number" if not np.isfinite(values[position]) else "is out of bounds"
+        what = "a number is missing" if _is_absent(given) else f"{_as_written(given)} {what}"
         raise EquidpError(
-            f"{where}, row {column.index[position]}, column {column.name!r}: {column.iloc[position]!r} {what}; "
+            f"{where}, row {column.index[position]}, column {column.name!r}: {what}; "
             f"give a number from {minimum:g} to {maximum:g}."
         )
     return torch.tensor(values)
+
+
+def _is_absent(value: object) -> bool:
+    """An empty cell: of a file it is an empty word, of a table that is served it is NaN or None."""
+    return value is None or value is pd.NA or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def _as_written(value: object) -> str:
+    return repr(value.item() if isinstance(value, np.generic) else value)
 
 
 def encode(frame: pd.DataFrame, columns: Mapping[str, Categorical | Numeric], where: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,8 @@ from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import Column, codes, encode, feature_names, read_rows, require
 from equidp.sources.files import Published, RawFiles, digest, find, fingerprint, inside
 from equidp.sources.groupings import MISSING, Grouping, group_ids, group_names, unit_ids
+
+logger = logging.getLogger(__name__)
 
 PARTS = ("train", "test")
 
@@ -125,6 +128,8 @@ class Csv(Source):
         complete = frame[~absent.any(axis=1)]
         if complete.empty:
             raise EquidpError(f"{where}: every row misses a feature or the label; declare fewer columns.")
+        if lost := len(frame) - len(complete):
+            logger.warning("%s: %d of %d rows miss a feature or the label and are left out.", where, lost, len(frame))
         return complete
 
 

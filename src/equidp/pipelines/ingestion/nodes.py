@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from equidp.pipelines import tracking
 from equidp.pipelines.datasets import Recipe
 from equidp.records import Records, Split
 from equidp.reporting.figures import group_counts
-from equidp.sources import source
+from equidp.sources import Source, source
 from equidp.sources.labelling import group_table
 from equidp.sources.splitting import split
 
 ENCODING = 3
-"""Raised with every change of what sources make of the same file: records that were kept are then encoded anew."""
+"""Raised with every change of what all sources share: records that were kept are then encoded anew."""
 
 PUBLIC_FRACTION = 0.05
 """Share of the training part set aside where an algorithm needs public records."""
@@ -38,12 +39,18 @@ def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tupl
     files = chosen.locate(raw_folder)
     facts = {"dataset": dataset, "source": settings.source, "options": settings.options, "version": __version__}
     # unsorted: the order of declared columns is that of the features
-    text = json.dumps({**facts, "encoding": ENCODING, "raw": files.fingerprint})
+    text = json.dumps({**facts, "encoding": [ENCODING, _code_digest(chosen)], "raw": files.fingerprint})
     key = hashlib.sha256(text.encode()).hexdigest()
     provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
     for algorithm in tracking.tracked():
         tracking.log_tags(algorithm, {"raw_fingerprint": files.fingerprint})
     return Recipe(key, lambda: chosen.read(files)), provenance
+
+
+def _code_digest(chosen: Source) -> str:
+    """Of the modules that a source's class is written in: whoever edits one wants its records encoded anew."""
+    written = (inspect.getsourcefile(kind) for kind in type(chosen).__mro__ if issubclass(kind, Source))
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in written if file)).hexdigest()
 
 
 def extract_features(

@@ -1,0 +1,30 @@
+"""Records: parts that do not fit together are refused, by the dataset's name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from equidp.errors import EquidpError
+from equidp.records import Records, Schema
+
+SCHEMA = Schema("toy", "tabular", (2,), ("no", "yes"), {"class": ("no", "yes")})
+LABELS = torch.tensor([0, 1, 1])
+WHOLE = Records(torch.zeros(3, 2), LABELS, {"class": LABELS}, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"features": torch.zeros(2, 2)}, "features has 2 rows, labels have 3"),
+        ({"features": torch.zeros(3, 4)}, r"features have shape \(4,\), the schema says \(2,\)"),
+        ({"unit": torch.zeros(1)}, "unit has 1 rows, labels have 3"),
+        ({"groups": {"sex": LABELS}}, r"groupings are \['sex'\], the schema says \['class'\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(part: dict[str, Any], message: str) -> None:
+    with pytest.raises(EquidpError, match=f"^Records of dataset 'toy' do not fit together: {message}; mend its source"):
+        dataclasses.replace(WHOLE, **part)
