@@ -175,6 +175,16 @@ def test_a_model_that_does_not_fit_is_told_before_it_trains(
         build_model("wrong", SCHEMAS[dataset])
 
 
+def test_a_model_that_starts_with_no_numbers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(Wrong):
+        def forward(self, features: Tensor) -> Tensor:
+            return self.layer(features).sum(1, keepdim=True).expand(-1, 10) * torch.nan
+
+    monkeypatch.setitem(MODELS, "lost", Lost)
+    with pytest.raises(EquidpError, match="Model 'lost' gives logits that are no numbers before it is trained"):
+        build_model("lost", SCHEMAS["table"])
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_trial_leaves_a_new_model_as_it_is(name: str, options: dict) -> None:
     schema = SCHEMAS[FIRST[name]]

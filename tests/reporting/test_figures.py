@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -44,6 +45,15 @@ def test_cost_leaves_the_baseline_out(sample):
     assert [t.name for t in chart.data] == ["dpsgd", "dpsgd_f"]
     cost = sample.documents["dpsgd_f"]["cost_of_privacy"]["groups"]["sex"]
     assert list(trace(chart, "dpsgd_f").y)[:2] == [cost["Female"]["excess_loss"], cost["Male"]["excess_loss"]]
+
+
+def test_groups_with_few_test_records_are_marked(sample):
+    documents = copy.deepcopy(sample.documents)
+    for group, count in (("Female", 9), ("Male", 10)):
+        for document in documents.values():
+            document["groups"]["sex"][group]["count"] = count
+    for chart in (figures.metric_per_group(documents, "sex"), figures.cost_per_group(documents, "sex")):
+        assert list(trace(chart, "dpsgd").x) == ["Female †", "Male", "Not stated †"]
 
 
 def test_group_counts_ignore_columns_that_are_no_counts(sample):

@@ -95,14 +95,10 @@ def test_names_are_printed_as_they_are_not_as_markup(hostile):
 
 
 def test_groups_table_lists_the_group_without_a_test_record(sample):
-    notes = sample.group_table.assign(
-        note=["" if g != "Not stated" else "no test record" for g in sample.group_table["group"]]
-    )
-    frame = groups_table(sample.documents, "sex", notes)
-    assert frame.loc["Not stated", "tested"] == 0
-    assert frame.loc["Not stated", "note"] == "no test record"
-    assert frame.loc["Not stated", "train"] == 700
-    assert pd.isna(frame.loc["Not stated", "accuracy dpsgd"])
+    frame = groups_table(sample.documents, "sex", sample.group_table)
+    assert frame.loc["Not stated †", "tested"] == 0
+    assert frame.loc["Not stated †", "train"] == 700
+    assert pd.isna(frame.loc["Not stated †", "accuracy dpsgd"])
     expected = sample.documents["dpsgd"]["cost_of_privacy"]["groups"]["sex"]["Male"]
     assert frame.loc["Male", "Δ accuracy dpsgd"] == expected["accuracy"]
     assert frame.loc["Male", "excess loss dpsgd"] == expected["excess_loss"]

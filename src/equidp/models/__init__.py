@@ -80,6 +80,11 @@ def _try(name: str, model: Model, schema: Schema) -> None:
         raise EquidpError(
             f"Model {name!r} gives {given} for two records; it must give logits, one for each class: {wanted}."
         )
+    if not outputs.isfinite().all():
+        raise EquidpError(
+            f"Model {name!r} gives logits that are no numbers before it is trained: look at its initial weights, or at "
+            "the weights it was given."
+        )
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from equidp.evaluation.metrics import unique_slugs
 from equidp.evaluation.seeds import mean_interval
 from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.style import HEIGHT, bars, blank, categories, figure, label, line, looks
-from equidp.reporting.tables import BASELINE, METRIC_TITLES, PARTS, group_figures
+from equidp.reporting.tables import BASELINE, METRIC_TITLES, PARTS, group_figures, marked
 
 METRIC_NAMES = METRIC_TITLES | {"loss": "loss (nats)", "excess_loss": "excess loss (nats)"}
 
@@ -322,7 +322,9 @@ def trajectories(paths: pd.DataFrame, optimum: tuple[float, float]) -> go.Figure
 
 
 def _grouped_bars(chart: go.Figure, frame: pd.DataFrame, column: str) -> go.Figure:
-    """One bar per algorithm in every group, groups without a value included as gaps."""
+    """One bar per algorithm in every group, small ones marked, those without a value included as gaps."""
+    tested = {str(group): count for group, count in frame.groupby("group")["count"].max().items()}
+    frame = frame.assign(group=frame["group"].map(marked(tested)))
     for algorithm, look in looks(frame["algorithm"]).items():
         rows = frame[frame["algorithm"] == algorithm]
         if rows[column].notna().any():

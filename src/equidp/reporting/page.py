@@ -89,7 +89,7 @@ def html_report(
         histories: `history.parquet` by algorithm.
         settings: resolved settings, nested or flat.
         provenance: commit, data checksums, versions; nested or flat.
-        group_table: columns `grouping`, `group`, a count per part (`train`, `public`, `test`), `note`; may be empty.
+        group_table: columns `grouping`, `group`, and a count per part (`train`, `public`, `test`); may be empty.
         remarks: further sentences on top of the page.
     """
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
@@ -106,6 +106,7 @@ def html_report(
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=any(document.get("seeds", 1) > 1 for document in documents.values()),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
+        few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
         statements={name: privacy_sections(_facts(name, privacy)) for name in documents},
     )
@@ -212,8 +213,10 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
     for g in groupings_of(documents):
         if max(len(d["groups"].get(g, {})) for d in documents.values()) > MAX_FIGURE_GROUPS:
             continue
-        yield figures.metric_per_group(documents, g), f"Accuracy on the test records of each {g} group."
-        yield figures.cost_per_group(documents, g), "Accuracy minus the baseline's: below zero is what privacy cost."
+        few = f" {tables.FEW_MEANS}" if tables.has_small_groups(documents, [g]) else ""
+        yield figures.metric_per_group(documents, g), f"Accuracy on the test records of each {g} group.{few}"
+        cost = f"Accuracy minus the baseline's: below zero is what privacy cost.{few}"
+        yield figures.cost_per_group(documents, g), cost
         if len(counts) and (counts["grouping"] == g).any():
             yield figures.group_counts(counts, g), f"Number of records of each {g} group in each part of the split."
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.evaluation.metrics import METRICS, worst_group
+from equidp.records import MIN_TEST_RECORDS
 from equidp.reporting.privacy_report import epsilon_text
 
 BASELINE = "sgd"
@@ -27,6 +28,11 @@ METRIC_TITLES = {
 }
 PARTS = ("train", "public", "test")
 """Parts of a split, as columns of a group table."""
+
+FEW = "†"
+"""Marks groups with so few test records that their figures say nothing."""
+
+FEW_MEANS = f"{FEW} fewer than {MIN_TEST_RECORDS} test records: too few to be evaluated, not in worst group or gap."
 
 WIDTH = 100
 """The table printed at the end of a run fits this many columns."""
@@ -204,10 +210,11 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     Args:
         documents: `metrics.json` by algorithm.
         grouping: which one.
-        counts: columns `grouping`, `group` and the sizes `train` and `public`, and `note`; may be empty.
+        counts: columns `grouping`, `group` and the sizes `train` and `public`; may be empty.
 
     Returns:
-        A frame indexed by `group`. Columns without a single value are left out; groups without a test record are not.
+        A frame indexed by `group`, small ones marked. Columns without a single value are left out; groups without a
+        test record are not.
     """
     every = with_baseline(documents)
     groups = list(dict.fromkeys(g for d in every.values() for g in d["groups"].get(grouping, {})))
@@ -220,9 +227,19 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     frame["tested"] = [max(counts) for counts in tested]
     for title, values in _group_columns(every, grouping):
         frame[title] = pd.Series({g: values.get(g) for g in groups}, dtype=float)
-    if "note" in sizes and sizes["note"].astype(bool).any():
-        frame["note"] = sizes["note"].reindex(groups)
+    frame = frame.rename(index=marked(dict(zip(groups, frame["tested"], strict=True))))
     return frame.dropna(axis="columns", how="all")
+
+
+def marked(tested: Mapping[str, int]) -> dict[str, str]:
+    """Names of groups as they are shown, by their numbers of test records."""
+    return {group: f"{group} {FEW}" if count < MIN_TEST_RECORDS else group for group, count in tested.items()}
+
+
+def has_small_groups(documents: Mapping[str, Mapping], groupings: Sequence[str]) -> bool:
+    """Whether some group of these groupings is marked."""
+    groups = (document["groups"].get(grouping, {}) for document in documents.values() for grouping in groupings)
+    return any(of["count"] < MIN_TEST_RECORDS for group in groups for of in group.values())
 
 
 def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[tuple[str, dict[str, float | None]]]:

@@ -26,6 +26,11 @@ from equidp.sweep.project import BASELINE, Cell, by_seed, differing
 Key = TypeVar("Key", bound=Hashable)
 
 WIDTH = 100
+READING = (
+    "n: seeds. Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ over "
+    "groups. (m): over m of the seeds, as the baseline diverged in the others. ε holds for each run alone: runs on the "
+    "same data compose."
+)
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
 
 
@@ -166,25 +171,23 @@ def _worst(document: Mapping[str, Any], grouping: str) -> float | None:
 
 
 def print_table(table: pd.DataFrame, console: Console) -> None:
-    """The table within 100 columns."""
-    shown = Table(
-        title="Test accuracy, mean ± half of the 95 % interval over seeds",
-        caption="Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ over "
-        "groups. (n): over n of the seeds, as the baseline diverged in the others. ε holds for each run alone: runs on "
-        "the same data compose.",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for name in ("dataset", "run"):
-        shown.add_column(name, overflow="fold")
-    for name in ("seeds", "ε", "overall", "Δ", "worst group", "gap"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for _, line in table.iterrows():
-        figures = [_figure(line, name) for name in ("accuracy", "cost", "worst", "gap")]
-        epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
-        words = (line["dataset"], line["run"], str(line["seeds"]), epsilon, *figures)
-        shown.add_row(*(Text(str(word)) for word in words))
-    console.print(shown, width=min(WIDTH, console.width))
+    """One table per dataset, within 100 columns; 80 are enough."""
+    for dataset, lines in table.groupby("dataset", sort=False):
+        shown = Table(
+            title=f"{dataset}: test accuracy, mean ± half of the 95 % interval over seeds",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        shown.add_column("run", overflow="fold")
+        for name in ("n", "ε", "overall", "Δ", "worst group", "gap"):
+            shown.add_column(name, justify="right", no_wrap=True)
+        for _, line in lines.iterrows():
+            figures = [_figure(line, name) for name in ("accuracy", "cost", "worst", "gap")]
+            epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
+            shown.add_row(*(Text(str(word)) for word in (line["run"], line["seeds"], epsilon, *figures)))
+        console.print(shown, width=min(WIDTH, console.width))
+    console.print(Text(READING), width=min(WIDTH, console.width), style="italic")
 
 
 def _figure(line: pd.Series, name: str) -> str:
@@ -192,7 +195,7 @@ def _figure(line: pd.Series, name: str) -> str:
     if mean is None or pd.isna(mean):
         return "–"
     text = f"{mean:+.3f}" if name == "cost" else f"{mean:.3f}"
-    text = text if half is None or pd.isna(half) else f"{text} ± {half:.3f}"
+    text = text if half is None or pd.isna(half) else f"{text}±{half:.3f}"
     seeds = line[f"{name}_seeds"]
     return text if seeds == line["seeds"] else f"{text} ({seeds})"
 
