@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.algorithms.psasc import AdaptiveScaling
 from equidp.algorithms.psasc_momentum_gd import record_gradients
 from equidp.engine.parts import tensors
+from equidp.engine.sampling import Population
 from equidp.errors import EquidpError
 
 
@@ -165,6 +167,23 @@ class TestGD:
         norms = trainer.engine.norms(batch.features, batch.labels)
         torch.testing.assert_close(found.norm(dim=1), norms, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(found.sum(0), trainer.engine.weighted_sum(torch.ones(7)), rtol=1e-4, atol=1e-5)
+
+    def test_a_units_gradient_is_the_mean_of_its_records(self, lab: Any) -> None:
+        records = replace(lab.records(40), unit=torch.tensor([0, 1, 0, 2, 2, 0, 1] + [3] * 33))
+        population = Population(records, records.groups["class"], by_unit=True)
+        trainer = lab.trainer(
+            "psasc_momentum_gd",
+            model=network(),
+            records=records,
+            population=population,
+            plan=lab.plan(records=4, batch_size=4),
+        )
+        batch = population.batch(torch.arange(4))
+        found = record_gradients(trainer.engine, batch)
+        norms = trainer.engine.norms(batch.features, batch.labels, owners=batch.owners)
+        torch.testing.assert_close(found.norm(dim=1), norms, rtol=1e-4, atol=1e-6)
+        weights = torch.tensor([1.0, 0.5, 2.0, 0.0])
+        torch.testing.assert_close(weights @ found, trainer.engine.weighted_sum(weights), rtol=1e-4, atol=1e-5)
 
     def test_records_have_dropout_masks_of_their_own(self, lab: Any) -> None:
         model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 3))

@@ -139,7 +139,7 @@ def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")  # a dropout mask each
     found = each(values, batch.features, batch.labels)
-    gradients = torch.cat([g.flatten(1) for g in found], dim=1)
+    gradients = torch.cat([g.reshape(len(g), -1) for g in found], dim=1)
     if batch.owners is None:
         return gradients
     total = torch.zeros(len(batch), engine.dimension, device=engine.device).index_add_(0, batch.owners, gradients)

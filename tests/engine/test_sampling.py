@@ -1,0 +1,40 @@
+"""Population: units are gathered wherever their records stand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from equidp.engine.sampling import Population
+from equidp.errors import EquidpError
+from equidp.records import Records, Schema
+
+LABELS = torch.tensor([0, 1, 1, 0, 1, 0])
+SCHEMA = Schema("toy", "tabular", (1,), ("no", "yes"), {"class": ("no", "yes")})
+
+
+def records(unit: torch.Tensor | None) -> Records:
+    """Six records whose feature is their number."""
+    return Records(torch.arange(6.0)[:, None], LABELS, {"class": LABELS}, SCHEMA, unit=unit)
+
+
+def test_a_units_records_need_not_stand_together() -> None:
+    population = Population(records(torch.tensor([70, 5, 70, 9, 5, 70])), LABELS, by_unit=True)
+    assert population.size == 3  # in the order of their ids: 5, 9, 70
+    batch = population.batch(torch.tensor([0, 2]))
+    assert batch.owners is not None
+    assert batch.features.flatten().tolist() == [1, 4, 0, 2, 5]
+    assert batch.labels.tolist() == LABELS[[1, 4, 0, 2, 5]].tolist()
+    assert batch.owners.tolist() == [0, 0, 1, 1, 1]
+    assert batch.groups.tolist() == [1, 0]  # of each unit's first record
+
+
+def test_nobody_drawn_is_nobody_gathered() -> None:
+    batch = Population(records(torch.arange(6) // 2), LABELS, by_unit=True).batch(torch.zeros(0, dtype=torch.int64))
+    assert batch.features.shape == (0, 1)
+    assert len(batch) == len(batch.groups) == 0
+
+
+def test_units_are_refused_where_there_are_none() -> None:
+    with pytest.raises(EquidpError, match=r"'toy' has no units beyond records: set privacy\.unit=record"):
+        Population(records(None), LABELS, by_unit=True)
