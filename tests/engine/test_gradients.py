@@ -237,19 +237,27 @@ def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
     close(engine.weighted_sum(weights), weights @ expected)
 
 
-def words() -> tuple[nn.Module, Tensor]:
-    """Norms of the first layer by Gram matrices."""
+def plain() -> tuple[nn.Module, Tensor]:
+    """One product, nothing beside it."""
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(40, 40), nn.Flatten(), nn.Linear(80, 3)), torch.randn(5, 2, 40)
+    return nn.Linear(40, 3, bias=False), torch.randn(5, 40)
+
+
+def words() -> tuple[nn.Module, Tensor]:
+    """Norms by Gram matrices, of one layer alone: another's share would cover what is lost in it."""
+    torch.manual_seed(1)
+    last = nn.Linear(80, 3).requires_grad_(False)
+    return nn.Sequential(nn.Linear(40, 40, bias=False), nn.Flatten(), last), torch.randn(5, 2, 40)
 
 
 def pixels() -> tuple[nn.Module, Tensor]:
     """And of pixels."""
     torch.manual_seed(2)
-    return nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(256, 3)), torch.randn(5, 64, 4, 4)
+    last = nn.Linear(256, 3).requires_grad_(False)
+    return nn.Sequential(nn.Conv2d(64, 64, 3, bias=False), nn.Flatten(), last), torch.randn(5, 64, 4, 4)
 
 
-@pytest.mark.parametrize("family", [mlp, cnn, words, pixels])
+@pytest.mark.parametrize("family", [mlp, cnn, plain, words, pixels])
 @pytest.mark.parametrize("features_by", [1e-30, 1e-21, 1.0, 1e10, 1e18])
 @pytest.mark.parametrize("loss_by", [1e-35, 1e-28, 1e-22, 1.0, 1e15])
 def test_no_norm_is_lost_in_squares_that_float32_does_not_hold(family, features_by: float, loss_by: float) -> None:
