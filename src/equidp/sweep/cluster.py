@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +69,9 @@ class Machines:
                 with self._remote() as client:
                     yield client
             else:
-                with self._local() as cluster, Client(cluster) as client:
+                with deaf_to_ctrl_c():
+                    cluster = self._local()
+                with cluster, Client(cluster) as client:
                     yield client
 
     def _remote(self) -> Client:
@@ -90,6 +94,22 @@ class Machines:
         scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", **common}}
         workers = {slot: _gpu_worker(slot, held) for slot in range(min(slots, self.workers or slots))}
         return SpecCluster(workers=workers, scheduler=scheduler)
+
+
+@contextlib.contextmanager
+def deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes that are started here do not hear Ctrl-C, which a terminal sends to all: this one stops them in order.
+
+    Nor does this one while they start: it has to be pressed again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _gpu_worker(slot: int, held: int) -> dict[str, Any]:
