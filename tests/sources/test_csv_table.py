@@ -91,10 +91,13 @@ def test_an_edited_source_encodes_anew(tmp_path: Path, monkeypatch: pytest.Monke
     settings = {"source": "csv", "options": write_tiny("csv", tmp_path)}
     before = encode_records(tmp_path, settings, "mine")[0].fingerprint
     copy = tmp_path / "csv_table.py"
-    copy.write_text(Path(inspect.getsourcefile(Csv)).read_text() + "\n# edited\n")
-    where = inspect.getsourcefile
-    monkeypatch.setattr(inspect, "getsourcefile", lambda kind: str(copy) if kind is Csv else where(kind))
+    copy.write_text(Path(inspect.getfile(Csv)).read_text() + "\n# edited\n")
+    where = inspect.getfile
+    monkeypatch.setattr(inspect, "getfile", lambda kind: str(copy) if kind is Csv else where(kind))
     assert encode_records(tmp_path, settings, "mine")[0].fingerprint != before
+    copy.unlink()
+    keys = {encode_records(tmp_path, settings, "mine")[0].fingerprint for _ in range(2)}
+    assert len(keys) == 2, "whose code cannot be read is encoded every time"
 
 
 @pytest.mark.parametrize("person", ["", " ", "NA", "?"])
