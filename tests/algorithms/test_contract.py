@@ -544,15 +544,15 @@ class TestSensitivity:
         assert trainers[0].algorithm.events(plan) == trainers[1].algorithm.events(plan)
 
 
-def heard(part: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What a part's method is called with from now on."""
+def heard(part: Any, method: str) -> list[Tensor]:
+    """What this part's method is called with from now on."""
     call, given = getattr(part, method), []
 
     def listen(value: Tensor) -> Tensor:
         given.append(value.clone())
         return call(value)
 
-    monkeypatch.setattr(part, method, listen)
+    setattr(part, method, listen)
     return given
 
 
@@ -561,9 +561,7 @@ class TestNoise:
     """Point 2: what is added is N(0, σ²Δ²) in every coordinate, also when nobody was sampled."""
 
     @pytest.mark.parametrize("coins", [None, False], ids=["sampled", "empty_batch"])
-    def test_with_zero_gradients_only_noise_is_left(
-        self, lab: Any, name: str, coins: bool | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_with_zero_gradients_only_noise_is_left(self, lab: Any, name: str, coins: bool | None) -> None:
         records = lab.records(40, features=400)
         plan = lab.plan(noise_multiplier=0.7)
         trainer = lab.trainer(
@@ -575,7 +573,7 @@ class TestNoise:
             random=lab.random(5, coins=coins),
             learning_rate=1.0,
         )
-        before, sums = trainer.engine.flatten(), heard(trainer.updating, "direction", monkeypatch)
+        before, sums = trainer.engine.flatten(), heard(trainer.updating, "direction")
         trainer.run_steps(1)
         if type(trainer.updating) is Updating:  # others are held to what they promise in tests of their own
             moved = before - trainer.engine.flatten()
