@@ -120,6 +120,14 @@ def test_research_mode_is_announced_once_and_secure_mode_is_not(sample, page):
     assert "Research mode" not in Reader(html_report(**(sample.arguments() | {"privacy": secure}))).text
 
 
+def test_several_doubtful_figures_are_told_in_one_sentence(sample):
+    facts = {"value": 99.0, "formula": "x", "guarantee": False}
+    privacy = {name: {**one, "epsilon_published": facts} for name, one in sample.privacy.items()}
+    page = Reader(html_report(**(sample.arguments() | {"privacy": privacy})))
+    assert len([attrs for tag, attrs in page.tags if attrs.get("class") == "warning"]) == 2  # the seed's is the other
+    assert "ε as published of dpsgd, dpsgd_f: below the sound ε, or by a rule that does not hold" in page.text
+
+
 def test_a_validation_part_and_a_choice_among_trainings_are_announced(sample):
     assert "validation part" not in Reader(html_report(**vars(sample))).text
     documents = {name: {**one, "evaluated_on": "validation"} for name, one in sample.documents.items()}

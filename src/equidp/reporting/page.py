@@ -256,7 +256,14 @@ def _facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
 
 
 def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
-    found = [check(facts) for check in (research_mode, understated) for facts in privacy.values()]
+    found = [research_mode(facts) for facts in privacy.values()]
+    doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
+    if len(doubtful) > 1:
+        found.append(
+            f"ε as published of {', '.join(doubtful)}: below the sound ε, or by a rule that does not hold. Do not "
+            "quote it."
+        )
+    found += doubtful.values() if len(doubtful) == 1 else ()
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
     for name, document in documents.items():
