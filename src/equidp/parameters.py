@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -49,13 +49,7 @@ def _listed(value: Any) -> Any:
 
 
 RECORDS = {"record", *(kind.unit_names[0] for kind in SOURCES.values())}
-UNITS = {"unit", *(name for kind in SOURCES.values() for name in kind.unit_names[1:])}
-"""The sources' words for one record, and for what several records may belong to."""
-
-if TYPE_CHECKING:
-    Word = str
-else:  # what `data.split_by` and `privacy.unit` may say; each dataset knows some of it
-    Word = Literal[(*sorted(RECORDS), *sorted(UNITS))]
+"""The sources' words for one record; any other word of `data.split_by` and `privacy.unit` is for several together."""
 
 
 class DataSettings(Section):
@@ -67,8 +61,9 @@ class DataSettings(Section):
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     keep: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Unbalancing of the training part: class name → count, or fraction below 1."""
-    split_by: Word = "record"
-    """`unit` (or the dataset's word: `lesion`, `person`) keeps all records of one unit on one side of the split."""
+    split_by: str = "record"
+    """`unit` (or the dataset's word: `lesion`, `person`, a table's column) keeps all records of one unit on one side of
+    the split."""
     public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of the training part set aside as public; null: 5 % where an algorithm asks for it, else none."""
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -92,7 +87,7 @@ class DataSettings(Section):
     @property
     def split_unit(self) -> Literal["record", "unit"]:
         """`record` or `unit`, whatever the dataset calls them."""
-        return "unit" if self.split_by in UNITS else "record"
+        return "record" if self.split_by in RECORDS else "unit"
 
 
 class PrivacySettings(Section):
@@ -107,8 +102,8 @@ class PrivacySettings(Section):
     """The noise, given directly; ε is then reported."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ; keep it below one over the number of training records."""
-    unit: Word = "record"
-    """What one person's influence is bounded as: one record, or all records of one unit."""
+    unit: str = "record"
+    """What one person's influence is bounded as: one record, or all records of one unit (or `lesion`, `person`, …)."""
     secure: bool = False
     """Noise and sampling from a cryptographic generator; no seed."""
     trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
@@ -128,7 +123,7 @@ class PrivacySettings(Section):
     @property
     def by_unit(self) -> bool:
         """Whether a unit spans several records."""
-        return self.unit in UNITS
+        return self.unit not in RECORDS
 
 
 class TrainingSettings(Section):
@@ -265,10 +260,14 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
     resolved["data"]["source"] = resolved["data"]["source"] or dataset
     if resolved["data"]["source"] not in SOURCES:
         raise unknown_name("dataset", resolved["data"]["source"], SOURCES)
-    _refuse_divided_units(resolved["data"]["split_by"], resolved["privacy"]["unit"])
     chosen = source(resolved["data"]["source"], resolved["data"]["options"])
-    chosen.split_level("data.split_by", resolved["data"]["split_by"])
-    chosen.split_level("privacy.unit", resolved["privacy"]["unit"])
+    for setting, word in (
+        ("data.split_by", resolved["data"]["split_by"]),
+        ("privacy.unit", resolved["privacy"]["unit"]),
+    ):
+        if chosen.split_level(setting, word) == "unit" and word in RECORDS:  # a table's column called `image`, say
+            raise EquidpError(f"{setting}={word} means one record elsewhere: write {setting}=unit.")
+    _refuse_divided_units(resolved["data"]["split_by"], resolved["privacy"]["unit"])
     model_options(resolved["model"]["name"], resolved["model"]["options"])
     for name in ALGORITHMS:
         resolved[name] = {"options": _options(name, given.get(name))}
@@ -283,7 +282,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_divided_units(split_by: str, unit: str) -> None:
     """A unit that is protected with all its records has none of them in the test or the public part."""
-    if unit in UNITS and split_by not in UNITS:
+    if unit not in RECORDS and split_by in RECORDS:
         raise EquidpError(
             f"privacy.unit={unit} protects all records of a {unit}, and data.split_by={split_by} may put some of them "
             f"into the test or the public part, which nothing protects: set data.split_by={unit}."

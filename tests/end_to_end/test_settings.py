@@ -110,6 +110,21 @@ def test_a_registered_dataset_without_a_preset_is_told_where_one_belongs(project
         resolved(project, dataset="digits")
 
 
+def test_units_called_as_records_are_elsewhere_are_told_apart(project):
+    (project / "conf/local/parameters.yml").write_text(
+        "presets:\n  mine:\n"
+        "    data:\n      source: csv\n      split_by: image\n"
+        "      options:\n        {path: a, label: y, classes: [a, b], unit: image,\n"
+        "        features: {x: {kind: numeric, maximum: 1}}}\n"
+        "    privacy: {epsilon: 2.0}\n"
+    )
+    with pytest.raises(
+        EquidpError, match=r"data\.split_by=image means one record elsewhere: write data\.split_by=unit"
+    ):
+        resolved(project, dataset="mine")
+    assert resolved(project, **{"dataset": "mine", "data.split_by": "unit"})["data"]["split_by"] == "unit"
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -141,7 +156,18 @@ def test_a_registered_dataset_without_a_preset_is_told_where_one_belongs(project
         ({"audit.input_canaries": 1}, r"audit: one canary tells nothing: give 0 to leave it out"),
         ({"raw_dir": 2024}, r"raw_dir=2024: give a folder"),
         ({"resume": "perhaps"}, r"resume='perhaps': give true or false"),
-        ({"privacy.unit": "unit"}, r"privacy.unit=unit protects .* nothing protects: set data.split_by=unit"),
+        (
+            {"privacy.unit": "unit"},
+            r"Unknown value of privacy.unit for dataset 'digits' 'unit'\. Valid: image, record\.",
+        ),
+        (
+            {"dataset": "ham10000", "data.split_by": "image", "privacy.unit": "unit"},
+            r"privacy.unit=unit protects .* nothing protects: set data.split_by=unit",
+        ),
+        (
+            {"privacy.unit": "recrod"},
+            r"Unknown value of privacy.unit for dataset 'digits' 'recrod'. Did you mean 'record'",
+        ),
         ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for dataset 'digits' 'lesion'\."),
     ],
 )

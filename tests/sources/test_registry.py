@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.sources.tiny import WRITERS, write_tiny
+from tests.sources.tiny import CSV_OPTIONS, WRITERS, write_tiny
 
 from equidp.errors import EquidpError
 from equidp.parameters import DataSettings, PrivacySettings
@@ -64,10 +64,21 @@ def test_split_levels_have_the_datasets_own_words() -> None:
         source("adult").split_level("data.split_by", "lesion")
 
 
+def test_units_of_ones_own_table_are_called_as_their_column() -> None:
+    table = source("csv", {**CSV_OPTIONS, "unit": "patient"})
+    assert [table.split_level("privacy.unit", word) for word in ("patient", "unit", "record")] == [
+        "unit",
+        "unit",
+        "record",
+    ]
+    with pytest.raises(EquidpError, match=r"Unknown value of privacy\.unit for dataset 'csv' 'unit'\. Valid: record\."):
+        source("csv", {**CSV_OPTIONS, "unit": ""}).split_level("privacy.unit", "unit")
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_datasets_word_for_its_units_protects_units(name: str, tmp_path: Path) -> None:
     one = source(name, write_tiny(name, tmp_path))
-    for word in ("record", *one.unit_names):
+    for word in ("record", *one.words()):
         by_unit = one.split_level("privacy.unit", word) == "unit"
         assert PrivacySettings(noise_multiplier=1.0, unit=word).by_unit == by_unit
         assert (DataSettings(split_by=word).split_unit == "unit") == by_unit

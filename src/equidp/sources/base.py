@@ -100,15 +100,20 @@ class Source(ABC):
         """Fetch the files with the provider's own client. Sources without one leave this as it is."""
         raise NotImplementedError
 
+    def words(self) -> tuple[str, ...]:
+        """`unit_names`, where no option gives another name to units."""
+        return self.unit_names
+
     def split_level(self, setting: str, word: str) -> Literal["record", "unit"]:
         """What the word of a setting means here: `record`, `unit`, or this dataset's own words, such as `lesion`.
 
         Raises:
             EquidpError: for a word this dataset does not know.
         """
-        levels: dict[str, Literal["record", "unit"]] = {"record": "record", self.unit_names[0]: "record"}
-        if len(self.unit_names) > 1:
-            levels |= {"unit": "unit", self.unit_names[1]: "unit"}
+        record, *units = self.words()
+        levels: dict[str, Literal["record", "unit"]] = {"record": "record", record: "record"}
+        if units:
+            levels |= {"unit": "unit", units[0]: "unit"}
         if word not in levels:
             raise unknown_name(f"value of {setting} for dataset {self.name!r}", word, levels)
         return levels[word]

@@ -69,6 +69,10 @@ class Csv(Source):
     Options = CsvOptions
     unit_names = ("record", "unit")
 
+    def words(self) -> tuple[str, ...]:
+        """Units are called as their column."""
+        return ("record", self.options.unit) if self.options.unit else ("record",)
+
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The file the options name, plain or gzipped."""
         inside(raw_dir, self.options.path)

@@ -73,6 +73,10 @@ class ImageFolder(Source):
     Options = ImageFolderOptions
     unit_names = ("image", "unit")
 
+    def words(self) -> tuple[str, ...]:
+        """Units are called as their column."""
+        return ("image", self.options.unit) if self.options.unit else ("image",)
+
     @property
     def schema(self) -> Schema:
         """What the options declare."""
