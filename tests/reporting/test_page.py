@@ -125,7 +125,7 @@ def test_several_doubtful_figures_are_told_in_one_sentence(sample):
     privacy = {name: {**one, "epsilon_published": facts} for name, one in sample.privacy.items()}
     page = Reader(html_report(**(sample.arguments() | {"privacy": privacy})))
     assert len([attrs for tag, attrs in page.tags if attrs.get("class") == "warning"]) == 2  # the seed's is the other
-    assert "ε as published of dpsgd, dpsgd_f: below the sound ε, or by a rule that does not hold" in page.text
+    assert "do not pay for everything, in dpsgd, dpsgd_f: quote ε, not ε as published." in page.text
 
 
 def test_a_validation_part_and_a_choice_among_trainings_are_announced(sample):

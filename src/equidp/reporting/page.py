@@ -260,8 +260,8 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
     if len(doubtful) > 1:
         found.append(
-            f"ε as published of {', '.join(doubtful)}: below the sound ε, or by a rule that does not hold. Do not "
-            "quote it."
+            f"The papers' rules for ε understate it, or do not pay for everything, in {', '.join(doubtful)}: quote ε, "
+            "not ε as published."
         )
     found += doubtful.values() if len(doubtful) == 1 else ()
     if others := tables.other_baseline(documents):

@@ -186,7 +186,7 @@ def understated(privacy: Mapping) -> str | None:
     value, ours = published.get("value"), privacy.get("epsilon")
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
         return None
-    fault = "which understates" if value < ours else "by a rule that does not hold"
+    fault = "which understates" if value < ours else "by a rule that does not pay for everything"
     return (
         f"{privacy['algorithm']}: the published formula gives ε = {epsilon_text(value)}, {fault}. Do not quote it: "
         f"what is guaranteed is ε = {epsilon_text(ours)}."
