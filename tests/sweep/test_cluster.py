@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from equidp.sweep.cluster import Machines, deaf_to_ctrl_c
+from equidp.sweep.cluster import Machines
+from equidp.sweep.signals import deaf_to_ctrl_c
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 

@@ -16,8 +16,9 @@ from distributed import Client, Future
 from equidp.sweep import fanout
 from equidp.sweep.cell import Job, Outcome
 from equidp.sweep.cluster import Machines
-from equidp.sweep.fanout import Sweep, stopping_on_sigterm
+from equidp.sweep.fanout import Sweep
 from equidp.sweep.project import Cell
+from equidp.sweep.signals import stopping_on_sigterm
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of Dask's own sockets, as its cluster closes
 

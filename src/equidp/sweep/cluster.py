@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster
 
 from equidp.errors import EquidpError
 from equidp.logs import held_back
+from equidp.sweep.signals import deaf_to_ctrl_c
 
 GPU = "GPU"
 """Name of the Dask resource that stands for one GPU: `dask worker … --resources "GPU=1"`."""
@@ -94,22 +93,6 @@ class Machines:
         scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", **common}}
         workers = {slot: _gpu_worker(slot, held) for slot in range(min(slots, self.workers or slots))}
         return SpecCluster(workers=workers, scheduler=scheduler)
-
-
-@contextlib.contextmanager
-def deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes that are started here do not hear Ctrl-C, which a terminal sends to all: this one stops them in order.
-
-    Nor does this one while they start: it has to be pressed again.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _gpu_worker(slot: int, held: int) -> dict[str, Any]:

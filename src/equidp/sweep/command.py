@@ -180,8 +180,9 @@ def fan_out(
     project: Project, machines: Any, jobs: Mapping[str, Job], cells: Sequence[Cell], console: Console
 ) -> list[Outcome]:
     """Run the cells on the machines. Ctrl-C ends the process, with what is finished kept."""
-    from equidp.sweep.fanout import Sweep, stopping_on_sigterm
+    from equidp.sweep.fanout import Sweep
     from equidp.sweep.records import encode
+    from equidp.sweep.signals import stopping_on_sigterm
 
     sweep = None
     try:

@@ -7,12 +7,9 @@ workers, and hands a cell to another worker when one dies.
 
 from __future__ import annotations
 
-import signal
-import threading
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -116,20 +113,3 @@ def _result(future: Future) -> Any:
         return error.message
     except Exception as error:  # also a worker that was killed too often
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-
-
-@contextmanager
-def stopping_on_sigterm() -> Iterator[None]:
-    """SIGTERM stops a sweep as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
