@@ -76,12 +76,12 @@ class EquidpConfigLoader(OmegaConfigLoader):
             )
         presets = block("presets", files.pop("presets", None))
         dataset = str(files.get("dataset"))
-        if dataset not in presets and dataset in SOURCES:
+        if dataset not in presets:
+            if dataset not in SOURCES:
+                raise unknown_name("dataset", dataset, presets)
             raise EquidpError(
                 f"Dataset {dataset!r} has a source but no preset: give it a block in conf/base/parameters/presets.yml."
             )
-        if dataset not in presets:
-            raise unknown_name("dataset", dataset, presets)
         layers = [block(f"presets.{dataset}", presets[dataset]), files, dict(self.runtime_params or {})]
         for layer, section in itertools.product(layers, SECTIONS):
             block(section, layer.get(section))  # refuses what is none: it is looked into below

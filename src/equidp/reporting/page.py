@@ -258,12 +258,11 @@ def _facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
 def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
     found = [research_mode(facts) for facts in privacy.values()]
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
-    if len(doubtful) > 1:
-        found.append(
-            f"The papers' rules for ε understate it, or do not pay for everything, in {', '.join(doubtful)}: quote ε, "
-            "not ε as published."
-        )
-    found += doubtful.values() if len(doubtful) == 1 else ()
+    several = (
+        f"The papers' rules for ε understate it, or do not pay for everything, in {', '.join(doubtful)}: quote ε, "
+        "not ε as published."
+    )
+    found += [several] if len(doubtful) > 1 else doubtful.values()
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
     for name, document in documents.items():

@@ -101,7 +101,7 @@ class Source(ABC):
         raise NotImplementedError
 
     def words(self) -> tuple[str, ...]:
-        """`unit_names`, where no option gives another name to units."""
+        """`unit_names`, or what an option calls units."""
         return self.unit_names
 
     def split_level(self, setting: str, word: str) -> Literal["record", "unit"]:

@@ -67,11 +67,10 @@ class Csv(Source):
 
     name = "csv"
     Options = CsvOptions
-    unit_names = ("record", "unit")
 
     def words(self) -> tuple[str, ...]:
         """Units are called as their column."""
-        return ("record", self.options.unit) if self.options.unit else ("record",)
+        return (*self.unit_names, self.options.unit) if self.options.unit else self.unit_names
 
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The file the options name, plain or gzipped."""

@@ -71,11 +71,11 @@ class ImageFolder(Source):
 
     name = "image_folder"
     Options = ImageFolderOptions
-    unit_names = ("image", "unit")
+    unit_names = ("image",)
 
     def words(self) -> tuple[str, ...]:
         """Units are called as their column."""
-        return ("image", self.options.unit) if self.options.unit else ("image",)
+        return (*self.unit_names, self.options.unit) if self.options.unit else self.unit_names
 
     @property
     def schema(self) -> Schema:
