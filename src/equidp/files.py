@@ -34,6 +34,11 @@ def sockets_fit() -> bool:
     return len(os.fsencode(tempfile.gettempdir())) <= SOCKET_ROOM
 
 
+def private(path: str, flags: int) -> int:
+    """An opener of files that only their owner may read: they are as sensitive as the data."""
+    return os.open(path, flags, 0o600)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; it takes the place of `path` once the block has succeeded, and goes if not.

@@ -14,6 +14,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ from equidp.algorithms import algorithm_settings
 from equidp.distributed.peers import Peers
 from equidp.distributed.trainer import ParallelTrainer
 from equidp.engine.algorithm import Algorithm, Outcome
-from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer
+from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer, life_of
 from equidp.engine.journal import BLOCK, unless_in_use
-from equidp.engine.ledger import Epsilon, Ledger, counted, epsilon
+from equidp.engine.ledger import Epsilon, Event, Ledger, counted, epsilon, merged
 from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
@@ -39,14 +40,18 @@ from equidp.models import build_model, weights_of
 from equidp.models.features import is_raw_image
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
+from equidp.threads import GLOBAL_RANDOM
 
 logger = logging.getLogger(__name__)
 
 PREDICTION_BATCH = 1024
 """Records scored at once."""
 
-CODE = ("records.py", "training.py", "engine", "models", "algorithms")
+CODE = ("parameters.py", "records.py", "training.py", "distributed", "engine", "models", "algorithms")
 """What a trained model depends on, within the package."""
+
+LIBRARIES = ("kymatio", "torchvision")
+"""And beside it and torch: a model's forward pass may be theirs."""
 
 
 def _code_digest() -> str:
@@ -54,7 +59,8 @@ def _code_digest() -> str:
     files = sorted(
         file for part in CODE for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
     )
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    versions = " ".join(version(name) for name in LIBRARIES)
+    return hashlib.sha256(b"".join([*(file.read_bytes() for file in files), versions.encode()])).hexdigest()
 
 
 CODE_DIGEST = _code_digest()
@@ -277,9 +283,11 @@ def prepare(
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
     random = _random(privacy, own_seed, device, peers)
+    network = make_model(train.schema, model, algorithm, seed).to(device)
     keeper = None
     if workplace is not None and algorithm.private and (peers is None or peers.first):
         asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
+            "initial_model": initial_state(network),
             "records": fingerprint(split.train),
             "public": fingerprint(split.public) if algorithm.needs_public else None,
         }
@@ -292,9 +300,9 @@ def prepare(
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
             code=CODE_DIGEST[:16],
         )
-    ledger: Ledger = keeper.ledger(random) if keeper else Ledger()
+    lives = [] if peers is None else peers.gather(life_of(random))
+    ledger: Ledger = keeper.ledger(random, lives[1:]) if keeper else Ledger()
     ids, names = train.grouping(grouping)
-    network = make_model(train.schema, model, algorithm, seed).to(device)
     arguments: dict[str, Any] = {
         "model": network,
         "loss": loss,
@@ -316,7 +324,8 @@ def prepare(
     # of models that draw (dropout): a step done again must repeat, in a secure run nobody may foretell it, and no rank
     # or life may draw what another does: a record would shift whose masks are alike
     stream = f"dropout/life {renewed}" if renewed else "dropout"
-    torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
+    with GLOBAL_RANDOM:
+        torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
     saved = keeper.saved.state if keeper and keeper.saved else None
     trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
     return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
@@ -328,6 +337,15 @@ def fingerprint(records: Records) -> str:
     units = () if records.unit is None else (records.unit,)
     for column in (records.features, records.labels, *records.groups.values(), *units):
         digest.update(column.contiguous().cpu().numpy().data)
+    return digest.hexdigest()
+
+
+def initial_state(network: nn.Module) -> str:
+    """sha256 of layers, initial weights and buffers: a file of weights is a setting by its content."""
+    digest = hashlib.sha256(str(network).encode())
+    for name, value in (*network.named_parameters(), *network.named_buffers()):  # the standardisation's constants too
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.requires_grad}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -480,7 +498,7 @@ def privacy_statement(
         "sampling": algorithm.sampler.told(privacy.unit),
         "sampling_rate": algorithm.sampler.sampling_rate(plan),
         "ledger": [event.to_dict() for event in outcome.events],
-        **_filter(algorithm, plan),
+        **_spent_otherwise(algorithm, plan, outcome),
         "accepted_steps": outcome.accepted_steps,
         "releases": _releases(algorithm),
         "public_records": public,
@@ -488,6 +506,8 @@ def privacy_statement(
         "assumptions": [
             f"The number of training {privacy.unit}s ({plan.records}), the batch size, the number of steps, the "
             "schema, the number of groups and all hyper-parameters are public.",
+            "What the model starts from is public and was not computed from these records: initial weights, and "
+            "pretrained weights, word vectors or feature maps read from files.",
             f"The split is taken as given: ε compares training parts that differ in one {privacy.unit}.",
             "ε holds for this run alone: publishing several runs composes their ledgers."
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
@@ -501,10 +521,22 @@ def _releases(algorithm: Algorithm) -> list[str]:
     return ["The model after every step.", *(part.released for part in algorithm.parts if part.released)]
 
 
-def _filter(algorithm: Algorithm, plan: Plan) -> dict[str, float]:
-    """Order and total of the Rényi budget that the noise was chosen within, where there is one."""
-    budget = algorithm.sampler.budget(plan)
-    return {} if budget is None else {"filter_order": budget.order, "filter_total": budget.total}
+def _spent_otherwise(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> dict[str, Any]:
+    """What ε is of, where it is not the ledger's: a Rényi budget, or the cap of a run that might have gone on."""
+    if budget := algorithm.sampler.budget(plan):
+        return {"filter_order": budget.order, "filter_total": budget.total}
+    if algorithm.fixed:
+        return {}
+    return {"capped_ledger": [event.to_dict() for event in _capped(algorithm, plan, outcome)]}
+
+
+def _capped(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> tuple[Event, ...]:
+    """The most that a run which may stop early can have charged, whenever it stopped.
+
+    The last life may have taken as many candidates as the cap allows; earlier lives took at most what is charged.
+    """
+    alone = algorithm.covers(plan, outcome.events, outcome.steps)
+    return algorithm.events(plan) if alone else merged((*algorithm.events(plan), *outcome.events))
 
 
 def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
@@ -515,9 +547,7 @@ def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
     if algorithm.fixed and planned <= charged and planned.keys() == charged.keys():
         return epsilon(outcome.events, plan.delta)  # repeated steps of a resumed run, each charged again
     if algorithm.acceptance.may_stop and charged.keys() <= planned.keys():
-        # the last life may have taken as many candidates as the cap allows, whenever it stopped; earlier lives took at
-        # most what is charged
-        return epsilon((*algorithm.events(plan), *outcome.events), plan.delta)
+        return epsilon(_capped(algorithm, plan, outcome), plan.delta)
     raise EquidpError(
         "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "
         "This is a bug: please report it with the settings."

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,59 @@ class TestResume:
         here = checkpoint.life_of(seeded())
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "of another processor")
         assert checkpoint.life_of(seeded()) != here
+
+    @pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_SCHEDULE", "KMP_AFFINITY"])
+    def test_libraries_told_otherwise_are_another_life(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        here = checkpoint.life_of(seeded())
+        monkeypatch.setenv(name, "of another kind")
+        assert checkpoint.life_of(seeded()) != here
+
+    def test_another_processor_is_another_life(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        cores = [f"processor\t: {n}\nmodel name\t: one\ncpu MHz\t\t: 2{n}00\n" for n in range(2)]
+        seen = []
+        for name, text in {"first": cores[0], "both": "".join(cores), "other": cores[0].replace("one", "two")}.items():
+            (tmp_path / name).write_text(text)
+            monkeypatch.setattr(checkpoint, "CPUINFO", tmp_path / name)
+            checkpoint.processor.cache_clear()
+            seen.append(checkpoint.life_of(seeded()))
+        monkeypatch.setattr(checkpoint, "CPUINFO", tmp_path / "none")
+        checkpoint.processor.cache_clear()
+        seen.append(checkpoint.life_of(seeded()))
+        checkpoint.processor.cache_clear()
+        assert seen[0] == seen[1]
+        assert len(set(seen)) == 3
+
+    def test_nothing_is_repeated_beside_other_trainings(self) -> None:
+        def here() -> tuple[bool, str]:
+            return checkpoint.repeats(seeded()), checkpoint.life_of(seeded())
+
+        with ThreadPoolExecutor(1) as pool:
+            repeated, life = pool.submit(here).result()
+        assert not repeated
+        assert here() == (True, life.removesuffix(", in a thread"))
+        assert life != here()[1]
+
+    def test_lives_of_all_ranks_count(self, tmp_path: Path) -> None:
+        told = []
+        for others in (["beside it"], ["beside it"], ["on another machine"]):
+            keeper = Checkpointer(tmp_path, SETTINGS, resume=True, block=8)
+            random = seeded()
+            ToyTrainer(random, keeper.ledger(random, others)).step()
+            told.append(keeper.renewed)
+            keeper.close()
+        assert told == [0, 0, 3]
+
+    @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+    def test_nobody_else_may_read_what_is_kept(self, tmp_path: Path) -> None:
+        before = os.umask(0o022)
+        try:
+            live(tmp_path)
+            live(tmp_path, resume=False)
+        finally:
+            os.umask(before)
+        kept = [path for path in tmp_path.iterdir() if path.is_file()]
+        assert len(kept) == 3  # with the journal that was put aside
+        assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
 
     def test_sums_in_any_order_are_not_repetitions(self, monkeypatch: pytest.MonkeyPatch) -> None:
         random = SeededRandom(1, "cpu")
@@ -370,7 +424,7 @@ class TestDisk:
         def refuse(*args: object, **named: object) -> None:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(Path, "open", refuse)  # permissions would not stop root, who runs many a test
+        monkeypatch.setattr(os, "open", refuse)  # permissions would not stop root, who runs many a test
         with pytest.raises(EquidpError, match=reason):
             Checkpointer(tmp_path, SETTINGS)
         with pytest.raises(EquidpError, match=reason):

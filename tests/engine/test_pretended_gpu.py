@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.engine.test_checkpoint import EMPTY
 from tests.models.conftest import SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import GPU, OnGpu, pretended_gpu
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.engine.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from equidp.engine.ledger import Event, Ledger
 from equidp.engine.noise import SeededRandom
 from equidp.engine.plan import Plan
@@ -31,16 +33,14 @@ def gpu():
         yield
 
 
-def trained(
-    algorithm: str, model: str, device: str, *, by_unit: bool, chunk: int | None
-) -> tuple[list[Event], torch.Tensor]:
-    """Four steps; what was charged, and the parameters on the CPU."""
+def new_trainer(algorithm: str, model: str, device: str, *, by_unit: bool, chunk: int | None) -> Trainer:
+    """A run of four steps."""
     schema = SCHEMAS[FIRST[model]]
     labels = (torch.arange(RECORDS) % len(schema.classes)).to(device)
     unit = (torch.arange(RECORDS) // 2).to(device)
     records = Records(batch(schema, RECORDS).to(device), labels, {"class": labels}, schema, unit=unit)
     population = Population(records, labels, by_unit=by_unit)
-    trainer = Trainer(
+    return Trainer(
         model=build_model(model, schema, options={}, seed=1).to(device),
         loss=cross_entropy,
         algorithm=algorithm_settings(algorithm).build(),
@@ -53,6 +53,11 @@ def trained(
         diagnostics=True,
         public=records,
     )
+
+
+def trained(algorithm: str, model: str, device: str, **how) -> tuple[list[Event], torch.Tensor]:
+    """What a run charges, and its parameters on the CPU."""
+    trainer = new_trainer(algorithm, model, device, **how)
     trainer.train(progress=False)
     flat = trainer.engine.flatten()
     assert isinstance(flat, OnGpu) == (device != "cpu")
@@ -88,3 +93,20 @@ def test_the_pretended_gpu_refuses_what_a_gpu_does(gpu) -> None:
     with pytest.raises(RuntimeError, match="generator of the tensor's own device"):
         torch.rand(2, generator=torch.Generator(), device="cuda")
     assert float((there + torch.tensor(1.0)).sum()) == 4.0
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("custom", *TRANSFORMS)])
+def test_a_run_goes_on_from_a_checkpoint_which_lies_on_the_cpu(gpu, algorithm: str, tmp_path) -> None:
+    whole = new_trainer(algorithm, "mlp", "cuda", by_unit=False, chunk=None)
+    whole.train(progress=False)
+    first = new_trainer(algorithm, "mlp", "cuda", by_unit=False, chunk=None)
+    first.run_steps(2)
+    content = EMPTY | {"state": first.state_dict()}
+    write_checkpoint(tmp_path / CHECKPOINT_FILE, content, {})
+    second = new_trainer(algorithm, "mlp", "cuda", by_unit=False, chunk=None)
+    for event in first.ledger.done:
+        second.ledger.append(event)
+    second.load_state_dict(read_checkpoint(tmp_path / CHECKPOINT_FILE, {}).state)
+    second.train(progress=False)
+    assert second.ledger.done == whole.ledger.done
+    assert torch.equal(second.engine.flatten().cpu(), whole.engine.flatten().cpu())

@@ -13,11 +13,11 @@ from equidp import training as training_module
 from equidp.algorithms import algorithm_settings
 from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.engine.journal import Journal
-from equidp.engine.ledger import epsilon
+from equidp.engine.ledger import Event, epsilon
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
-from equidp.training import Prepared, Trained, forget, plan_run, prepare, train_model
+from equidp.training import Prepared, Trained, forget, initial_state, make_model, plan_run, prepare, train_model
 
 SCHEMA = Schema("toy", "tabular", (3,), ("a", "b"), {"class": ("a", "b")}, feature_names=tuple("xyz"))
 PUBLIC = {"energy_records": 20}
@@ -65,6 +65,40 @@ def test_options_that_no_part_holds(
     assert live(tmp_path, name, before, PARTS, resume=True).privacy["epsilon"] is not None
 
 
+def test_a_file_that_the_model_starts_from(tmp_path: Path, power_cut: Any) -> None:
+    schema = Schema("toy", "text", (3,), ("a", "b"), {"class": ("a", "b")}, vocabulary=9)
+    labels = torch.arange(40) % 2
+    words = Records(torch.randint(1, 9, (40, 3)), labels, {"class": labels}, schema)
+    vectors = tmp_path / "vectors.txt"
+    algorithm = algorithm_settings("dpsgd", {}).build()
+    privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=1, batch_size=10, device="cpu")
+    options = {"embedding": "vectors", "vectors": str(vectors), "dimension": 2, "projection": 2, "hidden": 2, "head": 2}
+
+    def live(scale: float, *, resume: bool) -> Trained:
+        vectors.write_text("".join(f"w{i} {scale * i} {scale}\n" for i in range(30)))
+        return train_model(
+            algorithm, plan_run(algorithm, units=40, groups=2, privacy=privacy, training=training),
+            Split(words, words, words.take(torch.arange(0))), grouping="class",
+            model=ModelSettings(name="bilstm", options=options), privacy=privacy, training=training, seed=0,
+            workplace=tmp_path / "kept", resume=resume, progress=False,
+        )  # fmt: skip
+
+    with power_cut(after=2):
+        live(0.1, resume=False)
+    with pytest.raises(EquidpError, match="initial_model was"):
+        live(0.2, resume=True)
+    assert live(0.1, resume=True).privacy["ledger"][0]["count"] == 4
+
+
+def test_constants_that_images_are_standardised_by() -> None:
+    model = ModelSettings(name="cnn_small")
+    plain = Schema("toy", "image", (1, 8, 8), ("a", "b"), {"class": ("a", "b")}, mean=(0.5,), sd=(0.5,))
+    other = dataclasses.replace(plain, mean=(0.25,))
+    algorithm = algorithm_settings("dpsgd", {}).build()
+    one, again, two = (initial_state(make_model(schema, model, algorithm, 0)) for schema in (plain, plain, other))
+    assert one == again != two
+
+
 def test_units_that_were_formed_otherwise(tmp_path: Path, power_cut: Any) -> None:
     with power_cut(after=5):
         live(tmp_path, "dpsgd", {}, PARTS, resume=False)
@@ -101,6 +135,8 @@ def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
     assert charged > cap.count
     assert resumed["epsilon"] == epsilon([dataclasses.replace(cap, count=cap.count + charged)], 1e-5).value
     assert resumed["epsilon"] > whole["epsilon"] == epsilon([cap], 1e-5).value
+    for told in (resumed, whole):  # what the report tells a reader to do
+        assert epsilon([Event.from_dict(event) for event in told["capped_ledger"]], 1e-5).value == told["epsilon"]
 
 
 def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,11 @@ def test_weights_that_two_layers_share_can_be_saved(tmp_path: Path) -> None:
 def test_hidden_widths_are_an_option() -> None:
     model = build_model("mlp", SCHEMAS["table"], options={"hidden": [7, 5]})
     assert [m.out_features for m in model.modules() if isinstance(m, nn.Linear)] == [7, 5, 10]
+
+
+def test_models_built_at_once_start_from_their_seeds_weights() -> None:
+    schema = SCHEMAS["cifar10"]
+    alone = weights_of(build_model("resnet9", schema, seed=1))
+    with ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(lambda _: weights_of(build_model("resnet9", schema, seed=1)), range(12)))
+    assert all(torch.equal(weights[name], alone[name]) for weights in built for name in alone)

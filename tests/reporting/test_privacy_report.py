@@ -100,6 +100,20 @@ def test_an_epsilon_that_is_a_cap_is_not_explained_by_the_ledger():
     assert "basic composition: ε = 24.0000 at δ = 3e-05" in privacy_report(capped, trials=3)
 
 
+def test_the_recipe_for_epsilon_is_that_of_what_holds():
+    suffices, cap, budget = "suffices to recompute ε", "capped\\_ledger: dp", "0.75 at the order 12 "
+    recipes = [suffices, cap, budget]
+    capped = honest(epsilon_fixed_before_training=False)
+    for facts, right in (
+        (honest(), suffices),
+        (capped, cap),
+        (capped | {"filter_order": 12.0, "filter_total": 0.75}, budget),
+    ):
+        text = privacy_report(facts)
+        assert [recipe for recipe in recipes if recipe in text] == [right]
+        assert ("over the ledger" in text) == (right == suffices)
+
+
 def test_many_kinds_of_steps_are_summed_up_by_kind():
     events = [Event(0.01, 1 + k / 100, 10).to_dict() for k in range(60)] + [Event(1.0, 50.0).to_dict()]
     ledger = next(s for s in privacy_sections(honest() | {"ledger": events}) if s.title.startswith("The ledger"))

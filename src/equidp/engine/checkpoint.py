@@ -18,11 +18,13 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
@@ -38,11 +40,22 @@ from equidp.engine.ledger import Event, Ledger
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Plan
 from equidp.errors import EquidpError
-from equidp.files import storage_error
+from equidp.files import private, storage_error
+from equidp.threads import alone
 
 FORMAT = "equidp checkpoint 1"
 CHECKPOINT_FILE = "checkpoint.safetensors"
 JOURNAL_FILE = "journal.jsonl"
+
+CPUINFO = Path("/proc/cpuinfo")
+PROCESSOR_FACTS = {"vendor_id", "cpu family", "model", "model name", "stepping", "cache size", "flags"} | {
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"
+}  # fmt: skip
+"""Linux's words for what does not change from one core, or one moment, to the next: x86's and ARM's."""
+
+KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DNNL_", "KMP_", "MKL_", "NVIDIA_TF32", "OMP_", "ONEDNN_",
+                   "OPENBLAS_", "TORCH_ALLOW_TF32", "VECLIB_")  # fmt: skip
+"""Beginnings of the environment variables by which libraries choose their kernels."""
 
 Row = dict[str, float]
 EpochHook = Callable[[Row, nn.Module], Mapping[str, float]]
@@ -145,13 +158,14 @@ class Checkpointer:
         self._signal: int | None = None
         self._saved_at = time.monotonic()
 
-    def ledger(self, random: RandomSource) -> JournaledLedger:
+    def ledger(self, random: RandomSource, others: Sequence[str] = ()) -> JournaledLedger:
         """The ledger to train with: everything owed so far, and a journal for what comes.
 
         Args:
             random: the streams that the run will draw from; tells whether repeated steps are new releases.
+            others: `life_of` of the other processes that train with this one.
         """
-        self._life = ", ".join(filter(None, (life_of(random), self._code)))
+        self._life = ", ".join(filter(None, (life_of(random), self._code, *others)))
         line = self.saved.journal_lines if self.saved else 0
         spent = self.saved.done if self.saved else ()
         owed = self._journal.charged_since(line, self.saved.ahead if self.saved else ())
@@ -270,10 +284,11 @@ class Checkpointer:
 def repeats(random: RandomSource) -> bool:
     """Whether a step done again gives the very same values: seeded streams, and arithmetic in a fixed order.
 
-    Off the CPU sums may be formed in any order unless PyTorch is told otherwise; then the answer is no, to be safe.
+    Off the CPU sums may be formed in any order unless PyTorch is told otherwise; then the answer is no, to be safe. So
+    it is in a thread: what trains beside it draws from the same generator of torch's (dropout).
     """
     on_cpu = getattr(random, "device", torch.device("cpu")).type == "cpu"
-    return random.repeatable and (on_cpu or torch.are_deterministic_algorithms_enabled())
+    return random.repeatable and alone() and (on_cpu or torch.are_deterministic_algorithms_enabled())
 
 
 def life_of(random: RandomSource) -> str:
@@ -281,10 +296,28 @@ def life_of(random: RandomSource) -> str:
     if not random.repeatable:
         return "secure"
     device = getattr(random, "device", torch.device("cpu"))
-    # kernels are chosen by the processor's instructions, and round differently
-    on_cpu = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    # libraries choose their kernels, which round differently, by the processor and by what they are told
+    on_cpu = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, processor {processor()}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
-    return f"seeded, torch {torch.__version__}, {device.type}, {name}"
+    told = {name: value for name, value in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
+    told["matmul"] = torch.get_float32_matmul_precision()
+    thread = "" if alone() else ", in a thread"
+    return f"seeded, torch {torch.__version__}, {device.type}, {name}, told {_short(told)}{thread}"
+
+
+@cache
+def processor() -> str:
+    """A digest of the processor's make, stepping and instructions; of the machine's name where none are told."""
+    try:
+        lines = CPUINFO.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    facts = {line for line in lines if line.partition(":")[0].strip() in PROCESSOR_FACTS}
+    return _short(sorted(facts) or [platform.machine(), platform.processor(), platform.node()])
+
+
+def _short(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_checkpoint(path: Path, content: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -300,7 +333,7 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], settings: Mapping[s
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=private) as file:
             file.write(safetensors.torch.save(tensors, metadata))
             file.flush()
             os.fsync(file.fileno())

@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from equidp.engine.ledger import Event, Ledger, merged
 from equidp.errors import EquidpError
-from equidp.files import storage_error
+from equidp.files import private, storage_error
 
 try:
     import fcntl
@@ -67,7 +67,7 @@ class Journal:
         self._check = ""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = open(path, "a+b", opener=private)  # noqa: SIM115 (kept open, and locked)
         except OSError as error:
             raise storage_error(path, error) from error
         self._entries: list[dict[str, Any]] = []
@@ -168,7 +168,9 @@ class Journal:
         content = self._file.read()
         if content:
             names = (self.path.with_name(f"{self.path.stem}-abandoned-{n}.jsonl") for n in itertools.count(1))
-            next(name for name in names if not name.exists()).write_bytes(content)
+            aside = next(name for name in names if not name.exists())
+            with open(aside, "xb", opener=private) as file:
+                file.write(content)
             self._file.truncate(0)
 
     def _open(self, settings: Mapping[str, Any]) -> None:

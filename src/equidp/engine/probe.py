@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.threads import GLOBAL_RANDOM
 
 if TYPE_CHECKING:
     from equidp.engine.gradients import GradientEngine
@@ -37,7 +38,7 @@ def probe(engine: GradientEngine, features: Tensor, labels: Tensor) -> bool:
     buffers = {name: buffer.clone() for name, buffer in engine.model.named_buffers()}
     seed = torch.random.initial_seed()
     devices = [engine.device] if engine.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with GLOBAL_RANDOM, torch.random.fork_rng(devices=devices):
         norms = _norms(engine, features, labels, seed)
         _compare_buffers(engine, buffers)
         ours = engine.weighted_sum(torch.ones_like(norms))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -310,17 +311,22 @@ class Convolutions(Term):
         return self._cut.as_weight(room).flatten(1)
 
 
+_TF32 = threading.Lock()
+"""The switch is the process's: of two threads the first to leave would turn it on again under the other."""
+
+
 @contextmanager
 def as_precise_as_norms() -> Iterator[None]:
     """Without TF32, which cuDNN's convolutions use by default: it would let a sum exceed the norms that it was clipped
     by, by up to a thousandth.
     """
     cudnn = torch.backends.cudnn
-    before, cudnn.allow_tf32 = cudnn.allow_tf32, False
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32 = before
+    with _TF32:
+        before, cudnn.allow_tf32 = cudnn.allow_tf32, False
+        try:
+            yield
+        finally:
+            cudnn.allow_tf32 = before
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from equidp.engine.plan import Plan, Segment, segment_at
 from equidp.engine.sampling import Batch, Population
 from equidp.errors import EquidpError
 from equidp.records import Records
+from equidp.threads import GLOBAL_RANDOM
 
 
 class _Uncompiled(torch.optim.Optimizer):
@@ -513,14 +514,15 @@ class Trainer:
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(_with_number_keys(state["optimizer"]))
-        self.public, self.shown = dict(state["public"]), dict(state["shown"])
+        device = self.population.device
+        self.public, self.shown = _moved(state["public"], device), dict(state["shown"])
         self.random.load_state_dict(state["random"])
         if not self.random.renewed:
             _set_global_random(state.get("global_random", {}), self.population.device)
         for name in ("sampling", "contributing", "updating", "accepting"):
-            getattr(self, name).load_state_dict(state[name])
+            getattr(self, name).load_state_dict(_moved(state[name], device))
         if self.diagnostics is not None and state["diagnostics"] is not None:
-            self.diagnostics = Diagnostics(**state["diagnostics"])
+            self.diagnostics = Diagnostics(**_moved(state["diagnostics"], device))
 
 
 def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment]) -> None:
@@ -560,10 +562,20 @@ def _global_random(device: torch.device) -> dict[str, Tensor]:
 
 
 def _set_global_random(states: Mapping[str, Tensor], device: torch.device) -> None:
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
+    with GLOBAL_RANDOM:
+        if "cpu" in states:
+            torch.set_rng_state(states["cpu"])
+        if "cuda" in states and device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _moved(state: Any, device: torch.device) -> Any:
+    """A state as a checkpoint gives it, its tensors where the run's are."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    if isinstance(state, Mapping):
+        return {name: _moved(value, device) for name, value in state.items()}
+    return [_moved(value, device) for value in state] if isinstance(state, list) else state
 
 
 def _with_text_keys(state: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from equidp.models.resnet9 import ResNet9
 from equidp.models.resnet_finetune import ResNetFinetune
 from equidp.options import checked_options
 from equidp.records import Schema
+from equidp.threads import GLOBAL_RANDOM
 
 __all__ = ["MODELS", "Model", "ModelOptions", "build_model", "model_features", "model_options", "weights_of"]
 
@@ -52,7 +53,7 @@ def build_model(name: str, schema: Schema, *, options: Mapping[str, Any] | None 
             that gives something else than logits.
     """
     settings = model_options(name, options or {})
-    with torch.random.fork_rng(devices=[]):
+    with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]):
         # Only the CPU generator: weights are made there, and `torch.manual_seed` would reach the GPUs' generators too.
         torch.random.default_generator.manual_seed(seed)
         model = MODELS[name](schema, settings)

@@ -56,7 +56,7 @@ def privacy_sections(
         _protected(privacy),
         _delta(privacy),
         _figures(privacy),
-        _ledger(privacy["ledger"]),
+        _ledger(privacy),
         _released(privacy),
         _outside(privacy),
         _tuning(privacy, privacy.get("trials") or 1 if trials is None else trials, distribution),
@@ -144,7 +144,7 @@ def _figures(privacy: Mapping) -> Section:
     published = privacy.get("epsilon_published") or {}
     rows = [
         ("ε we stand by", epsilon_text(privacy["epsilon"]), _stand_by(privacy)),
-        ("ε by RDP", epsilon_text(privacy.get("epsilon_rdp")), "Rényi accountant over the ledger; a sound upper bound"),
+        ("ε by RDP", epsilon_text(privacy.get("epsilon_rdp")), f"Rényi accountant over {_spent_as(privacy)}; sound"),
         ("ε by PLD", epsilon_text(privacy.get("epsilon_pld")), "privacy-loss distributions; sound, usually tighter"),
         ("ε as published", epsilon_text(published.get("value")), str(published.get("formula") or "no formula given")),
     ]
@@ -170,6 +170,26 @@ def _stand_by(privacy: Mapping) -> str:
     if _fixed_ledger(privacy):
         return "the smaller of RDP and PLD: all events were fixed before training"
     return "a cap fixed before training; what happened to be spent is no guarantee, as it depended on the data"
+
+
+def _spent_as(privacy: Mapping) -> str:
+    """What ε was computed of."""
+    if _fixed_ledger(privacy):
+        return "the ledger"
+    return "the budget" if "filter_order" in privacy else "the cap"
+
+
+def _recomputed(privacy: Mapping) -> str:
+    """How somebody else comes to the same ε from privacy.json."""
+    if _fixed_ledger(privacy):
+        return "privacy.json lists them one by one, and suffices to recompute ε with the dp_accounting library."
+    told = "privacy.json lists them one by one; their ε is NOT the guarantee, as they depended on outputs. "
+    if "filter_order" in privacy:
+        return told + (
+            f"That is the Rényi budget they were kept within: {privacy['filter_total']:.6g} at the order "
+            f"{privacy['filter_order']:g} (filter_total and filter_order), converted at δ."
+        )
+    return told + "That is the cap, whose events are there as capped_ledger: dp_accounting gives ε from those."
 
 
 def _fixed_ledger(privacy: Mapping) -> bool:
@@ -205,7 +225,8 @@ def _published_verdict(privacy: Mapping) -> str:
 _EVENTS = {"poisson_gaussian": "Gaussian noise on a Poisson sample", "gaussian": "Gaussian noise on all records"}
 
 
-def _ledger(ledger: Sequence[Mapping]) -> Section:
+def _ledger(privacy: Mapping) -> Section:
+    ledger: Sequence[Mapping] = privacy["ledger"]
     kinds = list(dict.fromkeys(entry["event"] for entry in ledger))
     grouped = [[e for e in ledger if e["event"] == kind] for kind in kinds]
     rows = grouped if len(ledger) > ROWS_OF_LEDGER else [[entry] for entry in ledger]
@@ -214,7 +235,7 @@ def _ledger(ledger: Sequence[Mapping]) -> Section:
         (
             f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation "
             "over the most that one record can change; releases computed from the same sample are one event. "
-            "privacy.json lists them one by one, and suffices to recompute ε with the dp_accounting library.",
+            + _recomputed(privacy),
         ),
         ("event", "times", "sampling rate", "noise multiplier"),
         tuple(map(_ledger_row, rows)),
