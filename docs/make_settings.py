@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -10,6 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from equidp.algorithms import ALGORITHMS
 from equidp.audit.settings import AuditSettings
+from equidp.models import MODELS, ModelOptions
 from equidp.parameters import SECTIONS, ReportSettings
 
 PAGE = Path(__file__).with_name("settings.md")
@@ -43,12 +45,30 @@ def page() -> str:
         for name, kind in ALGORITHMS.items()
         if kind.model_fields
     ]
-    return HEAD + "\n".join(["", *blocks])
+    return HEAD + "\n".join(["", *blocks, *models()])
 
 
-def block(prefix: str, kind: type[BaseModel]) -> str:
-    """One table."""
-    rows = [f"| `{prefix}.{name}` | {default(field)} | {told(field)} |" for name, field in kind.model_fields.items()]
+def models() -> list[str]:
+    """What `model.name` may be, and each one's options."""
+    rows = [f"| `{name}` | {', '.join(kind.kinds)} | {summary(kind)} |" for name, kind in MODELS.items()]
+    tables = [block("model.options", ModelOptions).split("\n", 2)[2]]
+    for name, kind in MODELS.items():
+        own = kind.Options.model_fields.keys() - ModelOptions.model_fields.keys()
+        if own:
+            tables.append(block("model.options", kind.Options, own).replace("## ", f"### `{name}`: ", 1))
+    head = ["| `model.name` | features | what it is |", "|---|---|---|", *rows, ""]
+    return ["## Models", "", *head, "Options of all models:", *tables]
+
+
+def summary(kind: type) -> str:
+    """The first sentence of a class's docstring."""
+    return told_text((kind.__doc__ or "").split("\n\n")[0])
+
+
+def block(prefix: str, kind: type[BaseModel], names: Iterable[str] | None = None) -> str:
+    """One table; of these fields only, where names are given."""
+    fields = {name: field for name, field in kind.model_fields.items() if names is None or name in names}
+    rows = [f"| `{prefix}.{name}` | {default(field)} | {told(field)} |" for name, field in fields.items()]
     return "\n".join([f"## `{prefix}`", "", "| setting | default | what it is |", "|---|---|---|", *rows, ""])
 
 
@@ -59,12 +79,19 @@ def default(field: FieldInfo) -> str:
         return "required"
     if isinstance(value, tuple):
         value = list(value)
+    if value == "":
+        return ""
     return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def told(field: FieldInfo) -> str:
     """The field's own sentence, on one line of a table."""
-    return " ".join((field.description or "").split()).replace("|", "\\|")
+    return told_text(field.description or "")
+
+
+def told_text(text: str) -> str:
+    """A text on one line of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

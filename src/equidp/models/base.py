@@ -15,21 +15,18 @@ SIGMOID_SETTINGS = frozenset({"scale", "temperature", "offset"})
 
 
 class ModelOptions(BaseModel):
-    """Options every model has (`model.options.*`).
+    """Options every model has (`model.options.*`)."""
 
-    Attributes:
-        activation: between layers. `tempered_sigmoid` is φ(x) = s/(1 + e^(−T·x)) − o (Papernot et al. 2021).
-        scale: s. With temperature 2 and offset 1 a scale of 2 gives exactly tanh.
-        temperature: T.
-        offset: o.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
     activation: Literal["relu", "tanh", "tempered_sigmoid"] = "relu"
+    """Between layers. `tempered_sigmoid` is φ(x) = s/(1 + e^(−T·x)) − o (Papernot et al. 2021)."""
     scale: float = 2.0
+    """s of the tempered sigmoid. With temperature 2 and offset 1 a scale of 2 gives exactly tanh."""
     temperature: float = 2.0
+    """T of the tempered sigmoid."""
     offset: float = 1.0
+    """o of the tempered sigmoid."""
 
     @model_validator(mode="after")
     def _sigmoid_settings_need_it(self) -> ModelOptions:

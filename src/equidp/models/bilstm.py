@@ -20,23 +20,20 @@ from equidp.words import PADDING, word_id
 
 
 class BiLstmOptions(ModelOptions):
-    """Options of `bilstm`.
-
-    Attributes:
-        embedding: `trainable` word vectors, `vectors` read from a file and fixed, or `fixed` random ones.
-        vectors: text file of a word and its numbers on each line (GloVe's format), for `embedding: vectors`.
-        dimension: of the word vectors.
-        projection: width of the linear layer before the LSTM.
-        hidden: of the LSTM, in each direction.
-        head: width of the linear layer after it.
-    """
+    """Options of `bilstm`."""
 
     embedding: Literal["trainable", "vectors", "fixed"] = "trainable"
+    """`trainable` word vectors, `vectors` read from a file and fixed, or `fixed` random ones."""
     vectors: str = ""
+    """Text file of a word and its numbers on each line (GloVe's format), for `embedding: vectors`."""
     dimension: Annotated[int, Field(ge=1)] = 100
+    """Numbers of a word vector."""
     projection: Annotated[int, Field(ge=1)] = 32
+    """Width of the linear layer before the LSTM."""
     hidden: Annotated[int, Field(ge=1)] = 32
+    """Width of the LSTM, in each direction."""
     head: Annotated[int, Field(ge=1)] = 16
+    """Width of the linear layer after it."""
 
     @model_validator(mode="after")
     def _vectors_belong_to_their_choice(self) -> BiLstmOptions:

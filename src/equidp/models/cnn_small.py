@@ -18,14 +18,11 @@ SMALL_SIDE = 16
 
 
 class CnnSmallOptions(ModelOptions):
-    """Options of `cnn_small`.
-
-    Attributes:
-        hidden: units between the convolutions and the logits. With 500 it is the LeNet of 431,080 parameters on which
-            Bagdasaryan, Poursaeed and Shmatikov (2019) showed the disparate impact of DP-SGD on MNIST.
-    """
+    """Options of `cnn_small`."""
 
     hidden: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Units between the convolutions and the logits. With 500 it is the LeNet of 431,080 parameters on which
+    Bagdasaryan, Poursaeed and Shmatikov (2019) showed the disparate impact of DP-SGD on MNIST."""
 
 
 class CnnSmall(Model):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from equidp.errors import EquidpError
 from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
 from equidp.models.features import BACKBONE_FEATURE, feature_map, is_raw_image
+from equidp.options import Widths
 from equidp.records import Schema
 
 
@@ -58,15 +59,12 @@ class Head(Model):
 
 
 class ScatterOptions(HeadOptions):
-    """Options of `scatter_linear` and `scatter_cnn`.
-
-    Attributes:
-        scales: J of the scattering transform.
-        groups: of the normalisation over its channels; 0 for none.
-    """
+    """Options of `scatter_linear` and `scatter_cnn`."""
 
     scales: Annotated[int, Field(ge=1, le=4)] = 2
+    """J of the scattering transform."""
     groups: Annotated[int, Field(ge=0)] = 27
+    """Groups of channels within which each record is normalised; 0 for no normalisation."""
 
     def feature_options(self) -> dict[str, Any]:
         """Scales and groups."""
@@ -111,19 +109,16 @@ class ScatterCnn(Head):
 
 
 class BackboneOptions(HeadOptions):
-    """Options of `frozen_backbone`.
-
-    Attributes:
-        architecture: which torchvision network.
-        weights: `torchvision`, or the path of a `.safetensors` or `.pth` file.
-        size: side that images are resized to before the network sees them; 0 keeps theirs.
-        hidden: widths of the head's hidden layers; none for a linear head.
-    """
+    """Options of `frozen_backbone`."""
 
     architecture: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"
+    """Which torchvision network."""
     weights: str = "torchvision"
+    """`torchvision`, or the path of a `.safetensors` or `.pth` file."""
     size: Annotated[int, Field(ge=0, le=1024)] = 224
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Side that images are resized to before the network sees them; 0 keeps theirs."""
+    hidden: Widths = ()
+    """Widths of the head's hidden layers; none for a linear head."""
 
     def feature_options(self) -> dict[str, Any]:
         """Architecture, weights and size."""
@@ -131,7 +126,7 @@ class BackboneOptions(HeadOptions):
 
 
 class FrozenBackbone(Head):
-    """A pretrained network that stays as it is, each record's features normalised, and a linear or MLP head."""
+    """A pretrained network for images that stays as it is, its features normalised, and a linear or MLP head."""
 
     Options = BackboneOptions
     extracts = "backbone"

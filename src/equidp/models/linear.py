@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from equidp.models.base import Model, ModelOptions, Standardise
+from equidp.options import Widths
 from equidp.records import Schema
 
 
@@ -28,13 +27,10 @@ class Logistic(Model):
 
 
 class MlpOptions(ModelOptions):
-    """Options of `mlp`.
+    """Options of `mlp`."""
 
-    Attributes:
-        hidden: widths of the hidden layers.
-    """
-
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128,)
+    hidden: Widths = (128,)
+    """Widths of the hidden layers."""
 
 
 class Mlp(Model):

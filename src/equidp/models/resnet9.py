@@ -16,13 +16,10 @@ LEAST_CHANNELS_PER_GROUP = 4
 
 
 class ResNet9Options(ModelOptions):
-    """Options of `resnet9`.
-
-    Attributes:
-        width: channels of the first convolution; the last has eight times as many. 64 is usual, 16 suits a CPU.
-    """
+    """Options of `resnet9`."""
 
     width: Annotated[int, Field(ge=4, le=512)] = 64
+    """Channels of the first convolution; the last has eight times as many. 64 is usual, 16 suits a CPU."""
 
 
 class ResNet9(Model):

@@ -15,21 +15,18 @@ SCRATCH = "none"
 
 
 class ResNetFinetuneOptions(ModelOptions):
-    """Options of `resnet_finetune`.
-
-    Attributes:
-        architecture: which ResNet.
-        norm: `frozen` keeps BatchNorm with its pretrained statistics, fixed; `group` replaces it by GroupNorm.
-        weights: `torchvision`, the path of a file, or `none` for a start from scratch (with `norm: group` only).
-        train_from: first stage that is trained; the stages before it stay as they are.
-        size: side that images are resized to, 0 to keep theirs.
-    """
+    """Options of `resnet_finetune`."""
 
     architecture: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"
+    """Which ResNet."""
     norm: Literal["frozen", "group"] = "frozen"
+    """`frozen` keeps BatchNorm with its pretrained statistics, fixed; `group` replaces it by GroupNorm."""
     weights: str = "torchvision"
+    """`torchvision`, the path of a file, or `none` for a start from scratch (with `norm: group` only)."""
     train_from: Literal["conv1", "layer1", "layer2", "layer3", "layer4", "fc"] = "conv1"
+    """First stage that is trained; the stages before it stay as they are."""
     size: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Side that images are resized to, 0 to keep theirs."""
 
 
 class ResNetFinetune(Model):
