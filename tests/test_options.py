@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Literal
+
 import pytest
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from equidp.errors import EquidpError
-from equidp.options import checked_options
+from equidp.options import RATIO, Widths, checked_options
+
+
+class Round(BaseModel):
+    kind: Literal["round"]
+
+
+class Square(BaseModel):
+    kind: Literal["square"]
 
 
 class Settings(BaseModel):
     size: int = 3
+    rate: float | Literal["half"] | Annotated[str, Field(pattern=RATIO)] = 1.0
+    widths: Widths = ()
+    shape: Annotated[Round | Square, Field(discriminator="kind")] | None = None
     names: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -21,7 +34,14 @@ class Settings(BaseModel):
 
 
 def test_values_and_defaults_are_filled_in() -> None:
-    assert checked_options(Settings, {"names": ["a"]}, "option").model_dump() == {"size": 3, "names": ("a",)}
+    assert checked_options(Settings, {"names": ["a"]}, "option").names == ("a",)
+    assert checked_options(Settings, {}, "option").size == 3
+
+
+@pytest.mark.parametrize("given", ["64+32", "64 + 32", [64, 32], (64, 32)])
+def test_lists_may_be_typed_on_one_line(given: Any) -> None:
+    assert checked_options(Settings, {"widths": given}, "option").widths == (64, 32)
+    assert checked_options(Settings, {"widths": 64}, "option").widths == (64,)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +50,10 @@ def test_values_and_defaults_are_filled_in() -> None:
         ({"sise": 1}, r"Unknown option 'sise'\. Did you mean 'size'"),
         ({"size": "many"}, r"The option 'size' is not valid: .*\(given: 'many'\)"),
         ({"names": [1]}, r"The option 'names\.0' is not valid: .*put it in quotes\.$"),
+        ({"rate": "much"}, r"valid number, .*, or 'half', or a ratio such as 10x \(given: 'much'\)\.$"),
+        ({"widths": "64+x"}, r"'widths\.1' is not valid: .*\(given: 'x'\)\.$"),
+        ({"shape": {}}, r"'shape' is not valid: it needs the key 'kind', which says what it is \(given: {}\)\.$"),
+        ({"shape": "round"}, r"'shape' is not valid: Input should have settings below it, .*\(given: 'round'\)\.$"),
         ({"size": 99}, r"An? option is not valid: too large\.$"),
     ],
 )

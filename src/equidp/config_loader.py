@@ -8,15 +8,17 @@ for a dataset of one's own, kept in conf/local, would not be found.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from kedro.config import OmegaConfigLoader
+from kedro.framework.project import LOGGING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
-from yaml import YAMLError
 
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import SECTIONS, block, resolve
@@ -45,6 +47,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
             self.runtime_params = {**self.runtime_params, "run_label": ""}
         folder = Path(conf_source)  # or an archive, or a remote one
+        _set_up_logging(folder / "logging.yml")
         if self.env and folder.is_dir() and not (folder / self.env).is_dir():
             there = [part.name for part in folder.iterdir() if part.is_dir()]
             raise unknown_name(f"environment (a folder of {folder})", self.env, there)
@@ -59,7 +62,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
             if key == "parameters" and key not in self:
                 self["parameters"] = resolve(self._layered())
             return super().__getitem__(key)
-        except YAMLError as error:
+        except yaml.YAMLError as error:
             told = " ".join(str(error).split()).rstrip(".")  # of a name that is there twice, it tells in several lines
             raise EquidpError(f"A file of settings in {self.conf_source} cannot be read: {told}.") from error
 
@@ -103,6 +106,12 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _set_up_logging(file: Path) -> None:
+    """Kedro looks for the project's logging in the working directory only, and is loud where it finds none."""
+    if file.is_file() and "KEDRO_LOGGING_CONFIG" not in os.environ and not (Path.cwd() / "conf" / file.name).exists():
+        LOGGING.configure(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def _refuse_unlike(place: str, below: Any, above: Any) -> None:

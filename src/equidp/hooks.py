@@ -136,6 +136,7 @@ class RunHook:
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
         if options:
             choose_device(self._parameters["training"]["device"])  # and so is a device that is not here
+        _tell_unread(run_params, sorted(options))
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)
         self._catalog = catalog
@@ -160,8 +161,11 @@ class RunHook:
         """
         name, _, kind = dataset_name.rpartition(".")
         if kind == "model" and name in ALGORITHMS:
-            for stale in ARTIFACTS:
-                _filepath(self._catalog, f"{name}.{stale}").unlink(missing_ok=True)
+            said = [_filepath(self._catalog, f"{name}.{stale}") for stale in ARTIFACTS]
+            if name != BASELINE and (earlier := next((path for path in said if path.exists()), None)):
+                logger.info("An earlier run's results in %s are replaced; run_label=… keeps both.", earlier.parent)
+            for path in said:
+                path.unlink(missing_ok=True)
 
     @hook_impl(wrapper=True)
     def before_node_run(self) -> Generator[None, Any, Any]:
@@ -307,6 +311,17 @@ class TrackingHook:
 def _evaluated(pipeline: Pipeline) -> tuple[str, ...]:
     """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
+
+
+def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
+    """A setting of an algorithm that does not run is none of this run's in a file; on the command line it is a slip."""
+    for name in run_params.get("runtime_params") or {}:
+        if name in ALGORITHMS and name not in (BASELINE, *trained):
+            logger.warning(
+                "--params sets %s, which has no effect: what runs here is %s.",
+                name,
+                ", ".join(trained) or "no algorithm",
+            )
 
 
 def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:

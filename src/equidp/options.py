@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from equidp.errors import EquidpError, unknown_name
 
 Settings = TypeVar("Settings", bound=BaseModel)
+
+
+def listed(value: Any) -> Any:
+    """`sex+race` on the command line is the list [sex, race] in a file; one word or number is a list of itself."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split("+")]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+RATIO = r"^\d+(\.\d+)?x$"
+"""What a ratio to another setting looks like."""
+
+Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(listed)]
+"""Widths of layers, `64+32` on the command line."""
 
 
 def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: str) -> Settings:
@@ -29,10 +44,33 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
     try:
         return settings(**given)
     except ValidationError as error:
-        first = error.errors()[0]
+        first, why = refusal_of(error)
         place = ".".join(str(part) for part in first["loc"])
         named, given_here = (f"The {kind} {place!r}", f" (given: {first['input']!r})") if place else (f"A {kind}", "")
         # YAML takes a bare 0 for a number and a bare no for false, which are common names of classes and categories
         bare = first["type"] == "string_type" and isinstance(first["input"], bool | int | float)
-        reason = first["msg"].removeprefix("Value error, ") + given_here + ("; put it in quotes" if bare else "")
+        reason = why + given_here + ("; put it in quotes" if bare else "")
         raise EquidpError(f"{named} is not valid: {reason}.") from error
+
+
+def refusal_of(error: ValidationError) -> tuple[ErrorDetails, str]:
+    """The first thing that pydantic has against the values, and why, in a user's words.
+
+    Where a value may be of several kinds it has something against it for each.
+    """
+    first, *others = error.errors()
+    alike = [one for one in others if first["loc"] and one["loc"][:1] == first["loc"][:1]]
+    reasons = [_reason(one) for one in (first, *(one for one in alike if one["input"] is first["input"]))]
+    return first, ", or ".join(reasons).replace(", or Input should be ", ", or ")
+
+
+def _reason(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "union_tag_not_found":
+            return f"it needs the key {error['ctx']['discriminator']}, which says what it is"
+        case "model_attributes_type" | "model_type" | "dict_type" | "mapping_type":
+            return "Input should have settings below it, such as name: {...}"
+        case "string_pattern_mismatch" if error["ctx"]["pattern"] == RATIO:
+            return "a ratio such as 10x"
+        case _:
+            return error["msg"].removeprefix("Value error, ")

@@ -28,6 +28,7 @@ from equidp.engine.parts import HUGE, Positive
 from equidp.engine.trainer import OPTIMIZERS
 from equidp.errors import EquidpError, unknown_name
 from equidp.models import MODELS, model_options
+from equidp.options import listed, refusal_of
 from equidp.sources import SOURCES, source
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
@@ -43,11 +44,6 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-def _listed(value: Any) -> Any:
-    """`sex+race` on the command line is the list [sex, race] in a file."""
-    return [part.strip() for part in value.split("+")] if isinstance(value, str) else value
-
-
 RECORDS = {"record", *(kind.unit_names[0] for kind in SOURCES.values())}
 """The sources' words for one record; any other word of `data.split_by` and `privacy.unit` is for several together."""
 
@@ -57,7 +53,7 @@ class DataSettings(Section):
 
     source: str = ""
     """Registry name of the source; the dataset's own name unless given."""
-    groups: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("class",)
+    groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     keep: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Unbalancing of the training part: class name → count, or fraction below 1."""
@@ -151,8 +147,8 @@ class TrainingSettings(Section):
     """Log exact training figures (`nonprivate/…`), outside the guarantee."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Epochs between evaluations on the test part."""
-    class_weights: tuple[Annotated[float, Field(ge=0, le=HUGE)], ...] | None = None
-    """Weight of each class in the loss, in label order; null: all 1."""
+    class_weights: Annotated[tuple[Annotated[float, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
+    """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
 
     @field_validator("optimizer")
     @classmethod
@@ -172,7 +168,7 @@ class ModelSettings(Section):
     name: str = "mlp"
     """Registry name of the model."""
     options: dict[str, Any] = {}
-    """Options of the model family; see docs/datasets.md."""
+    """Options of the model family: see *Models* at the end of this page."""
 
     @field_validator("name")
     @classmethod
@@ -231,9 +227,8 @@ def section(kind: type[BaseModel], name: str, values: Mapping[str, Any] | None) 
 
 
 def _readable(name: str, error: ValidationError) -> EquidpError:
-    first = error.errors()[0]
+    first, reason = refusal_of(error)
     where = ".".join([name, *(str(part) for part in first["loc"][:1])])
-    reason = first["msg"].removeprefix("Value error, ")
     return EquidpError(f"{where}={first['input']!r}: {reason}." if first["loc"] else f"{name}: {reason}.")
 
 
@@ -259,7 +254,12 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
         resolved[name] = section(kind, name, given.get(name)).model_dump(mode="json")
     resolved["data"]["source"] = resolved["data"]["source"] or dataset
     if resolved["data"]["source"] not in SOURCES:
-        raise unknown_name("dataset", resolved["data"]["source"], SOURCES)
+        if resolved["data"]["source"] == dataset:  # it has a preset, or the loader would have refused it
+            raise EquidpError(
+                f"Dataset {dataset!r} is no source of its own, and its preset names none: give it data.source, such as "
+                f"`source: csv`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
+            )
+        raise unknown_name("data.source", resolved["data"]["source"], SOURCES)
     chosen = source(resolved["data"]["source"], resolved["data"]["options"])
     for setting, word in (
         ("data.split_by", resolved["data"]["split_by"]),
@@ -294,6 +294,9 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
     valid = tuple(valid)
     for key in given:
         if key not in valid:
+            nested = [f"{name}.{key}" for name, kind in SECTIONS.items() if key in kind.model_fields]
+            if nested:
+                raise EquidpError(f"Unknown setting {key!r}. Did you mean {' or '.join(map(repr, nested))}?")
             raise unknown_name("setting", key, valid)
 
 

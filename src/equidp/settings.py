@@ -3,10 +3,13 @@
 import io
 import sys
 import warnings
+from typing import Any
 
+from kedro.framework.session import KedroSession
 from kedro.framework.session.store import BaseSessionStore
 
 from equidp.config_loader import EquidpConfigLoader
+from equidp.errors import EquidpError
 from equidp.hooks import RunHook, TrackingHook
 
 # A remark to callers, which a user of this project can do nothing about.
@@ -15,6 +18,25 @@ warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
 # A terminal that has no ε or Δ shows a question mark: it is no reason to lose the end of a run.
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
+
+FILTERED_AWAY = ("Pipeline contains no nodes after", "Pipeline does not contain")
+"""How Kedro begins to tell that --tags, --nodes, --from-nodes and the like name what is not there."""
+
+
+class Session(KedroSession):
+    """Kedro's, which tells of a mistyped node in a sentence."""
+
+    def run(self, *args: Any, **named: Any) -> Any:
+        """As Kedro's."""
+        try:
+            return super().run(*args, **named)
+        except ValueError as error:
+            if not str(error).startswith(FILTERED_AWAY):
+                raise
+            raise EquidpError(
+                f"{str(error).rstrip('.')}: `kedro registry describe <pipeline>` lists its nodes."
+            ) from error
+
 
 HOOKS = (TrackingHook(), RunHook())
 CONFIG_LOADER_CLASS = EquidpConfigLoader
@@ -25,4 +47,5 @@ CONFIG_LOADER_ARGS = {
     # without this, any file in conf/local would make --params drop the other keys of a block
     "merge_strategy": {"parameters": "soft"},
 }
+SESSION_CLASS = Session
 SESSION_STORE_CLASS = BaseSessionStore

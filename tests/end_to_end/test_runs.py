@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from dp_accounting import pld, rdp
+from kedro.framework.startup import bootstrap_project
 from kedro.runner import ParallelRunner, ThreadRunner
 from mlflow.exceptions import MlflowException
 from sklearn.datasets import load_digits
@@ -20,6 +21,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_j
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.pipeline_registry import DEMONSTRATION
+from equidp.settings import Session
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
 SHARED = {"dataset", "seed", "training.epochs", "training.batch_size", "privacy.delta", "model.name", "data.groups"}
@@ -248,6 +250,30 @@ def test_what_kedro_offers_and_would_mislead_is_refused(project, options, words)
     with pytest.raises(EquidpError, match=words):
         kedro_run(project, "dpsgd", options=options, **QUICK)
     assert mlflow_runs(project) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"node_names": ["train"]}, r"contain nodes named \['train'\]: `kedro reg"),
+        ({"tags": ["mine"]}, "contains no nodes"),
+    ],
+)
+def test_a_mistyped_node_ends_in_a_sentence(project, options, words):
+    bootstrap_project(project)
+    with Session.create(project_path=project) as session, pytest.raises(EquidpError, match=words):
+        session.run(pipeline_names=["ingestion"], **options)
+
+
+def test_what_has_no_effect_and_what_is_lost_is_told(project, caplog):
+    kedro_run(project, "dpsgd", **QUICK, **{"dpsgd_f.options.base_clip_norm": 2.0, "sgd.options.learning_rate": 0.2})
+    assert [r.message for r in caplog.records if "--params sets" in r.message] == [
+        "--params sets dpsgd_f, which has no effect: what runs here is dpsgd, sgd."
+    ]
+    assert "are replaced" not in caplog.text
+    kedro_run(project, "dpsgd", **QUICK, **{"privacy.noise_multiplier": 0.5})
+    (told,) = (r.message for r in caplog.records if "are replaced" in r.message)
+    assert str(report_folder(project, "dpsgd").relative_to(project)) in told
 
 
 def test_processes_that_cannot_see_the_run_are_refused(project):

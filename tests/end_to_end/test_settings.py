@@ -130,6 +130,8 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
     [
         ({"dataset": "adlut"}, r"Unknown dataset 'adlut'. Did you mean 'adult'\?"),
         ({"privacy.epsilonn": 3}, r"Unknown setting 'privacy.epsilonn'. Did you mean 'privacy.epsilon'\?"),
+        ({"epsilon": 3}, r"Unknown setting 'epsilon'. Did you mean 'privacy.epsilon'\?"),
+        ({"training.class_weights": "1+a"}, r"training.class_weights='a': .*valid number"),
         ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
         ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
         ({"dpsgd.options.clip_norm": -1}, r"dpsgd.options.clip_norm=-1 is not valid"),
@@ -224,13 +226,15 @@ def test_an_empty_label_is_none(project):
     assert (report_folder(project, "dpsgd") / "metrics.json").is_file()
 
 
-@pytest.mark.parametrize("option", ["--pipeline", "--pipelines"])
-def test_the_command_line_ends_with_one_line_and_a_status(project, option):
+@pytest.mark.parametrize(("option", "folder"), [("--pipeline", "."), ("--pipelines", "conf")])
+def test_the_command_line_ends_with_one_line_and_a_status(project, option, folder):
     command = [sys.executable, "-m", "kedro", "run", f"{option}=dpsgd", "--params=dataset=adlut"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=project / folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "Error: Unknown dataset 'adlut'. Did you mean 'adult'?" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("Error: Unknown dataset 'adlut'. Did you mean 'adult'?")
+    assert done.stderr.count("\n") == 1
+    assert bool(done.stdout) == (folder != ".")  # elsewhere Kedro says that it is there, before it knows the project
+    assert "DEBUG" not in done.stdout
 
 
 def test_a_terminal_without_greek_letters_loses_no_run(project):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 from collections.abc import Iterator
@@ -86,6 +87,15 @@ def test_a_read_only_store_is_refused_before_anything_runs(project, monkeypatch)
     monkeypatch.setattr(sqlite3, "connect", lambda path, **how: connect(f"file:{path}?mode=ro", uri=True, **how))
     with pytest.raises(EquidpError, match=r"mlflow\.db cannot be written to \(attempt to write a readonly database\)"):
         tracking.check_store(f"sqlite:///{project / 'mlflow.db'}")
+
+
+def test_a_folder_without_room_for_a_store_is_refused_at_once(project, monkeypatch):
+    def refuse(*_, **__) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(EquidpError, match=r"Cannot write .*other\.db: writing there is not .* MLFLOW_TRACKING_URI"):
+        tracking.check_store(f"sqlite:///{project / 'other.db'}")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

@@ -29,6 +29,7 @@ from equidp.algorithms.sad_dpsgd import SADDPSGD
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.algorithms.sgd import SGD
 from equidp.errors import EquidpError, unknown_name
+from equidp.options import refusal_of
 
 __all__ = ["ALGORITHMS", "PARTS", "AlgorithmSettings", "algorithm_settings"]
 
@@ -76,7 +77,7 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
     try:
         return kind(**(options or {}))
     except ValidationError as error:
-        first = error.errors()[0]
+        first, why = refusal_of(error)
         where = ".".join([place, *map(str, first["loc"][:1])])
         given = f"={first['input']!r}" if first["loc"] else ""
-        raise EquidpError(f"{where}{given} is not valid: {first['msg']}.") from error
+        raise EquidpError(f"{where}{given} is not valid: {why}.") from error

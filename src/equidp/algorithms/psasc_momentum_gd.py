@@ -80,7 +80,7 @@ class RecordMomentum(Contribution):
         if needed > self.memory_limit:
             raise EquidpError(
                 f"Per-record momentum keeps {run.population.size} × {run.engine.dimension} numbers, {needed:.1f} GiB, "
-                f"more than memory_limit={self.memory_limit:g}. Use psasc_momentum, a smaller model or fewer records."
+                f"where {self.memory_limit:g} GiB are allowed. Use psasc_momentum, a smaller model or fewer records."
             )
         return RunningMeans(self, run)
 

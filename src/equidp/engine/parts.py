@@ -38,6 +38,7 @@ from equidp.engine.noise import RandomSource
 from equidp.engine.plan import Plan, Segment
 from equidp.engine.poisson import poisson_sample
 from equidp.engine.sampling import Batch, Population
+from equidp.options import RATIO
 
 if TYPE_CHECKING:
     from equidp.engine.algorithm import Algorithm
@@ -47,7 +48,7 @@ __all__ = ["Plan", "Segment"]  # and everything below
 Public = Mapping[str, Tensor]
 """Values a weight rule may depend on, by name: shape `()` for all records, or `[K]`, one per group."""
 
-NoiseLevel = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=r"^\d+(\.\d+)?x$")]
+NoiseLevel = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=RATIO)]
 """A side noise: a number, or a ratio to the gradient's noise multiplier such as `"10x"`."""
 
 TINY, HUGE = 1e-12, 1e12

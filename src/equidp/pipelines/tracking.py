@@ -40,6 +40,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import equidp
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
+from equidp.files import storage_error
 from equidp.logs import held_back
 from equidp.network import first_line
 
@@ -192,8 +193,17 @@ def _database_file(uri: str) -> Path | None:
 
 
 def _check_file(path: Path) -> None:
-    """Try for the right to write to a database, and give it back. One that is not there yet is made later."""
+    """Try for the right to write to a database, and give it back; to its folder, where it is to be made."""
     if not path.exists():
+        tried = path.with_name(f".{path.name}.{os.getpid()}.tried")
+        try:
+            tried.write_bytes(b"x")
+        except OSError as error:
+            told = storage_error(path, error).message
+            raise EquidpError(f"{told} Another place for MLflow's store is named by MLFLOW_TRACKING_URI.") from error
+        finally:
+            with suppress(OSError):
+                tried.unlink()
         return
     try:
         with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:

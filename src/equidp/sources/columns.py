@@ -113,8 +113,8 @@ def codes(column: pd.Series, categories: Sequence[str], where: str) -> Tensor:
     return torch.from_numpy(found)
 
 
-def numbers(column: pd.Series, minimum: float, maximum: float, where: str) -> Tensor:
-    """The column as float64 `[N]`.
+def numbers(column: pd.Series, minimum: float, maximum: float, where: str, *, otherwise: str = "") -> Tensor:
+    """The column as float64 `[N]`; `otherwise` is what else may be done about a value that is none.
 
     Raises:
         EquidpError: a value that is no number or lies outside the declared bounds.
@@ -128,7 +128,7 @@ def numbers(column: pd.Series, minimum: float, maximum: float, where: str) -> Te
         what = "a number is missing" if _is_absent(given) else f"{_as_written(given)} {what}"
         raise EquidpError(
             f"{where}, row {column.index[position]}, column {column.name!r}: {what}; "
-            f"give a number from {minimum:g} to {maximum:g}."
+            f"give a number from {minimum:g} to {maximum:g}{otherwise}."
         )
     return torch.tensor(values)
 
@@ -205,4 +205,5 @@ def _text(path: Path) -> str:
     try:
         return content(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise EquidpError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from error
+        export = "" if path.suffix in (".csv", ".data", ".txt", ".gz") else " as csv"
+        raise EquidpError(f"{path} is not UTF-8 text (byte {error.start}); save it{export} in UTF-8.") from error

@@ -72,7 +72,8 @@ class Grouping(BaseModel):
     def _known_ids(self, column: pd.Series, where: str) -> Tensor:
         if self.categories:
             return codes(column, self.categories, where)
-        return band_ids(numbers(column, self.minimum, self.maximum, where), self.edges)
+        otherwise = "" if self.unknown else ", or declare the grouping with `unknown: true`"
+        return band_ids(numbers(column, self.minimum, self.maximum, where, otherwise=otherwise), self.edges)
 
 
 def group_ids(frame: pd.DataFrame, groupings: Mapping[str, Grouping], where: str) -> dict[str, Tensor]:

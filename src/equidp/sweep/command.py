@@ -226,9 +226,9 @@ def _conclude(
         if cell.key in failed:
             console.print(f"failed: {cell}", style="red", highlight=False, soft_wrap=True, markup=False)
             console.print(f"    {failed[cell.key]}", highlight=False, soft_wrap=True, markup=False)
-            console.print(
-                f"    log: {shlex.quote(str(jobs[cell.key].log))}", highlight=False, soft_wrap=True, markup=False
-            )
+            log = jobs[cell.key].log
+            if log.exists():  # it may have failed before it began
+                console.print(f"    log: {shlex.quote(str(log))}", highlight=False, soft_wrap=True, markup=False)
     if len(complete) < len(cells):
         raise EquidpError(
             f"{len(cells) - len(complete)} of {len(cells)} cells are not finished; call the sweep again to retry them."
