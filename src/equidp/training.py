@@ -300,6 +300,8 @@ def prepare(
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
             code=CODE_DIGEST[:16],
         )
+        if resume and not keeper.found:
+            logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
     lives = [] if peers is None else peers.gather(life_of(random))
     ledger: Ledger = keeper.ledger(random, lives[1:]) if keeper else Ledger()
     ids, names = train.grouping(grouping)

@@ -90,6 +90,16 @@ def test_a_file_that_the_model_starts_from(tmp_path: Path, power_cut: Any) -> No
     assert live(0.1, resume=True).privacy["ledger"][0]["count"] == 4
 
 
+def test_a_resumption_of_nothing_is_told(tmp_path: Path, power_cut: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with power_cut(after=2):
+        live(tmp_path, "dpsgd", {}, PARTS, resume=True)
+    assert "dpsgd: there is nothing to resume" in caplog.text
+    caplog.clear()
+    live(tmp_path, "dpsgd", {}, PARTS, resume=True)
+    assert "nothing to resume" not in caplog.text
+
+
 def test_constants_that_images_are_standardised_by() -> None:
     model = ModelSettings(name="cnn_small")
     plain = Schema("toy", "image", (1, 8, 8), ("a", "b"), {"class": ("a", "b")}, mean=(0.5,), sd=(0.5,))

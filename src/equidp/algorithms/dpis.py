@@ -392,7 +392,8 @@ class DPIS(AlgorithmSettings):
     external_clip_norm: Positive | None = None
     """C*, the bound within that mean; 4·C_1 unless given."""
     declared_records: Annotated[int, Field(ge=1)] | None = None
-    """N_0, a public number near the number of records, where that number itself is to be protected."""
+    """N_0, a public number near the number of records, where that number itself is to be protected (groups.csv and the
+    pages show the sizes of groups all the same: keep them inside)."""
 
     def build(self) -> Algorithm:
         """Importance sampling, constant length, noise within a budget."""

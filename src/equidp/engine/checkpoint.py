@@ -150,6 +150,8 @@ class Checkpointer:
         except BaseException:
             self.close()
             raise
+        self.found = self.saved is not None or self._journal.lives > 0
+        """Whether the folder held a run to go on with."""
         self._ledger: Ledger | None = None
         self._life = ""
         self.renewed = 0

@@ -287,7 +287,8 @@ def _outside(privacy: Mapping) -> Section:
         (
             "Choice of settings",
             "Each training with other settings on the same data spends its own ε; choosing the best by the reused test "
-            "set also makes its accuracy too good.",
+            "set also makes its accuracy too good. Figures of a validation part (data.evaluate_on=validation) are "
+            "exact, and the final run trains on its records.",
         ),
         (
             "Further releases",
