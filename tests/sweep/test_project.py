@@ -116,7 +116,7 @@ def test_custom_is_swept_by_its_parts_and_their_settings(here: Project):
         ("custom", {"custom.weights.name": "psasc", "custom.weights.scal": 1}, "Did you mean 'scale'"),
         ("custom", {"custom.weights": "unit"}, "no bound on what one record adds"),
         ("custom", {"custom.options.weights": "psasc"}, "Unknown setting of custom 'options'"),
-        ("dpsgd", {"model.name": "mlp", "model.options.hidden": [64, 32]}, "'hidden' is not valid"),
+        ("dpsgd", {"model.name": "mlp", "model.options.hidden": [64, "wide"]}, "'hidden.1' is not valid"),
     ],
 )
 def test_wrong_names_are_refused_before_anything_runs(here: Project, algorithm, overrides, words):
