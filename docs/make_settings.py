@@ -57,7 +57,7 @@ def models() -> list[str]:
         if own:
             tables.append(block("model.options", kind.Options, own).replace("## ", f"### `{name}`: ", 1))
     head = ["| `model.name` | features | what it is |", "|---|---|---|", *rows, ""]
-    return ["## Models", "", *head, "Options of all models:", *tables]
+    return ["## Models", "", *head, "Options of all models:", "", *tables]
 
 
 def summary(kind: type) -> str:
