@@ -199,7 +199,7 @@ class TestGD:
             "contribution": {"name": "record_momentum", "memory_limit": 1e-9},
             "weights": "psasc",
         }
-        with pytest.raises(EquidpError, match="memory_limit"):
+        with pytest.raises(EquidpError, match="GiB are allowed"):
             lab.trainer("custom", options)
 
     def test_needs_everybody_in_every_step(self) -> None:

@@ -129,7 +129,7 @@ def test_several_doubtful_figures_are_told_in_one_sentence(sample):
 
 
 def test_a_validation_part_and_a_choice_among_trainings_are_announced(sample):
-    assert "validation part" not in Reader(html_report(**vars(sample))).text
+    assert "figures of the validation part" not in Reader(html_report(**vars(sample))).text
     documents = {name: {**one, "evaluated_on": "validation"} for name, one in sample.documents.items()}
     privacy = {name: {**one, "trials": 3} for name, one in sample.privacy.items()}
     text = Reader(html_report(**vars(sample) | {"documents": documents, "privacy": privacy})).text
