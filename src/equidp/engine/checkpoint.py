@@ -20,7 +20,6 @@ import json
 import os
 import platform
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -266,7 +265,7 @@ class Checkpointer:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Turn Ctrl-C and SIGTERM into a request to stop after the step; a second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
+        if not alone():
             yield
             return
 

@@ -518,7 +518,7 @@ class Trainer:
         self.public, self.shown = _moved(state["public"], device), dict(state["shown"])
         self.random.load_state_dict(state["random"])
         if not self.random.renewed:
-            _set_global_random(state.get("global_random", {}), self.population.device)
+            _set_global_random(state.get("global_random", {}), device)
         for name in ("sampling", "contributing", "updating", "accepting"):
             getattr(self, name).load_state_dict(_moved(state[name], device))
         if self.diagnostics is not None and state["diagnostics"] is not None:

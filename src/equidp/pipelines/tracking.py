@@ -16,7 +16,6 @@ import signal
 import socket
 import sqlite3
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -43,6 +42,7 @@ from equidp.evaluation.metrics import numbered
 from equidp.files import storage_error
 from equidp.logs import held_back
 from equidp.network import first_line
+from equidp.threads import alone
 
 PORTS = {"http": 80, "https": 443}
 
@@ -98,7 +98,7 @@ def begin(ours: bool) -> None:
     """Forget earlier runs; what is opened from here on is the pipeline's, and ended if the process is stopped."""
     global _current
     _current = Tracking(ours)
-    if threading.current_thread() is threading.main_thread():
+    if alone():
         before, after = (signal.SIG_DFL, _leave) if ours else (_leave, signal.SIG_DFL)
         if signal.getsignal(signal.SIGTERM) is before:  # training has a handler of its own meanwhile
             signal.signal(signal.SIGTERM, after)

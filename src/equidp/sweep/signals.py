@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from equidp.threads import alone
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def deaf_to_ctrl_c() -> Iterator[None]:
 @contextmanager
 def _handling(number: signal.Signals, handler: Any) -> Iterator[None]:
     """A handler for a while; only the main thread may set one."""
-    if threading.current_thread() is not threading.main_thread():
+    if not alone():
         yield
         return
     before = signal.signal(number, handler)
