@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from equidp import interrupts
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.checkpoint import StoppedError
 from equidp.engine.trainer import choose_device
@@ -113,6 +114,7 @@ class RunHook:
     @hook_impl(wrapper=True)
     def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
         """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
+        interrupts.keep()
         self._parameters = context.config_loader["parameters"]
         mlflow_yml = context.config_loader["mlflow"]
         self._store = str(mlflow_yml["server"]["mlflow_tracking_uri"])

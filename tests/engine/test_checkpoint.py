@@ -281,6 +281,24 @@ class TestSignals:
         assert trainer.ledger.events == WHOLE_RUN
         assert [row["epoch"] for row in history] == [1.0, 2.0, 3.0, 4.0]
 
+    def test_after_the_last_step_it_stops_what_would_follow(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        train = ToyTrainer.train
+
+        def asked_last(*args: object, **named: object) -> None:
+            train(*args, **named)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ToyTrainer, "train", asked_last)
+            with pytest.raises(StoppedError, match="after step 40 of 40"):
+                live(tmp_path)
+        trainer, history = live(tmp_path)
+        assert torch.equal(trainer.theta, uninterrupted().theta)
+        assert trainer.ledger.events == WHOLE_RUN
+        assert [row["epoch"] for row in history] == [1.0, 2.0, 3.0, 4.0]
+
     def test_a_secure_run_that_was_asked_to_stop_owes_nothing_extra(self, tmp_path: Path) -> None:
         with pytest.raises(StoppedError):
             live(tmp_path, source=secure, at_step=lambda done: os.kill(os.getpid(), signal.SIGTERM))

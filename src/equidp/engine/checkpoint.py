@@ -27,7 +27,7 @@ from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import safetensors
 import safetensors.torch
@@ -204,6 +204,8 @@ class Checkpointer:
 
         with self._signals():
             trainer.train(after_epoch, on_step=after_step, progress=progress)
+            if self._signal is not None:  # after the last step: it stops what would follow
+                self._stop(trainer)
         if isinstance(self._ledger, JournaledLedger):
             self._ledger.finish()
         return self._history
@@ -245,18 +247,18 @@ class Checkpointer:
 
     def _save_if_due(self, trainer: Resumable, *, whole_epoch: bool) -> None:
         if self._signal is not None:
-            self.save(trainer)
-            raise self._stopped(trainer)
+            self._stop(trainer)
         waited = time.monotonic() - self._saved_at
         by_time = self.every_minutes is not None and waited >= 60 * self.every_minutes
         by_epoch = whole_epoch and self.every_epochs is not None and len(self._history) % self.every_epochs == 0
         if by_time or by_epoch:
             self.save(trainer)
 
-    def _stopped(self, trainer: Resumable) -> StoppedError:
+    def _stop(self, trainer: Resumable) -> NoReturn:
         assert self._signal is not None
+        self.save(trainer)
         name = "Ctrl-C" if self._signal == signal.SIGINT else signal.Signals(self._signal).name
-        return StoppedError(
+        raise StoppedError(
             f"Stopped by {name} after step {trainer.steps_done} of {trainer.plan.steps}; the checkpoint is in "
             f"{self.path.parent}. Continue with --params=resume=true.",
             self._signal,

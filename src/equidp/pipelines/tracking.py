@@ -40,6 +40,7 @@ import equidp
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
 from equidp.files import storage_error
+from equidp.interrupts import SIGTERM_STATUS
 from equidp.logs import held_back
 from equidp.network import first_line
 from equidp.threads import alone
@@ -106,7 +107,7 @@ def begin(ours: bool) -> None:
 
 def _leave(signum: int, frame: FrameType | None) -> None:
     """End the process in order, where SIGTERM would end it on the spot."""
-    raise SystemExit(128 + signum)
+    raise SystemExit(SIGTERM_STATUS)
 
 
 def open_runs(client: MlflowClient, runs: Mapping[str, str], children: Iterable[str] = ()) -> None:

@@ -1,0 +1,44 @@
+"""Interrupts: Ctrl-C and SIGTERM arrive as exceptions, and Python loses an exception that is raised in a finaliser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+SIGTERM_STATUS = 128 + signal.SIGTERM
+"""Exit status of a process that SIGTERM ends."""
+
+SECONDS_LATER = 0.1
+
+_earlier = sys.unraisablehook
+
+
+def keep() -> None:
+    """From here on an interrupt that arrives in a finaliser is delivered once more.
+
+    Python only remarks on it ("Exception ignored in …") and goes on, for hours where a training follows. Database
+    clients run finalisers at every turn.
+    """
+    global _earlier
+    if sys.unraisablehook is not _again:
+        _earlier, sys.unraisablehook = sys.unraisablehook, _again
+
+
+def _again(lost: Any) -> None:
+    number = _signal_behind(lost.exc_type, lost.exc_value)
+    if number is None:
+        _earlier(lost)
+        return
+    # later, and not from here: what is raised in this function is lost too
+    with suppress(RuntimeError):  # no thread can be started any more: the process is ending as it is
+        threading.Timer(SECONDS_LATER, os.kill, (os.getpid(), number)).start()
+
+
+def _signal_behind(kind: type[BaseException], value: BaseException | None) -> signal.Signals | None:
+    if issubclass(kind, KeyboardInterrupt):
+        return signal.SIGINT
+    return signal.SIGTERM if isinstance(value, SystemExit) and value.code == SIGTERM_STATUS else None

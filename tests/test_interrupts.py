@@ -1,0 +1,67 @@
+"""An interrupt is not lost, wherever it arrives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from equidp.interrupts import SIGTERM_STATUS
+
+IN_A_FINALISER = """
+import signal, sys, time, weakref
+from equidp import interrupts
+
+
+class Thing:
+    pass
+
+
+def leave(*_):
+    raise SystemExit(interrupts.SIGTERM_STATUS)
+
+
+number = signal.Signals[sys.argv[1]]
+signal.signal(signal.SIGTERM, leave)
+interrupts.keep()
+interrupts.keep()
+thing = Thing()
+watched = weakref.ref(thing, lambda _: signal.raise_signal(number))
+try:
+    del thing  # the exception is raised, and lost, in here
+    print("lost", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("Ctrl-C", flush=True)
+"""
+
+FAILING_FINALISER = """
+import weakref
+from equidp import interrupts
+
+
+class Thing:
+    pass
+
+
+interrupts.keep()
+thing = Thing()
+watched = weakref.ref(thing, lambda _: 1 / 0)
+del thing
+"""
+
+
+def _python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=50)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals end a process at once on Windows")
+def test_one_in_a_finaliser_comes_again() -> None:
+    stopped = _python(IN_A_FINALISER, "SIGINT")
+    assert (stopped.stdout.split(), stopped.returncode) == (["lost", "Ctrl-C"], 0)
+    assert _python(IN_A_FINALISER, "SIGTERM").returncode == SIGTERM_STATUS
+
+
+def test_other_faults_of_finalisers_are_remarked_upon_as_ever() -> None:
+    assert "ZeroDivisionError" in _python(FAILING_FINALISER).stderr
