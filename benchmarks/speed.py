@@ -7,7 +7,8 @@ Every contender takes the same model, the same random data and the same Poisson 
 what is printed are medians of the ratios of neighbouring measurements with their quartiles. `sgd` is the trainer's own
 non-private step, which shares the trainer's memory layout; `ordinary` is one written by hand in the model's own. `ours`
 is the trainer's complete private step: sampling, gathering, norms, weights, weighted sum, noise, optimiser. `floor` is
-the forward and backward pass to the layers' outputs, below which no private step can go.
+the forward and backward pass to the layers' outputs, below which no private step can go. On a GPU `graphs` is `ours`
+with its passes replayed as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -37,6 +39,7 @@ from equidp.engine.ledger import Ledger
 from equidp.engine.noise import SeededRandom
 from equidp.engine.parts import Plan
 from equidp.engine.poisson import poisson_sample
+from equidp.engine.recording import CudaGraphs
 from equidp.engine.sampling import Population
 from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
@@ -102,7 +105,7 @@ class Bench:
         self.plan = Plan(len(self.records), batch_size, 1_000, len(facts.classes), 1e-5, NOISE_MULTIPLIER)
         self.device = torch.device(device)
 
-    def trainer(self, algorithm: str, *, physical_batch_size: int | None = None) -> Trainer:
+    def trainer(self, algorithm: str, *, physical_batch_size: int | None = None, cuda_graphs: bool = False) -> Trainer:
         """A trainer on a copy of the model."""
         return Trainer(
             model=copy.deepcopy(self.model),
@@ -114,10 +117,11 @@ class Bench:
             ledger=Ledger(),
             learning_rate=LEARNING_RATE,
             physical_batch_size=physical_batch_size,
+            new_recorder=CudaGraphs if cuda_graphs else None,
             public=self.public,
         )
 
-    def step(self, algorithm: str, **settings: int | None) -> Step:
+    def step(self, algorithm: str, **settings: Any) -> Step:
         """A complete step of the trainer."""
         trainer = self.trainer(algorithm, **settings)
         segment = trainer.segments[0]
@@ -339,6 +343,8 @@ def contenders(bench: Bench, watch: Stopwatch, algorithms: Sequence[str], opacus
     for name in algorithms:
         try:
             steps[f"ours:{name}"] = bench.step(name)
+            if bench.device.type == "cuda":
+                steps[f"graphs:{name}"] = bench.step(name, cuda_graphs=True)
         except EquidpError as error:
             print(f"{name} left out: {error.message}", file=sys.stderr)
     for mode in opacus:

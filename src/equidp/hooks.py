@@ -31,11 +31,12 @@ from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
 from equidp.files import REFUSALS, storage_error
 from equidp.notebooks import without_ipython
+from equidp.parameters import TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE, print_table, results_table
-from equidp.training import forget
+from equidp.training import device_of, forget
 
 # kedro-mlflow defines a model as it is imported, and MLflow asks its author for type hints, past any filter
 with warnings.catch_warnings(record=True):
@@ -137,7 +138,7 @@ class RunHook:
         for name, chosen in options.items():
             algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
         if options:
-            choose_device(self._parameters["training"]["device"])  # and so is a device that is not here
+            device_of(TrainingSettings(**self._parameters["training"]))  # and so is a device that is not here
         _tell_unread(run_params, sorted(options))
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)

@@ -141,6 +141,8 @@ class TrainingSettings(Section):
     """At most so many units in memory at once; the result does not depend on it."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
+    cuda_graphs: bool = False
+    """Replay the model's passes as CUDA graphs: for small models on a GPU; not yet tried on one."""
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     """Epochs between checkpoints; null: none."""
     diagnostics: bool = False

@@ -32,6 +32,7 @@ from equidp.engine.journal import BLOCK, unless_in_use
 from equidp.engine.ledger import Epsilon, Event, Ledger, counted, epsilon, merged
 from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
 from equidp.engine.plan import Plan
+from equidp.engine.recording import CudaGraphs
 from equidp.engine.sampling import Population
 from equidp.engine.secure import SecureRandom
 from equidp.engine.trainer import EpochCallback, Trainer, choose_device
@@ -278,7 +279,7 @@ def prepare(
     peers: Peers | None = None,
 ) -> Prepared:
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
-    device = choose_device(training.device)
+    device = device_of(training)
     loss = record_loss(training.class_weights, split.train.schema.classes, device)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
@@ -317,6 +318,7 @@ def prepare(
         "optimizer": training.optimizer,
         "physical_batch_size": training.physical_batch_size,
         "precision": training.precision,
+        "new_recorder": CudaGraphs if training.cuda_graphs and algorithm.private else None,
         "diagnostics": training.diagnostics,
         "public": split.public.to(device) if len(split.public) else None,
     }
@@ -331,6 +333,21 @@ def prepare(
     saved = keeper.saved.state if keeper and keeper.saved else None
     trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
     return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
+
+
+def device_of(training: TrainingSettings) -> torch.device:
+    """Where a training runs.
+
+    Raises:
+        EquidpError: for a device that is not here, or that cannot do what is asked of it.
+    """
+    device = choose_device(training.device)
+    if training.cuda_graphs and device.type != "cuda":
+        raise EquidpError(
+            f"training.cuda_graphs is for CUDA devices, and this run would train on the {device.type}: leave it out, "
+            "or set training.device=cuda where there is one."
+        )
+    return device
 
 
 def fingerprint(records: Records) -> str:

@@ -33,6 +33,12 @@ def test_preset_of_the_dataset_applies_whatever_the_order(project):
     assert first["privacy"] == {**first["privacy"], "noise_multiplier": 1.0, "epsilon": None, "delta": 1e-7}
 
 
+def test_cuda_graphs_without_such_a_device_are_refused_before_anything_runs(project):
+    with pytest.raises(EquidpError, match="would train on the cpu: leave it out"):
+        kedro_run(project, "dpsgd", **QUICK, **{"training.cuda_graphs": True})
+    assert mlflow_runs(project) == []
+
+
 def test_every_preset_resolves(project):
     presets = OmegaConf.load(project / "conf/base/parameters/presets.yml").presets
     for dataset in presets:

@@ -63,6 +63,12 @@ def test_an_option_of_the_baseline_matters_once_it_is_given(here: Project):
     assert plain.baseline != own.baseline
 
 
+def test_cuda_graphs_matter_once_they_are_asked_for(here: Project):
+    cell = here.cell("dpsgd", SHORT)
+    assert "cuda_graphs" not in cell.settings["training"]
+    assert here.cell("dpsgd", {**SHORT, "training.cuda_graphs": True}).key != cell.key
+
+
 def test_cells_that_differ_in_another_algorithms_option_are_one(here: Project):
     grid = grid_from(
         {"algorithms": "dpsgd,naive", "datasets": "digits", "params": {"dpsgd.options.clip_norm": [0.5, 1, 2]}}

@@ -7,6 +7,7 @@ are never formed by autograd on the private path. What a layer's norm and weight
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.engine.layers import Call, Site, fallback, sites
 from equidp.engine.probe import probe
+from equidp.engine.recording import Recorder, Recordings
 from equidp.engine.terms import Term, Units, materialised_norms, unit_norms
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
@@ -41,12 +43,20 @@ class GradientEngine:
         model: maps features `[b, …]` to outputs `[b, …]`.
         loss: per-record losses of outputs and labels.
         precision: `bf16` runs forward and backward under autocast; norms and sums stay in float32.
+        new_recorder: makes what the passes are recorded with, and replayed; None: they are computed afresh every time.
 
     Raises:
         EquidpError: for a model without trainable parameters, or with a layer that mixes records.
     """
 
-    def __init__(self, model: nn.Module, loss: LossFn, *, precision: Precision = "float32") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFn,
+        *,
+        precision: Precision = "float32",
+        new_recorder: Callable[[], Recorder] | None = None,
+    ) -> None:
         if precision not in ("float32", "bf16"):
             raise EquidpError(f"Precision {precision!r} is not one of float32, bf16.")
         self.model, self.loss, self.precision = model, loss, precision
@@ -69,6 +79,7 @@ class GradientEngine:
         self._probed = False
         self._records = 0
         self._workspace = Workspace(self.device)
+        self._recordings = None if new_recorder is None else Recordings(self, new_recorder)
         for parameter in self.parameters:
             parameter.requires_grad_(False)
 
@@ -110,6 +121,8 @@ class GradientEngine:
         """
         if not self._probed and len(features):
             self._probed = probe(self, features, labels)
+        if self._recordings is not None and self._probed and len(features) and owners is None and iterates is None:
+            return self._recordings.norms(features, labels)
         return self.unprobed_norms(features, labels, owners=owners, iterates=iterates)
 
     def unprobed_norms(
@@ -144,6 +157,12 @@ class GradientEngine:
         Raises:
             EquidpError: without a preceding `norms` call.
         """
+        if self._recordings is not None and self._recordings.current is not None:
+            return self._recordings.weighted_sum(weights)
+        return self.booked_sum(weights)
+
+    def booked_sum(self, weights: Tensor) -> Tensor:
+        """`weighted_sum` from this engine's own books, where norms were computed afresh."""
         if self._terms is None:
             raise EquidpError("weighted_sum needs the books of a preceding norms call; call norms first.")
         if self._units is not None:
@@ -182,6 +201,15 @@ class GradientEngine:
     def clear(self) -> None:
         """Forget the last batch."""
         self._terms, self._units, self.losses = None, None, None
+        if self._recordings is not None:
+            self._recordings.current = None
+
+    def twin(self) -> GradientEngine:
+        """Another engine on the same model, with books and room of its own, and without recordings."""
+        other = copy.copy(self)
+        other._workspace, other._recordings = Workspace(self.device), None
+        other.clear()
+        return other
 
     def flatten(self) -> Tensor:
         """`[d]`: a copy of the current parameters."""

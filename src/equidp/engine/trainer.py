@@ -18,6 +18,7 @@ from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Draw, per_record, scheduled, sensitivity, tensors
 from equidp.engine.plan import Plan, Segment, segment_at
+from equidp.engine.recording import Recorder
 from equidp.engine.sampling import Batch, Population
 from equidp.errors import EquidpError
 from equidp.records import Records
@@ -128,6 +129,7 @@ class Trainer:
         learning_rate, optimizer: of the update, post-processing of the noisy mean.
         physical_batch_size: at most so many units in memory at once; None for the whole batch.
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
+        new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.
         diagnostics: collect exact training figures (outside the guarantee).
         public: records without any guarantee, disjoint from training and test, for an algorithm that asks for them.
 
@@ -149,6 +151,7 @@ class Trainer:
         optimizer: str = "sgd",
         physical_batch_size: int | None = None,
         precision: Literal["float32", "bf16"] = "float32",
+        new_recorder: Callable[[], Recorder] | None = None,
         diagnostics: bool = False,
         public: Records | None = None,
     ) -> None:
@@ -158,7 +161,7 @@ class Trainer:
             )
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
-        self.engine = GradientEngine(model, loss, precision=precision)
+        self.engine = GradientEngine(model, loss, precision=precision, new_recorder=new_recorder)
         self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
         # without what torch wraps around it for its profiler: more work than a small model's whole update
         self._update = torch.no_grad()(inspect.unwrap(type(self.optimizer).step))

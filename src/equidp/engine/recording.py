@@ -1,0 +1,177 @@
+"""Recording: the passes of a step, told to a GPU once and replayed as CUDA graphs.
+
+A small model's step is a few hundred operations, and telling a GPU of each takes longer than doing it. Recorded are
+norms and weighted sums alone, which follow from batch, weights and parameters. Who is in the batch, side releases,
+noise and update, and with them everything that draws a random number, are done as ever.
+
+A recording has a fixed number of rows, and a Poisson batch has not: it is laid into the first of them. The rows after
+it hold what they held before and have weight 0, so that they add exactly nothing, and their norms are dropped. A batch
+that is larger, or much smaller, gets a recording of its own, or none: no record is ever left out.
+
+No recording is trusted unseen: its first batches are computed both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from equidp.engine.probe import TOLERANCE
+from equidp.errors import EquidpError
+
+if TYPE_CHECKING:
+    from equidp.engine.gradients import GradientEngine
+
+TRIALS = 3
+"""Batches of each recording that are computed both ways; from the second on, parameters have changed in between."""
+
+MOST = 4
+"""Recordings of one run: each keeps the memory of a whole step."""
+
+WARM_UP = 3
+"""Passes before the recorded one, in which libraries choose their kernels and get their room."""
+
+REMEDY = "leave training.cuda_graphs out."
+
+
+class Recorder(Protocol):
+    """Records the passes of one recording, in the order in which they will be replayed."""
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """`work` once more with every call, on what the tensors that it read hold by then; the result is overwritten
+        by the next call.
+        """
+
+
+class CudaGraphs:
+    """Recorder on the current CUDA device; the graphs share their memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A graph of `work`."""
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP):
+                work()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+
+        def again() -> Tensor:
+            graph.replay()
+            return result
+
+        return again
+
+
+class Recording:
+    """Norms and weighted sums of batches that are about as large as a given one."""
+
+    def __init__(self, engine: GradientEngine, recorder: Recorder, features: Tensor, labels: Tensor) -> None:
+        self.uses, self._records = 0, len(features)
+        # a Poisson batch of that size on average is larger once in 30,000
+        size = self._records + 4 * round(self._records**0.5)
+        self._sizes = range(self._records // 2, size + 1)
+        self._features, self._labels = (x.new_zeros(size, *x.shape[1:]) for x in (features, labels))
+        self._weights = torch.zeros(size, device=features.device)
+        self._engine = engine.twin()  # its books are those that the recorded sum reads
+        self._norms = recorder.record(lambda: self._engine.unprobed_norms(self._features, self._labels))
+        self._sum = recorder.record(lambda: self._engine.weighted_sum(self._weights))
+
+    def fits(self, records: int) -> bool:
+        """Whether a batch of so many has room, without wasting most of the work."""
+        return records in self._sizes
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether it has yet to be trusted."""
+        return self.uses <= TRIALS
+
+    def norms(self, features: Tensor, labels: Tensor) -> Tensor:
+        """`[b]`, as the engine's."""
+        self.uses, self._records = self.uses + 1, len(features)
+        self._features[: len(features)].copy_(features)
+        self._labels[: len(labels)].copy_(labels)
+        return self._norms()[: len(features)].clone()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """`[d]`, of the last batch, as the engine's."""
+        self._weights[: self._records].copy_(weights)
+        self._weights[self._records :].zero_()
+        return self._sum().clone()
+
+
+class Recordings:
+    """What one engine has recorded.
+
+    Args:
+        engine: whose passes.
+        new_recorder: makes the recorder of one recording.
+    """
+
+    def __init__(self, engine: GradientEngine, new_recorder: Callable[[], Recorder]) -> None:
+        self._engine, self._new_recorder = engine, new_recorder
+        self._made: list[Recording] = []
+        self._last = torch.zeros(0)
+        self.current: Recording | None = None
+        """Whose norms were asked for last; None where they were computed without one."""
+
+    def norms(self, features: Tensor, labels: Tensor) -> Tensor:
+        """As the engine's.
+
+        Raises:
+            EquidpError: for passes that cannot be recorded, or come to something else when replayed.
+        """
+        recording = self._fitting(features, labels)
+        if recording is None:
+            return self._engine.unprobed_norms(features, labels)
+        self._engine.clear()
+        found = recording.norms(features, labels)
+        if recording.on_trial:
+            expected = self._engine.unprobed_norms(features, labels)  # the engine's own sum wants its books too
+            allowed = self._tolerance()
+            _compare(torch.isclose(found, expected, rtol=allowed, atol=1e-6 * allowed, equal_nan=True).all())
+        self.current, self._last = recording, found
+        return found
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """As the engine's, for the records of the last `norms`."""
+        assert self.current is not None
+        found = self.current.weighted_sum(weights)
+        if self.current.on_trial:
+            expected = self._engine.booked_sum(weights)
+            size = expected.norm() + 0.1 * torch.where(weights > 0, weights * self._last, 0.0).sum()  # sums may cancel
+            _compare((found - expected).norm() <= self._tolerance() * size)
+        return found
+
+    def _tolerance(self) -> float:
+        return TOLERANCE[self._engine.precision]
+
+    def _fitting(self, features: Tensor, labels: Tensor) -> Recording | None:
+        for recording in self._made:
+            if recording.fits(len(features)):
+                return recording
+        if len(self._made) == MOST:
+            return None
+        try:
+            recording = Recording(self._engine, self._new_recorder(), features, labels)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise EquidpError(f"The model's passes cannot be recorded as CUDA graphs ({reason}): {REMEDY}") from error
+        self._made.append(recording)
+        return recording
+
+
+def _compare(equal: Tensor) -> None:
+    if not equal:
+        raise EquidpError(
+            "The model's passes, replayed as CUDA graphs, give other gradients than computed afresh (so it is with a "
+            f"model that draws random numbers, such as dropout): {REMEDY}"
+        )
