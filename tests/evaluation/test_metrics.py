@@ -230,7 +230,7 @@ def test_document_is_strict_json_and_the_baseline_has_no_cost(binary):
     evaluated = evaluate(scores, labels, {"sex": (ids, SEXES)}, classes=CLASSES)
     text = json.dumps(metrics_document(evaluated, evaluated), allow_nan=False)
     document = json.loads(text)
-    assert set(document) == {"overall", "groups", "worst", "disparity", "baseline", "cost_of_privacy"}
+    assert set(document) == {"overall", "groups", "worst", "disparity", "intervals", "baseline", "cost_of_privacy"}
     assert document["cost_of_privacy"]["gap"]["sex"]["accuracy"] == 0
     assert "cost_of_privacy" not in metrics_document(evaluated, None)
 

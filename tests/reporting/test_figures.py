@@ -47,6 +47,24 @@ def test_cost_leaves_the_baseline_out(sample):
     assert list(trace(chart, "dpsgd_f").y)[:2] == [cost["Female"]["excess_loss"], cost["Male"]["excess_loss"]]
 
 
+def test_bars_of_accuracy_carry_their_intervals_small_groups_too(sample):
+    documents = copy.deepcopy(sample.documents)
+    documents["dpsgd"]["groups"]["sex"]["Male"]["count"] = 9
+    documents["dpsgd"]["cost_of_privacy"]["intervals"] = {"groups": {"sex": {"Female": [-0.5, -0.1], "Male": None}}}
+    own = sample.documents["dpsgd"]["intervals"]["groups"]["sex"]
+
+    bar = trace(figures.metric_per_group(documents, "sex"), "dpsgd")
+    for k, group in enumerate(("Female", "Male")):
+        assert (bar.y[k] - bar.error_y.arrayminus[k], bar.y[k] + bar.error_y.array[k]) == pytest.approx(own[group])
+    assert (bar.y[2], bar.error_y.array[2]) == (None, 0)
+
+    cost = trace(figures.cost_per_group(documents, "sex"), "dpsgd")
+    assert (cost.y[0] - cost.error_y.arrayminus[0], cost.y[0] + cost.error_y.array[0]) == pytest.approx((-0.5, -0.1))
+    assert cost.error_y.array[1] == 0
+    for without in (figures.cost_per_group(sample.documents, "sex"), figures.metric_per_group(documents, "sex", "mcc")):
+        assert trace(without, "dpsgd").error_y.array is None
+
+
 def test_groups_with_few_test_records_are_marked(sample):
     documents = copy.deepcopy(sample.documents)
     for group, count in (("Female", 9), ("Male", 10)):

@@ -106,6 +106,17 @@ def test_groups_table_lists_the_group_without_a_test_record(sample):
     assert "AUROC sgd" not in groups_table(sample.documents, "class", pd.DataFrame())
 
 
+def test_one_private_models_costs_have_their_intervals_beside_them(sample):
+    document = copy.deepcopy(sample.documents["dpsgd"])
+    document["cost_of_privacy"]["intervals"] = {"groups": {"sex": {"Female": [-0.52, 0.004], "Not stated": None}}}
+    frame = groups_table({"dpsgd": document}, "sex", sample.group_table)
+    columns = list(frame.columns)
+    assert columns[columns.index("Δ accuracy dpsgd") + 1] == "95 % of Δ"
+    assert frame.loc["Female", "95 % of Δ"] == "-0.520\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}+0.004"
+    assert pd.isna(frame.loc["Not stated †", "95 % of Δ"])
+    assert "95 % of Δ" not in groups_table(sample.documents, "sex", sample.group_table)
+
+
 def test_overall_metrics_and_disparities(sample):
     metrics = metrics_table(sample.documents)
     assert metrics.loc["dpsgd", "MCC"] == sample.documents["dpsgd"]["overall"]["mcc"]

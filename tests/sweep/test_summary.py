@@ -124,6 +124,17 @@ def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():
     assert averaged("sgd", {1: runs[1]})["overall"]["accuracy"] == pytest.approx(0.1)  # as a single run shows it
 
 
+def test_a_page_of_means_has_intervals_over_seeds(cells):
+    documents = {seed: json.loads(cell.outputs["metrics"].read_text()) for seed, cell in enumerate(cells[:2])}
+    page = averaged(cells[0].algorithm, documents)
+    for part in (page, page["baseline"], page["cost_of_privacy"]):
+        (grouping,) = part["groups"]
+        for group, (low, high) in part["intervals"]["groups"][grouping].items():
+            assert low <= part["groups"][grouping][group]["accuracy"] <= high
+    one = averaged(cells[0].algorithm, {0: documents[0]})
+    assert one["intervals"]["overall"] is None
+
+
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_the_table_is_whole_in_80_columns_and_never_wider_than_100(cells, width):
     console = Console(file=io.StringIO(), width=width)

@@ -17,12 +17,10 @@ from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, 
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
+from equidp.evaluation.intervals import Groups, accuracy_interval, difference_interval, per_group
 from equidp.records import MIN_TEST_RECORDS
 
 Thing = TypeVar("Thing", bound=Hashable)
-
-Groups = Mapping[str, tuple[NDArray, tuple[str, ...]]]
-"""Per grouping: group ids `[n]` and the names of all groups, in id order."""
 
 Figures = Callable[[NDArray, NDArray], dict[str, float | None]]
 """`(labels, row numbers)` of some records to their count and metrics."""
@@ -51,7 +49,7 @@ def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple
     Returns:
         `overall` and `groups[grouping][group]` with `count` and the `METRICS`; `worst[grouping]`, the group of lowest
         accuracy; `disparity[grouping]` from Fairlearn for every grouping but `class`. Both are over the groups that
-        `telling` names.
+        `telling` names. `intervals` has the accuracies' intervals over test records (`intervals.py`).
 
     Raises:
         ValueError: where the arrays do not fit each other.
@@ -71,7 +69,20 @@ def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple
             for grouping, (ids, names) in groups.items()
             if grouping != "class"
         },
+        "intervals": per_group(accuracy_interval, groups, predicted == labels),
     }
+
+
+def cost_intervals(private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups) -> dict:
+    """Intervals over test records of the cost of privacy in accuracy, overall and in every group.
+
+    Args:
+        private, baseline: `[n, classes]` scores of the same records.
+        labels: `[n]` class indices.
+        groups: as for `evaluate`.
+    """
+    right = [_predicted(np.asarray(scores)) == labels for scores in (private, baseline)]
+    return per_group(difference_interval, groups, *right)
 
 
 def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:

@@ -73,7 +73,7 @@ def over_seeds(documents: Mapping[int, Mapping], *, confidence: float = 0.95) ->
 
     Every number becomes `{"mean", "low", "high", "seeds"}`, or None where no seed has it. Costs of privacy and gaps
     were taken within each seed, so their intervals are paired. Words (the worst group's name) become the list of the
-    distinct ones.
+    distinct ones. The seeds' own intervals, over test records, are left out.
     """
     return _merge([documents[seed] for seed in sorted(documents)], confidence)
 
@@ -83,7 +83,7 @@ def _merge(values: Sequence, confidence: float):
     if not known:
         return None
     if isinstance(known[0], Mapping):
-        keys = list(dict.fromkeys(key for value in known for key in value))
+        keys = list(dict.fromkeys(key for value in known for key in value if key != "intervals"))
         return {key: _merge([value.get(key) for value in known], confidence) for key in keys}
     if isinstance(known[0], str):
         return list(dict.fromkeys(known))

@@ -26,7 +26,15 @@ from equidp.evaluation.metrics import unique_slugs
 from equidp.evaluation.seeds import mean_interval
 from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.style import HEIGHT, bars, blank, categories, figure, label, line, looks
-from equidp.reporting.tables import BASELINE, METRIC_TITLES, PARTS, group_figures, marked
+from equidp.reporting.tables import (
+    BASELINE,
+    METRIC_TITLES,
+    PARTS,
+    group_figures,
+    group_intervals,
+    marked,
+    with_baseline,
+)
 
 METRIC_NAMES = METRIC_TITLES | {"loss": "loss (nats)", "excess_loss": "excess loss (nats)"}
 
@@ -58,7 +66,8 @@ def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: st
     name = METRIC_NAMES[metric]
     chart = figure(f"{_capital(name)} by {label(grouping)}", label(grouping), name)
     frame = group_figures(documents, [metric])
-    return _grouped_bars(chart, frame[frame["grouping"] == grouping], metric)
+    intervals = group_intervals(with_baseline(documents), grouping) if metric == "accuracy" else {}
+    return _grouped_bars(chart, frame[frame["grouping"] == grouping], metric, intervals)
 
 
 def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str = "accuracy") -> go.Figure:
@@ -66,7 +75,10 @@ def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str 
     chart = figure(f"Cost of privacy by {label(grouping)}", label(grouping), f"Δ {METRIC_NAMES[metric]}")
     frame = group_figures(documents, ["loss" if metric == "excess_loss" else metric])
     frame = frame[(frame["grouping"] == grouping) & (frame["algorithm"] != BASELINE)]
-    return _grouped_bars(chart, frame, f"cost/{metric}")
+    costs = {name: document.get("cost_of_privacy", {}) for name, document in documents.items()}
+    return _grouped_bars(
+        chart, frame, f"cost/{metric}", group_intervals(costs, grouping) if metric == "accuracy" else {}
+    )
 
 
 def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
@@ -321,18 +333,33 @@ def trajectories(paths: pd.DataFrame, optimum: tuple[float, float]) -> go.Figure
     return chart
 
 
-def _grouped_bars(chart: go.Figure, frame: pd.DataFrame, column: str) -> go.Figure:
-    """One bar per algorithm in every group, small ones marked, those without a value included as gaps."""
+def _grouped_bars(
+    chart: go.Figure, frame: pd.DataFrame, column: str, intervals: Mapping[str, Mapping[str, Sequence[float] | None]]
+) -> go.Figure:
+    """One bar per algorithm in every group, small ones marked, those without a value included as gaps.
+
+    `intervals` has the ends of a bar's interval by algorithm and group, where there is one.
+    """
     tested = {str(group): count for group, count in frame.groupby("group")["count"].max().items()}
-    frame = frame.assign(group=frame["group"].map(marked(tested)))
+    frame = frame.assign(name=frame["group"], group=frame["group"].map(marked(tested)))
     for algorithm, look in looks(frame["algorithm"]).items():
         rows = frame[frame["algorithm"] == algorithm]
         if rows[column].notna().any():
             hover = [f"{count} test records" for count in rows["count"]]
-            chart.add_trace(bars(algorithm, look, rows["group"], _gaps(rows[column]), hovertext=hover))
+            ends = [intervals.get(algorithm, {}).get(group) for group in rows["name"]]
+            values = _gaps(rows[column])
+            chart.add_trace(bars(algorithm, look, rows["group"], values, _reach(values, ends), hovertext=hover))
     chart.update_layout(barmode="group")
     categories(chart, frame["group"])
     return chart
+
+
+def _reach(values: Sequence[float | None], ends: Sequence[Sequence[float] | None]) -> list[tuple[float, float]] | None:
+    """How far each value's interval reaches below and above it; None where no value has one."""
+    if not any(ends):
+        return None
+    known = [(y, pair) if y is not None and pair else None for y, pair in zip(values, ends, strict=True)]
+    return [(at[0] - at[1][0], at[1][1] - at[0]) if at else (0.0, 0.0) for at in known]
 
 
 def _lines(

@@ -104,7 +104,7 @@ def html_report(
         cards=_cards(documents, privacy),
         overview=_grid(tables.results_table(documents, privacy).reset_index()),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
-        several=any(document.get("seeds", 1) > 1 for document in documents.values()),
+        several=_several(documents),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
@@ -205,6 +205,11 @@ def _figures(
     yield from _diagnostic_figures(histories)
 
 
+def _several(documents: Mapping[str, Mapping]) -> bool:
+    """Whether figures are means over seeds."""
+    return any(document.get("seeds", 1) > 1 for document in documents.values())
+
+
 def _filled(candidates: Iterator[tuple[go.Figure, str]]) -> Iterator[tuple[go.Figure, str]]:
     return ((chart, caption) for chart, caption in candidates if chart.data)
 
@@ -214,8 +219,10 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
         if max(len(d["groups"].get(g, {})) for d in documents.values()) > MAX_FIGURE_GROUPS:
             continue
         few = f" {tables.FEW_MEANS}" if tables.has_small_groups(documents, [g]) else ""
-        yield figures.metric_per_group(documents, g), f"Accuracy on the test records of each {g} group.{few}"
-        cost = f"Accuracy minus the baseline's: below zero is what privacy cost.{few}"
+        over = "seeds" if _several(documents) else "test records"
+        drawn = f" Lines are 95 % intervals over {over}.{few}"
+        yield figures.metric_per_group(documents, g), f"Accuracy on the test records of each {g} group.{drawn}"
+        cost = f"Accuracy minus the baseline's: below zero is what privacy cost.{drawn}"
         yield figures.cost_per_group(documents, g), cost
         if len(counts) and (counts["grouping"] == g).any():
             yield figures.group_counts(counts, g), f"Number of records of each {g} group in each part of the split."

@@ -131,12 +131,34 @@ def line(name: str, look: Look, x: Iterable, y: Iterable, spread: Sequence | Non
     )
 
 
-def bars(name: str, look: Look, x: Iterable, y: Iterable, **more: object) -> go.Bar:
-    """Bars with their fill pattern, over categories."""
+def bars(
+    name: str, look: Look, x: Iterable, y: Iterable, reach: Sequence[tuple[float, float]] | None = None, **more: object
+) -> go.Bar:
+    """Bars with their fill pattern, over categories.
+
+    Args:
+        name: shown in the legend.
+        look: colour and pattern.
+        x, y: categories, and heights; None is a gap.
+        reach: how far the interval of each bar reaches below and above its height, or None for no error bars.
+        more: further settings of `go.Bar`.
+    """
+    below, above = zip(*reach, strict=True) if reach else ((), ())
     return go.Bar(
         name=label(name),
         x=[html.escape(str(v), quote=False) for v in x],
         y=list(y),
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "thickness": 1,
+            "width": 3,
+            "color": INK,
+        }
+        if reach
+        else None,
         marker={
             "color": look.colour,
             "line": {"color": INK, "width": 0.5},

@@ -29,6 +29,9 @@ METRIC_TITLES = {
 PARTS = ("train", "public", "test")
 """Parts of a split, as columns of a group table."""
 
+INTERVAL = "95 % of Δ"
+"""Column of the interval of a cost of privacy."""
+
 FEW = "†"
 """Marks groups with so few test records that their figures say nothing."""
 
@@ -226,7 +229,7 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     tested = [[d["groups"].get(grouping, {}).get(g, {}).get("count", 0) for d in every.values()] for g in groups]
     frame["tested"] = [max(counts) for counts in tested]
     for title, values in _group_columns(every, grouping):
-        frame[title] = pd.Series({g: values.get(g) for g in groups}, dtype=float)
+        frame[title] = pd.Series({g: values.get(g) for g in groups}, dtype=object if title == INTERVAL else float)
     frame = frame.rename(index=marked(dict(zip(groups, frame["tested"], strict=True))))
     return frame.dropna(axis="columns", how="all")
 
@@ -242,7 +245,7 @@ def has_small_groups(documents: Mapping[str, Mapping], groupings: Sequence[str])
     return any(of["count"] < MIN_TEST_RECORDS for group in groups for of in group.values())
 
 
-def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[tuple[str, dict[str, float | None]]]:
+def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Titles and values by group: accuracies, costs of privacy, then what is left, less of it in a comparison."""
     private = {name: d for name, d in documents.items() if "cost_of_privacy" in d}
     for name, document in documents.items():
@@ -250,6 +253,10 @@ def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[
     for metric, title in (("accuracy", "Δ accuracy"), ("excess_loss", "excess loss")):
         for name, document in private.items():
             yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
+        if metric == "accuracy" and len(private) == 1:  # in a comparison they are in the figure
+            (ends,) = group_intervals({n: d["cost_of_privacy"] for n, d in private.items()}, grouping).values()
+            texts = {group: f"{pair[0]:+.3f} to {pair[1]:+.3f}" for group, pair in ends.items() if pair}
+            yield INTERVAL, {group: text.replace(" ", "\N{NO-BREAK SPACE}") for group, text in texts.items()}
     several = len(documents) > 2
     for metric in ("auroc",) if several else METRICS[1:]:
         if metric == "balanced_accuracy" and grouping == "class":
@@ -260,6 +267,16 @@ def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[
 
 def _of_groups(document: Mapping, grouping: str, metric: str) -> dict[str, float | None]:
     return {group: values.get(metric) for group, values in document["groups"].get(grouping, {}).items()}
+
+
+def group_intervals(figures: Mapping[str, Mapping], grouping: str) -> dict[str, Mapping[str, Sequence[float] | None]]:
+    """Ends of the accuracies' intervals, by algorithm and group of a grouping; groups without one may be missing.
+
+    Args:
+        figures: results of `evaluate`, or costs of privacy, by algorithm.
+        grouping: which one.
+    """
+    return {name: of.get("intervals", {}).get("groups", {}).get(grouping, {}) for name, of in figures.items()}
 
 
 def disparity_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:

@@ -244,11 +244,30 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
     `diverged` is the number of seeds whose baseline did, if any.
     """
     kept = settled(algorithm, documents)
-    page = means(over_seeds(kept)) | {"seeds": len(kept)}
+    seen = over_seeds(kept)
+    page = means(seen) | {"seeds": len(kept)}
+    page["intervals"] = _intervals(seen)
+    for name in ("baseline", "cost_of_privacy"):
+        if page.get(name):
+            page[name]["intervals"] = _intervals(seen[name])
     converged = len(kept) if algorithm == BASELINE else sum("baseline" in document for document in kept.values())
     if "baseline" in page:
         page["baseline"]["seeds"] = converged
     return page | ({"diverged": len(documents) - converged} if converged < len(documents) else {})
+
+
+def _intervals(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The accuracies' intervals over seeds, where one run has those over test records."""
+
+    def ends(of: Mapping[str, Any] | None) -> list[float] | None:
+        accuracy = (of or {}).get("accuracy")
+        return [accuracy["low"], accuracy["high"]] if accuracy and accuracy["low"] is not None else None
+
+    groups = figures["groups"].items()
+    return {
+        "overall": ends(figures["overall"]),
+        "groups": {grouping: {group: ends(values) for group, values in of.items()} for grouping, of in groups},
+    }
 
 
 def settled(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:

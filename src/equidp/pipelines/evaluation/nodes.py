@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from equidp.evaluation.metrics import diverged, evaluate, metrics_document
+from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, metrics_document
 from equidp.parameters import DataSettings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.records import Records
@@ -23,7 +23,14 @@ def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any]) -> 
     return figures | ({"evaluated_on": settings.evaluate_on} if settings.evaluate_on != "test" else {})
 
 
-def cost_against_baseline(evaluation: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
+def cost_against_baseline(
+    evaluation: dict[str, Any],
+    baseline: dict[str, Any],
+    scores: np.ndarray,
+    baseline_scores: np.ndarray,
+    test: Records,
+    data: dict[str, Any],
+) -> dict[str, Any]:
     """metrics.json of a private run: its figures, the baseline's, and the difference in every group."""
     if diverged(baseline):
         logger.warning(
@@ -32,7 +39,11 @@ def cost_against_baseline(evaluation: dict[str, Any], baseline: dict[str, Any]) 
         )
     if diverged(evaluation):
         logger.warning("The private model diverged, every prediction counts as wrong: lower training.learning_rate.")
-    return metrics_document(evaluation, baseline)
+    document = metrics_document(evaluation, baseline)
+    if not diverged(baseline):
+        groups = group_arrays(test, DataSettings(**data).groups)
+        document["cost_of_privacy"]["intervals"] = cost_intervals(scores, baseline_scores, test.labels.numpy(), groups)
+    return document
 
 
 def baseline_metrics(evaluation: dict[str, Any]) -> dict[str, Any]:

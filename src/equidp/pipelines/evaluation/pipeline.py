@@ -28,7 +28,14 @@ def create_pipeline(algorithm: str) -> Pipeline:
     else:
         document = Node(
             nodes.cost_against_baseline,
-            inputs=[f"{algorithm}.evaluation", f"{BASELINE}.evaluation"],
+            inputs=[
+                f"{algorithm}.evaluation",
+                f"{BASELINE}.evaluation",
+                f"{algorithm}.scores",
+                f"{BASELINE}.scores",
+                "test",
+                "params:data",
+            ],
             outputs=f"{algorithm}.metrics",
             name=f"cost_of_privacy_{algorithm}",
             namespace=GROUP,

@@ -1,0 +1,89 @@
+"""Intervals over test records are those in print, and hold the truth as often as they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from equidp.evaluation.intervals import accuracy_interval, difference_interval, per_group
+from equidp.evaluation.metrics import cost_intervals, evaluate
+
+
+def fourfold(both: int, first: int, second: int, neither: int) -> tuple[NDArray, NDArray]:
+    """Two models' hits: so many records right by both, by the first alone, by the second alone, by neither."""
+    one = np.repeat([True, True, False, False], [both, first, second, neither])
+    other = np.repeat([True, False, True, False], [both, first, second, neither])
+    return one, other
+
+
+def test_an_accuracys_is_wilsons() -> None:
+    # 81 of 263, Newcombe 1998 (Statistics in Medicine 17, pages 857 to 872), method 3
+    assert accuracy_interval(np.arange(263) < 81) == pytest.approx([0.2553, 0.3662], abs=1e-4)
+    assert accuracy_interval(np.ones(20, bool)) == pytest.approx([0.8389, 1.0], abs=1e-4)  # n / (n + 1.96²)
+    assert accuracy_interval(np.zeros(0, bool)) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "printed"),
+    [
+        ((36, 12, 2, 0), (0.0569, 0.3404)),  # Newcombe 1998, table II, method 10
+        ((14, 5, 0, 22), (0.011, 0.226)),  # Altman et al., Statistics with Confidence, table 6.2
+    ],
+)
+def test_a_differences_is_newcombes(table: tuple[int, ...], printed: tuple[float, float]) -> None:
+    one, other = fourfold(*table)
+    low, high = difference_interval(one, other) or [0, 0]
+    assert (low, high) == pytest.approx(printed, abs=6e-4)
+    assert difference_interval(other, one) == pytest.approx([-high, -low])
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(one))
+    assert difference_interval(one[order], other[order]) == pytest.approx([low, high])
+
+
+def test_models_that_never_differ_are_not_known_to_be_equal() -> None:
+    right = np.arange(40) < 30
+    low, high = difference_interval(right, right) or [0, 0]
+    assert low == pytest.approx(-high)
+    assert 0 < high < 0.1
+    alone = difference_interval(right[:5], right[:5]) or [0, 0]
+    assert alone[1] > high  # fewer records tell less
+    assert difference_interval(right[:0], right[:0]) is None
+
+
+@pytest.mark.parametrize("records", [25, 400])
+def test_it_holds_the_true_difference_as_often_as_it_says(records: int) -> None:
+    rng = np.random.default_rng(1)
+    shares = np.array([0.70, 0.05, 0.13, 0.12])  # accuracies 0.75 and 0.83
+    held = 0
+    for _ in range(1_000):
+        low, high = difference_interval(*fourfold(*rng.multinomial(records, shares))) or [0, 0]
+        held += low <= -0.08 <= high
+    assert 0.93 <= held / 1_000 <= 0.995
+
+
+def test_every_group_has_its_own_and_an_empty_one_has_none() -> None:
+    rng = np.random.default_rng(2)
+    labels, ids = rng.integers(0, 2, 300), rng.integers(0, 2, 300)
+    ours, theirs = (np.stack([1 - p, p], axis=1) for p in rng.random((2, 300)))
+    theirs[5] = np.nan  # counts as wrong
+    groups = {"sex": (ids, ("Female", "Male", "Absent"))}
+    mine, before = ours.argmax(axis=1) == labels, theirs.argmax(axis=1) == labels
+    before[5] = False
+
+    evaluated = evaluate(ours, labels, groups, classes=("no", "yes"))["intervals"]
+    cost = cost_intervals(ours, theirs, labels, groups)
+
+    assert evaluated["overall"] == accuracy_interval(mine)
+    assert cost["overall"] == difference_interval(mine, before)
+    for k, name in enumerate(("Female", "Male")):
+        of = ids == k
+        assert evaluated["groups"]["sex"][name] == accuracy_interval(mine[of])
+        assert cost["groups"]["sex"][name] == difference_interval(mine[of], before[of])
+    assert evaluated["groups"]["sex"]["Absent"] is cost["groups"]["sex"]["Absent"] is None
+
+
+def test_without_records_there_is_none() -> None:
+    nothing = np.zeros(0, bool)
+    groups = {"sex": (np.zeros(0, int), ("Female",))}
+    assert per_group(accuracy_interval, groups, nothing) == {"overall": None, "groups": {"sex": {"Female": None}}}
