@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.models.conftest import PRETRAINED, SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
+from tests.pretended import pretended_gpu
 from torch import Tensor, nn
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
@@ -205,6 +206,28 @@ def same_run(algorithm: str, new_recorder: Callable[[], Recorder], device: str, 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("custom", "sgd")])
 def test_every_algorithm_runs_the_same(algorithm: str, chunk: int | None) -> None:
     same_run(algorithm, Again, "cpu", chunk)
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_on_a_pretended_gpu_too(chunk: int | None) -> None:
+    on_cpu = trained("dpsgd_f", None, "cpu", chunk)
+    with pretended_gpu():
+        there = trained("dpsgd_f", Again, "cuda", chunk)
+        parameters = there.engine.flatten().cpu()
+    assert there.ledger.done == on_cpu.ledger.done
+    assert (parameters - on_cpu.engine.flatten()).norm() < 1e-4 * parameters.norm()
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
+def test_recorded_passes_ask_the_device_for_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a GPU records it answers no question. The meta device, which has no values, never answers any."""
+    monkeypatch.setattr(recording, "TRIALS", 0)  # they compare numbers
+    schema = SCHEMAS[FIRST[model]]
+    engine = engine_of(build_model(model, schema, options={}, seed=1).to("meta"))
+    engine._probed = True  # so does the probe
+    for size in (8, 6):
+        norms = engine.norms(batch(schema, size).to("meta"), torch.zeros(size, dtype=torch.long, device="meta"))
+        assert engine.weighted_sum(norms).shape == (engine.dimension,)
 
 
 def test_without_trials_the_stand_in_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
