@@ -129,8 +129,11 @@ class ImportanceSampler(Sampler):
         return ImportanceSampling(self, run)
 
     def told(self, unit: str) -> str:
-        """Importance sampling."""
-        return f"Poisson: every {unit} enters a batch independently, with a probability of its own that is at most q"
+        """Importance sampling; the bound on a step's rates is b·C_e/K̃, above b/N_0 wherever norms are below C_e."""
+        return (
+            f"Poisson: every {unit} enters a batch independently, with a probability of its own that is at most the "
+            "sampling rate that the ledger has for that step"
+        )
 
     @property
     def released(self) -> str:
