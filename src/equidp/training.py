@@ -51,8 +51,11 @@ PREDICTION_BATCH = 1024
 CODE = ("parameters.py", "records.py", "training.py", "distributed", "engine", "models", "algorithms")
 """What a trained model depends on, within the package."""
 
-LIBRARIES = ("kymatio", "torchvision")
-"""And beside it and torch: a model's forward pass may be theirs."""
+LIBRARIES = ("kymatio", "numpy", "opacus", "scipy", "torchvision")
+"""And beside it and torch: a model's forward pass may be theirs, and DPIS chooses its noise by Opacus's divergences.
+
+A step done again with a noise that differs in its last digits would betray the sum, as both bear the same Gaussian.
+"""
 
 
 def _code_digest() -> str:

@@ -333,6 +333,15 @@ class TestBudget:
         inside = renyi([Event(min(1.0, rate / fill), noise / fill)], order)
         assert inside <= renyi([Event(rate, noise)], order) * (1 + 1e-6) + 1e-12
 
+    def test_what_is_told_of_its_rates_holds(self, lab: Any) -> None:
+        # norms of 0.1 to 10 below C = 100: a rate of b·C/K̃, many times b/N_0
+        run = lab.trained("dpis", {"clip_norm": 100.0, "sum_noise_fraction": 1e-3}, plan=lab.plan(epochs=2))
+        sampler = run.trainer.algorithm.sampler
+        rates = [event.sampling_rate for event in run.trainer.ledger.events if event.sampling_rate < 1]
+        assert max(rates) > 2 * sampler.sampling_rate(run.trainer.plan)
+        assert run.trainer.sampling.rate == rates[-1]
+        assert "at most the sampling rate that the ledger has for that step" in sampler.told("record")
+
     def test_the_published_figure_leaves_out_and_amplifies(self, lab: Any) -> None:
         run = lab.trained("dpis", plan=lab.plan(epochs=2))
         published = run.trainer.published_epsilon()

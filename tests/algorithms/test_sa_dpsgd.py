@@ -169,6 +169,23 @@ class TestEnergy:
         accepting.begin()
         assert accepting._before[accepting._units == 3].tolist() == [2.0]
 
+    @pytest.mark.parametrize("contribution", ["gradient", "record_momentum"])
+    def test_a_model_in_which_records_meet_is_refused(self, lab: Any, contribution: str) -> None:
+        # record_momentum takes every gradient alone, where nobody meets; the losses' sum would move by more than c
+        class Centre(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x - x.mean(0)
+
+        options = {
+            "sampler": "full_batch",
+            "contribution": contribution,
+            "acceptance": {"name": "annealing", "energy": "private"},
+        }
+        model = torch.nn.Sequential(Centre(), torch.nn.Linear(6, 3))
+        trainer = lab.trainer("custom", options, model=model, public=None)
+        with pytest.raises(EquidpError, match="changes with the other records of its batch"):
+            trainer.run_steps(1)
+
     def test_the_release_is_scaled_to_a_mean(self, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         options = {"energy": "private", "energy_records": 40}
         trainer = lab.trainer("sa_dpsgd", options, public=None, random=lab.random(noise=0.0))

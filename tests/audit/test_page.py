@@ -90,8 +90,10 @@ def test_the_verdict_accuses_only_a_bound_above_its_claim(findings):
     assert verdict_sentence(findings).startswith("Not refuted: gradient canaries and mislabelled records showed")
     refuted = findings | {"input_canaries": canaries(1.7, 1.5)}
     assert verdict_sentence(refuted).startswith(
-        "REFUTED at 95% confidence: mislabelled records show ε ≥ 1.7000 where 1.5000 is claimed"
+        "REFUTED at 90% confidence: mislabelled records show ε ≥ 1.7000 where 1.5000 is claimed"
     )
+    alone = refuted | {"gradient_canaries": None}
+    assert verdict_sentence(alone).startswith("REFUTED at 95% confidence: mislabelled records show")
     assert rows(page(refuted)).count("REFUTED") == 1
     untried = findings | {"gradient_canaries": None, "input_canaries": None}
     assert "not put to the test" in verdict_sentence(untried)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import tempfile
 from multiprocessing import Pipe
 from multiprocessing.connection import Client
@@ -21,6 +22,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.distributed import launch as launching
 from equidp.distributed.job import WEIGHTS
 from equidp.distributed.launch import Machines, _answer_one
+from equidp.distributed.peers import stay_at_home
 from equidp.engine.checkpoint import CHECKPOINT_FILE
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
@@ -156,6 +158,19 @@ def test_more_ranks_than_gpus_or_records_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(EquidpError, match="asks for 4 GPUs here, and there are 1"):
         launching._refuse_too_many("auto", 4, Machines(), 100)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here", "chosen", "interface"),
+    [(2, 2, None, "lo"), (2, 1, None, None), (2, 2, "eth7", "eth7")],
+)
+def test_sums_stay_on_the_machine_that_has_all_ranks(monkeypatch, ranks, here, chosen, interface):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(here)})
+    if chosen:
+        os.environ["GLOO_SOCKET_IFNAME"] = chosen
+    stay_at_home()
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
 
 
 def test_several_machines_need_a_place_to_meet(monkeypatch, tmp_path):

@@ -164,6 +164,11 @@ class TestResume:
         monkeypatch.setenv(name, "of another kind")
         assert checkpoint.life_of(seeded()) != here
 
+    def test_another_c_library_is_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        here = checkpoint.life_of(seeded())
+        monkeypatch.setattr(checkpoint.platform, "libc_ver", lambda: ("glibc", "of another distribution"))
+        assert checkpoint.life_of(seeded()) != here
+
     def test_another_processor_is_another_life(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         cores = [f"processor\t: {n}\nmodel name\t: one\ncpu MHz\t\t: 2{n}00\n" for n in range(2)]
         seen = []

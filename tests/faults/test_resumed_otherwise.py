@@ -17,7 +17,17 @@ from equidp.engine.ledger import Event, epsilon
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema, Split
-from equidp.training import Prepared, Trained, forget, initial_state, make_model, plan_run, prepare, train_model
+from equidp.training import (
+    Prepared,
+    Trained,
+    fingerprint,
+    forget,
+    initial_state,
+    make_model,
+    plan_run,
+    prepare,
+    train_model,
+)
 
 SCHEMA = Schema("toy", "tabular", (3,), ("a", "b"), {"class": ("a", "b")}, feature_names=tuple("xyz"))
 PUBLIC = {"energy_records": 20}
@@ -113,8 +123,11 @@ def test_units_that_were_formed_otherwise(tmp_path: Path, power_cut: Any) -> Non
     with power_cut(after=5):
         live(tmp_path, "dpsgd", {}, PARTS, resume=False)
     train = dataclasses.replace(PARTS.train, unit=torch.arange(120) % 60)
-    with pytest.raises(EquidpError, match="records was"):
+    with pytest.raises(EquidpError, match="records was") as refusal:
         live(tmp_path, "dpsgd", {}, dataclasses.replace(PARTS, train=train), resume=True)
+    # a digest of all records tells whoever knows the others, and guesses one, whether it is there
+    for parts in (PARTS.train, train):
+        assert fingerprint(parts) not in refusal.value.message
 
 
 def test_other_public_records(tmp_path: Path, power_cut: Any) -> None:

@@ -129,8 +129,11 @@ class ImportanceSampler(Sampler):
         return ImportanceSampling(self, run)
 
     def told(self, unit: str) -> str:
-        """Importance sampling."""
-        return f"Poisson: every {unit} enters a batch independently, with a probability of its own that is at most q"
+        """Importance sampling; the bound on a step's rates is b·C_e/K̃, above b/N_0 wherever norms are below C_e."""
+        return (
+            f"Poisson: every {unit} enters a batch independently, with a probability of its own that is at most the "
+            "sampling rate that the ledger has for that step"
+        )
 
     @property
     def released(self) -> str:
@@ -393,7 +396,8 @@ class DPIS(AlgorithmSettings):
     """C*, the bound within that mean; 4·C_1 unless given."""
     declared_records: Annotated[int, Field(ge=1)] | None = None
     """N_0, a public number near the number of records, where that number itself is to be protected (groups.csv and the
-    pages show the sizes of groups all the same: keep them inside)."""
+    pages show the sizes of groups all the same, sgd's files N, and where the test part is drawn, the number of test
+    records, in metrics.json and MLflow, is `data.test_fraction` of all: keep them inside)."""
 
     def build(self) -> Algorithm:
         """Importance sampling, constant length, noise within a budget."""

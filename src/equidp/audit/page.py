@@ -35,8 +35,9 @@ READING = (
     ),
     (
         "A bound above its claim refutes it",
-        "Each bound is wrong with at most the probability that is left of its confidence. Of twenty honest audits at "
-        "95 % one may accuse: repeat it with another seed before you believe it, and then do not release the model.",
+        "Each bound is wrong with at most the probability that is left of its confidence, and there is one for each "
+        "kind of canaries. Of twenty honest audits with two bounds at 95 % two may accuse: repeat it with another seed "
+        "before you believe it, and then do not release the model.",
     ),
     (
         "What membership inference shows",
@@ -98,7 +99,9 @@ def verdict_sentence(findings: Mapping[str, Any]) -> str:
         f"{epsilon_text(found[name]['epsilon_claimed'])} is claimed (at δ = {found[name]['delta']:.2g})"
         for name in refuting
     )
-    return f"REFUTED at {findings['confidence']:.0%} confidence: {shown}. Do not release this model."
+    # one bound at 95 % is wrong once in twenty honest audits; either of two, which both may accuse, twice
+    confidence = max(0.0, 1 - len(found) * (1 - findings["confidence"]))
+    return f"REFUTED at {confidence:.0%} confidence: {shown}. Do not release this model."
 
 
 def _attacks(findings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -304,6 +304,7 @@ def life_of(random: RandomSource) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
     told = {name: value for name, value in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
     told["matmul"] = torch.get_float32_matmul_precision()
+    told["libc"] = "-".join(platform.libc_ver())  # whose exponentials and logarithms schedules and kernels take
     thread = "" if alone() else ", in a thread"
     return f"seeded, torch {torch.__version__}, {device.type}, {name}, told {_short(told)}{thread}"
 

@@ -119,11 +119,20 @@ class GradientEngine:
             EquidpError: for a layer called in a way that the books cannot hold, or if a model's first batch shows that
                 its gradients would be wrong (`probe.py`).
         """
-        if not self._probed and len(features):
-            self._probed = probe(self, features, labels)
+        self.try_out(features, labels)
         if self._recordings is not None and self._probed and len(features) and owners is None and iterates is None:
             return self._recordings.norms(features, labels)
         return self.unprobed_norms(features, labels, owners=owners, iterates=iterates)
+
+    def try_out(self, features: Tensor, labels: Tensor) -> None:
+        """Before a model is first used on private records: is each one's gradient its own? The books are cleared.
+
+        Raises:
+            EquidpError: as `norms`.
+        """
+        if not self._probed and len(features):
+            with torch.enable_grad():
+                self._probed = probe(self, features, labels)
 
     def unprobed_norms(
         self,

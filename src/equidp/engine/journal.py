@@ -25,6 +25,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -43,6 +44,9 @@ BLOCK = 64
 
 SHOWN_DIFFERENCES = 6
 """So many differing settings are named in a refusal."""
+
+DIGEST = re.compile(r"'[0-9a-f]{64}'")
+"""How a setting looks that is some content's sha256."""
 
 CHECK_LENGTH = 16
 """Hexadecimal digits of a line's check."""
@@ -310,14 +314,19 @@ def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[s
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if not differing:
         return
-    told = "; ".join(
-        f"{key} was {before.get(key, 'not set')!r} and is {now.get(key, 'not set')!r}"
-        for key in differing[:SHOWN_DIFFERENCES]
-    )
+    told = "; ".join(_change(key, before, now) for key in differing[:SHOWN_DIFFERENCES])
     more = f"; and {len(differing) - SHOWN_DIFFERENCES} more" if len(differing) > SHOWN_DIFFERENCES else ""
     raise EquidpError(
         f"{path} belongs to a run with other settings: {told}{more}. Restore them, or start again with resume=false."
     )
+
+
+def _change(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What became of a setting. Not of a digest: that of the records would tell, in a log, who is among them."""
+    values = [repr(some.get(key, "not set")) for some in (before, now)]
+    if any(DIGEST.fullmatch(value) for value in values):
+        return f"{key} was another, by its digest"
+    return f"{key} was {values[0]} and is {values[1]}"
 
 
 def sync_folder(folder: Path) -> None:

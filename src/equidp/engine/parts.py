@@ -137,7 +137,7 @@ class Sampler(Part, ABC):
 
     @abstractmethod
     def sampling_rate(self, plan: Plan) -> float:
-        """Largest inclusion probability q that a step may have, public."""
+        """Inclusion probability q of a step, public; of the costliest one where each step comes to its own."""
 
     @abstractmethod
     def start(self, run: Run) -> Sampling:

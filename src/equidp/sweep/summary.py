@@ -29,7 +29,7 @@ WIDTH = 100
 READING = (
     "n: seeds. Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ over "
     "groups. (m): over m of the seeds, as the baseline diverged in the others. ε holds for each run alone: runs on the "
-    "same data compose."
+    "same data compose; those of one seed share batches and noise, and do not even compose."
 )
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
 
