@@ -340,4 +340,4 @@ def _folder_name(setting: str, value: object, *, empty: bool = False) -> str:
     text = str(value)
     if (empty and not text) or SAFE_NAME.fullmatch(text):
         return text
-    raise EquidpError(f"{setting}={text!r}: use letters, digits and . _ = - only, as it becomes a folder's name.")
+    raise EquidpError(f"{setting}={text!r}: use letters a-z, digits and . _ = - only, as it becomes a folder's name.")

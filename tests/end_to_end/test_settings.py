@@ -150,6 +150,7 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"privacy.noise_multiplier": None}, r"give exactly one of .*\(neither is set"),
         ({"dataset": "../adult"}, r"Unknown dataset"),
         ({"run_label": "../../x"}, r"run_label='../../x': use letters"),
+        ({"run_label": "größe"}, r"run_label='größe': use letters a-z, digits"),
         ({"privacy.secure": True, "seed": 3}, r"privacy.secure=true draws .* that no seed can repeat"),
         ({"data.groups": "class+ class"}, r"data.groups=.*'class' stands there twice"),
         ({"seed": "one"}, r"seed='one': give a whole number"),
@@ -216,6 +217,35 @@ def test_a_delta_that_promises_nothing_is_said_before_training(project, caplog):
     assert [record.message.partition(": publ")[0] for record in caplog.records if "δ" in record.message] == [
         "dpsgd: δ = 0.9 is not below one over the 1339 training records"  # and nothing of the baseline's
     ]
+
+
+VISITS = """
+presets:
+  visits:
+    data:
+      source: csv
+      split_by: person
+      options:
+        path: visits.csv
+        label: y
+        classes: [a, b]
+        features: {x: {kind: numeric, maximum: 1}}
+        unit: person
+    model: {name: logistic}
+    privacy: {epsilon: 3, delta: 0.5, unit: person}
+    training: {epochs: 1, batch_size: 8}
+"""
+
+
+def test_where_units_are_protected_a_delta_is_measured_by_their_number(project, caplog):
+    """Of 30 persons with two rows each 24 train."""
+    rows = "".join(f"{i // 2},0.{i % 10},{'ab'[i % 4 // 2]}\n" for i in range(60))
+    (project / "data/01_raw/visits.csv").write_text(f"person,x,y\n{rows}")
+    (project / "conf/local/parameters.yml").write_text(VISITS)
+    logging.getLogger("equidp").propagate = True
+    with caplog.at_level(logging.WARNING, "equidp"):
+        kedro_run(project, "dpsgd", dataset="visits")
+    assert any("one over the 24 training units:" in record.message for record in caplog.records)
 
 
 def test_resume_may_be_told_no_as_any_other_setting(project):

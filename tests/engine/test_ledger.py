@@ -210,6 +210,13 @@ class TestCalibration:
         events = [Event(0.02, calibrate(lambda noise: [Event(0.02, noise, 500)], target, 1e-5), 500)]
         assert 0.99 * target < epsilon(events, 1e-5).value <= target
 
+    @pytest.mark.parametrize("event", [(0.01, 1000), (0.05, 200)])
+    def test_meets_a_target_beyond_the_limit_of_pld(self, event: tuple[float, int]) -> None:
+        """PLD is asked up to a Rényi figure only, and there it may still be below so large a target."""
+        rate, count = event
+        noise = calibrate(lambda noise: [Event(rate, noise, count)], 200, 1e-5)
+        assert 100 < epsilon([Event(rate, noise, count)], 1e-5).value <= 200
+
     def test_refuses_a_target_that_the_side_release_alone_exceeds(self) -> None:
         # 1,437 records, counts with a fixed noise of 5: ε ≥ 1.2 whatever the gradient noise (ALGORITHMS.md §2)
         algorithm = algorithm_settings("dpsgd_f", {"count_noise_multiplier": 5.0}).build()

@@ -89,6 +89,14 @@ def test_clip_norms_per_group_or_one_for_all(sample):
     assert not figures.clip_norms(sample.histories["sgd"], "sgd").data
 
 
+@pytest.mark.parametrize(("epochs", "step"), [(2, 1), (60, None)])
+def test_few_epochs_have_a_tick_each_and_none_between(epochs, step):
+    history = pd.DataFrame({"epoch": range(1, epochs + 1), "clip_norm": 1.0, "epsilon": 1.5, "test/accuracy": 0.5})
+    for chart in (figures.learning_curve({"dpsgd": history}), figures.schedules({"dpsgd": history})):
+        assert chart.layout.xaxis.dtick == step
+    assert figures.learning_curve({"dpsgd": history}, over="epsilon").layout.xaxis.dtick is None
+
+
 def test_clip_norms_of_long_runs_are_running_means():
     history = pd.DataFrame({"epoch": range(1, 31), "clip_norm/a": [1.0, 3.0] * 15})
     chart = figures.clip_norms(history, "dpsgd_f")

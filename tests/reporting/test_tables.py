@@ -11,6 +11,7 @@ from rich.console import Console
 
 from equidp.evaluation.metrics import worst_group
 from equidp.reporting.tables import (
+    FEW_MEANS,
     disparity_table,
     group_figures,
     groups_table,
@@ -83,6 +84,17 @@ def test_the_printed_table_fits_and_cuts_no_number(sample, width):
     assert "…" not in text
     assert f"{sample.documents['dpsgd_f']['overall']['accuracy']:.3f}" in text
     assert "2.987" in text
+
+
+def test_small_groups_are_not_said_to_be_left_out_where_there_are_no_others(sample):
+    """`telling` takes all groups then: a worst group of one record stood above a line that denied it."""
+    documents = copy.deepcopy(sample.only("dpsgd").documents)
+    for figures in documents["dpsgd"]["groups"]["sex"].values():
+        figures["count"] = 1
+    assert worst_group(documents["dpsgd"]["groups"]["sex"])["group"] is not None
+    told = " ".join(" ".join(printed(results_table(documents, sample.privacy, grouping="sex"), 100)).split())
+    assert "over groups of ten test records or more, where there are two." in told
+    assert FEW_MEANS.endswith("where two groups have enough.")
 
 
 def test_names_are_printed_as_they_are_not_as_markup(hostile):

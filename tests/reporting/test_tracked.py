@@ -71,6 +71,16 @@ def test_a_setting_that_is_not_given_is_not_told() -> None:
     assert found == {"dpsgd": ["3"], "dpsgd #2": ["1"], "dpsgd learning_rate=0.5": ["2"]}
 
 
+def test_the_baseline_is_one_row_whatever_privacy_the_runs_beside_it_had() -> None:
+    """As `sgd ε=3` it would promise a privacy that it has not, and stand below itself."""
+    target = [{"privacy.epsilon": epsilon, "privacy.delta": "0.1"} for epsilon in ("1", "3")]
+    baselines = [run(i, "sgd", 0, **params) for i, params in enumerate(target)]
+    for one in baselines:
+        one.data.tags["private"] = "false"
+    private = [run(i + 2, "dpsgd", 0, **params) for i, params in enumerate(target)]
+    assert rows(*baselines, *private) == {"sgd": ["0"], "dpsgd ε=1": ["2"], "dpsgd ε=3": ["3"]}
+
+
 @pytest.fixture
 def store(project: Path, sample: Any) -> MlflowClient:
     """A store with two seeds of dpsgd and one of dpsgd_f."""

@@ -79,6 +79,12 @@ def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict)
         read(tmp_path, options)
 
 
+def test_so_is_a_scan_whose_kind_stands_before_gz(tmp_path: Path, options: dict) -> None:
+    (tmp_path / "mine" / "pets" / "dog" / "dog40.nii.gz").touch()
+    with pytest.raises(EquidpError, match=r"dog40\.nii\.gz is neither JPEG nor PNG, and would be left out"):
+        read(tmp_path, options)
+
+
 @pytest.mark.parametrize("suffix", [".tif", ".png"])
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, options: dict, suffix: str) -> None:
     (tmp_path / "mine" / "pets" / "dog" / f"dog40{suffix}").symlink_to(tmp_path / "nowhere")

@@ -17,6 +17,7 @@ import importlib.util
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -309,12 +310,18 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
         except ValueError:  # so small an ε that rounding leaves nothing of a Rényi divergence
             return smallest_noise(finely, target)
     else:
-        low = high
-        while _pld_bound(events_for(low), delta) <= target:
-            low *= 0.9
-        coarse = solve(
-            lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL), (low, high), tol=high * 5e-4
-        )
+        met = high
+        while _pld_bound(events_for(0.9 * met), delta) <= target:
+            met *= 0.9
+        coarse = None
+        with suppress(ValueError):  # PLD is still below the target where it comes to its limit: nothing brackets it
+            coarse = solve(
+                lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL),
+                (0.9 * met, high),
+                tol=high * 5e-4,
+            )
+        if coarse is None or math.isinf(_pld_bound(events_for(coarse), delta)):
+            return min(met, smallest_noise(lambda noise: _rdp_epsilon(_canonical(events_for(noise)), delta), target))
         found = _tightened(events_for, coarse, target, delta)
         if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
             return found

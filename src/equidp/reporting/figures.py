@@ -52,6 +52,9 @@ DIAGNOSTICS = {
 SMOOTHED_FROM = 30
 """Clip norms of runs with at least so many epochs are drawn as running means."""
 
+FEW_EPOCHS = 10
+"""Over fewer epochs every one has its tick: left to itself Plotly would mark epoch 1.2."""
+
 SCHEDULE_FIGURES = {
     "mean": "mean σ",
     "variance": "variance of σ",
@@ -377,6 +380,9 @@ def _lines(
         if any(v is not None for v in values):
             trace = line(name, table[name], x, values, showlegend=legend, legendgroup=label(name))
             chart.add_trace(trace, row=row, col=None if row is None else 1)
+    epochs = [x for x, _ in series.values() if isinstance(x, pd.Series) and x.name == "epoch" and len(x)]
+    if epochs and max(x.max() for x in epochs) - min(x.min() for x in epochs) < FEW_EPOCHS:
+        chart.update_xaxes(dtick=1)
     return chart
 
 

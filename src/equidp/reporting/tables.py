@@ -35,7 +35,10 @@ INTERVAL = "95 % of Δ"
 FEW = "†"
 """Marks groups with so few test records that their figures say nothing."""
 
-FEW_MEANS = f"{FEW} fewer than {MIN_TEST_RECORDS} test records: too few to be evaluated, not in worst group or gap."
+FEW_MEANS = (
+    f"{FEW} fewer than {MIN_TEST_RECORDS} test records: too few to be evaluated, and left out of worst group and "
+    "gap where two groups have enough."
+)
 
 WIDTH = 100
 """The table printed at the end of a run fits this many columns."""
@@ -168,7 +171,7 @@ def _rich(frame: pd.DataFrame) -> Table:
         if names
         else "Accuracy",
         caption="Δ: accuracy minus the non-private baseline's. Gap: largest Δ minus smallest Δ, over groups of ten "
-        "test records or more.",
+        "test records or more, where there are two.",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from equidp.errors import EquidpError
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
-OTHER_SUFFIXES = (".bmp", ".dcm", ".gif", ".heic", ".jp2", ".nii", ".tif", ".tiff", ".webp")
+OTHER_SUFFIXES = (".bmp", ".dcm", ".gif", ".heic", ".jp2", ".nii", ".nii.gz", ".tif", ".tiff", ".webp")
 """Of images too, which are not read."""
 DEEP_MODES = ("I", "F")
 """How Pillow calls more than eight bits per channel, or begins to (`I;16`)."""
@@ -88,7 +88,7 @@ def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path
     Raises:
         EquidpError: one is a link that leads nowhere.
     """
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and not path.is_dir())
+    found = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(suffixes) and not path.is_dir())
     if lost := next((path for path in found if not path.exists()), None):
         raise EquidpError(f"{lost} is a link that leads nowhere; mend it, or remove it.")
     return found

@@ -21,6 +21,9 @@ from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.tables import results_table
 from equidp.sweep.summary import averaged, of_seeds, row_labels
 
+WITH_NOISE_ONLY = ("privacy.epsilon", "privacy.noise_multiplier", "privacy.delta", "privacy.trials")
+"""Parameters that every run logs and that nothing depends on where there is no noise."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -80,7 +83,9 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """
     rows: dict[tuple, dict[str, Run]] = defaultdict(dict)
     for run in runs:
-        tags, params = run.data.tags, {k: v for k, v in run.data.params.items() if not k.startswith(NOT_SETTINGS)}
+        tags = run.data.tags
+        unfelt = NOT_SETTINGS + (WITH_NOISE_ONLY if tags.get("private") == "false" else ())
+        params = {k: v for k, v in run.data.params.items() if not k.startswith(unfelt)}
         own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
         rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[2:])) for key in rows])

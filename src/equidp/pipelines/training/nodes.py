@@ -58,11 +58,12 @@ def plan_training(
     )
     if chosen.private and plan.delta >= 1 / plan.records:
         logger.warning(
-            "%s: δ = %g is not below one over the %d training records: publishing one of them outright would meet it. "
+            "%s: δ = %g is not below one over the %d training %s: publishing one of them outright would meet it. "
             "Set privacy.delta to %.0e or less.",
             algorithm,
             plan.delta,
             plan.records,
+            "units" if wanted.by_unit else "records",
             0.1 / plan.records,
         )
     tracking.log_params(
