@@ -303,6 +303,7 @@ def prepare(
             every_epochs=training.checkpoint_every,
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
             code=CODE_DIGEST[:16],
+            repeating=not training.cuda_graphs,  # a resumed run makes other recordings, of other sizes
         )
         if resume and not keeper.found:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)

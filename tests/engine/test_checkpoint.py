@@ -224,6 +224,20 @@ class TestResume:
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         assert checkpoint.repeats(random)
 
+    def test_a_run_that_rounds_otherwise_is_renewed_on_the_same_machine(self, tmp_path: Path) -> None:
+        """So it is with recorded passes: under the same noise two sums of a step would differ by rounding alone."""
+        renewed, owed = [], []
+        for _ in range(2):
+            keeper = Checkpointer(tmp_path, SETTINGS, resume=True, block=8, repeating=False)
+            random = seeded()
+            ledger = keeper.ledger(random)
+            ToyTrainer(random, ledger).step()
+            renewed.append(keeper.renewed)
+            owed.append(releases(ledger.events))
+            keeper.close()
+        assert renewed == [0, 2]
+        assert owed[1] > owed[0]
+
     def test_a_finished_run_continues_to_nothing(self, tmp_path: Path) -> None:
         first, history = live(tmp_path)
         again, same = live(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.test_recording import Again
 
 from equidp import training as training_module
 from equidp.algorithms import algorithm_settings
@@ -190,6 +191,29 @@ def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkey
     monkeypatch.setattr(training_module, "CODE_DIGEST", "of other code")
     again = masks(begun(resume=True))
     assert again not in (after, fresh)
+
+
+def test_recorded_passes_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They round by the size of the batch that they were recorded for, which is another after a resumption."""
+    monkeypatch.setattr(training_module, "device_of", lambda training: torch.device("cpu"))
+    monkeypatch.setattr(training_module, "CudaGraphs", Again)
+
+    def lives(folder: Path, *, recorded: bool) -> int:
+        algorithm = algorithm_settings("dpsgd", {}).build()
+        privacy = PrivacySettings(noise_multiplier=1.0)
+        training = TrainingSettings(epochs=3, batch_size=10, cuda_graphs=recorded)
+        plan = plan_run(algorithm, units=120, groups=2, privacy=privacy, training=training)
+        for resume in (False, True):
+            life = prepare(
+                algorithm, plan, PARTS, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+                training=training, seed=0, workplace=folder, resume=resume,
+            )  # fmt: skip
+            life.trainer.run_steps(3)
+            life.keeper.close()
+        return life.keeper.renewed
+
+    assert lives(tmp_path / "afresh", recorded=False) == 0
+    assert lives(tmp_path / "recorded", recorded=True) == 2
 
 
 def test_a_run_that_ends_does_not_forget_for_the_one_that_began_after_it(tmp_path: Path) -> None:

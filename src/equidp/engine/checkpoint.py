@@ -123,6 +123,7 @@ class Checkpointer:
         every_epochs, every_minutes: how often to save; None: only when asked to stop by Ctrl-C or SIGTERM.
         block: steps charged ahead, see `journal`.
         code: names the code that trains: steps done again by other code are new releases.
+        repeating: whether the same code rounds a step done again as before; else they are new releases too.
 
     Raises:
         EquidpError: for a checkpoint that is damaged or of other settings, or a folder that cannot be written.
@@ -138,10 +139,12 @@ class Checkpointer:
         every_minutes: float | None = None,
         block: int = BLOCK,
         code: str = "",
+        repeating: bool = True,
     ) -> None:
         self.path = folder / CHECKPOINT_FILE
         self.settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
-        self.every_epochs, self.every_minutes, self._code = every_epochs, every_minutes, code
+        self.every_epochs, self.every_minutes = every_epochs, every_minutes
+        self._code, self._repeating = code, repeating
         # the journal first: it locks the folder against a second run
         self._journal = Journal(folder / JOURNAL_FILE, self.settings, fresh=not resume, block=block)
         try:
@@ -173,7 +176,7 @@ class Checkpointer:
         lives = self._journal.lives_since(line) | ({self.saved.life} if self.saved else set())
         first = not (lives or self._journal.lives)  # no step can have been done before: none is done again
         self._journal.begin(self._life)
-        if first or (repeats(random) and lives <= {self._life}):
+        if first or (self._repeating and repeats(random) and lives <= {self._life}):
             ledger = JournaledLedger(self._journal, spent, ahead=owed)
         else:
             ledger = JournaledLedger(self._journal, (*spent, *owed))
