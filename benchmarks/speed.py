@@ -26,6 +26,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ class Bench:
             ledger=Ledger(),
             learning_rate=LEARNING_RATE,
             physical_batch_size=physical_batch_size,
-            new_recorder=CudaGraphs if cuda_graphs else None,
+            new_recorder=partial(CudaGraphs, self.device) if cuda_graphs else None,
             public=self.public,
         )
 

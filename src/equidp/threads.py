@@ -6,7 +6,7 @@ import threading
 
 GLOBAL_RANDOM = threading.RLock()
 """Held by whoever seeds torch's own generators: a process has them once, and another's seed in between would give a
-model other initial weights than its seed says."""
+model other initial weights than its seed says. And by whoever records a CUDA graph, which lays hold of them too."""
 
 
 def alone() -> bool:

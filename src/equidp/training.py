@@ -14,6 +14,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -322,7 +323,7 @@ def prepare(
         "optimizer": training.optimizer,
         "physical_batch_size": training.physical_batch_size,
         "precision": training.precision,
-        "new_recorder": CudaGraphs if training.cuda_graphs and algorithm.private else None,
+        "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs and algorithm.private else None,
         "diagnostics": training.diagnostics,
         "public": split.public.to(device) if len(split.public) else None,
     }

@@ -196,7 +196,7 @@ def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkey
 def test_recorded_passes_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They round by the size of the batch that they were recorded for, which is another after a resumption."""
     monkeypatch.setattr(training_module, "device_of", lambda training: torch.device("cpu"))
-    monkeypatch.setattr(training_module, "CudaGraphs", Again)
+    monkeypatch.setattr(training_module, "CudaGraphs", lambda device: Again())
 
     def lives(folder: Path, *, recorded: bool) -> int:
         algorithm = algorithm_settings("dpsgd", {}).build()

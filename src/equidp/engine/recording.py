@@ -13,6 +13,7 @@ No recording is trusted unseen: its first batches are computed both ways.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from equidp.engine.probe import TOLERANCE
 from equidp.errors import EquidpError
+from equidp.threads import GLOBAL_RANDOM
 
 if TYPE_CHECKING:
     from equidp.engine.gradients import GradientEngine
@@ -38,7 +40,10 @@ REMEDY = "leave training.cuda_graphs out."
 
 
 class Recorder(Protocol):
-    """Records the passes of one recording, in the order in which they will be replayed."""
+    """Records the passes of one recording, in the order in which they will be replayed.
+
+    Each is done before the next one is recorded, which may read what it leaves.
+    """
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """`work` once more with every call, on what the tensors that it read hold by then; the result is overwritten
@@ -47,13 +52,24 @@ class Recorder(Protocol):
 
 
 class CudaGraphs:
-    """Recorder on the current CUDA device; the graphs share their memory."""
+    """Recorder on a CUDA device; the graphs share their memory.
 
-    def __init__(self) -> None:
+    Args:
+        device: where the model is; None for the current one.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        gc.collect()  # an earlier run's engine and recordings hold each other, and so the memory of whole steps
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """A graph of `work`."""
+        # of a process's threads one records at a time, and none seeds the generators, which a capture registers
+        with GLOBAL_RANDOM, torch.cuda.device(self._device):
+            return self._record(work)
+
+    def _record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -61,8 +77,11 @@ class CudaGraphs:
                 work()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # thread_local: what trains in another thread may go on allocating
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = work()
+        # so far nothing is computed: the next warm-up would look up, by ids that nobody wrote, rows that are not there
+        graph.replay()
 
         def again() -> Tensor:
             graph.replay()
