@@ -79,15 +79,20 @@ def compare(engine: GradientEngine, features: Tensor, labels: Tensor) -> None:
     assert (total - expected).norm() <= 1e-5 * expected.norm()
 
 
+def move(engine: GradientEngine) -> None:
+    """A step: a recording reads the parameters as they are by then."""
+    with torch.no_grad():
+        for parameter in engine.parameters:
+            parameter.add_(0.01 * torch.randn_like(parameter))
+
+
 @pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
 def test_every_model_gives_the_same_when_trusted(model: str) -> None:
     schema = SCHEMAS[FIRST[model]]
     engine = engine_of(build_model(model, schema, options={}, seed=1))
     for size in (6, 6, 5, 8, 4, 6, 7):
         compare(engine, batch(schema, size), torch.arange(size) % len(schema.classes))
-        with torch.no_grad():  # a recording reads the parameters as they are by then
-            for parameter in engine.parameters:
-                parameter.add_(0.01 * torch.randn_like(parameter))
+        move(engine)
     assert engine._recordings is not None
     assert engine._recordings.current is not None
     assert not engine._recordings.current.on_trial
@@ -107,6 +112,7 @@ def test_what_rows_held_before_adds_nothing() -> None:
     features, labels = rows(20)
     for _ in range(TRIALS + 1):
         compare(engine, features, labels)
+        move(engine)
     poisoned = features.clone()
     poisoned[5:] = torch.inf
     compare(engine, poisoned, labels)
@@ -155,6 +161,27 @@ def test_a_wrong_sum_is_not_trusted() -> None:
     engine.norms(*rows(20))
     with pytest.raises(EquidpError, match="other gradients"):
         engine.weighted_sum(torch.ones(20))
+
+
+def test_a_look_at_many_batches_ends_no_trial() -> None:
+    """Norms alone, at the same parameters: of sums, and of a step's new parameters, nothing was seen."""
+
+    class OldParameters(Again):
+        def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            result, old = work(), engine.flatten()
+
+            def again() -> Tensor:
+                with engine._parameters_at(old):
+                    return result.copy_(work())
+
+            return again
+
+    engine = mlp(OldParameters)
+    for seed in range(2 * TRIALS):
+        compare(engine, *rows(20, seed))
+    move(engine)
+    with pytest.raises(EquidpError, match="other gradients"):
+        engine.norms(*rows(20))
 
 
 def test_a_model_that_draws_is_refused() -> None:
@@ -253,3 +280,4 @@ def test_on_a_gpu_every_model_gives_the_same(model: str) -> None:
     engine = engine_of(build_model(model, schema, options={}, seed=1).cuda(), CudaGraphs)
     for size in (30, 28, 33, 25, 30, 40):
         compare(engine, batch(schema, size).cuda(), (torch.arange(size) % len(schema.classes)).cuda())
+        move(engine)

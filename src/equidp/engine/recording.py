@@ -8,7 +8,7 @@ A recording has a fixed number of rows, and a Poisson batch has not: it is laid 
 it hold what they held before and have weight 0, so that they add exactly nothing, and their norms are dropped. A batch
 that is larger, or much smaller, gets a recording of its own, or none: no record is ever left out.
 
-No recording is trusted unseen: its first batches are computed both ways.
+No recording is trusted unseen: until parameters have changed a few times its batches are computed both ways.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from equidp.engine.gradients import GradientEngine
 
 TRIALS = 3
-"""Batches of each recording that are computed both ways; from the second on, parameters have changed in between."""
+"""States of the parameters at which a recording's batches are computed both ways.
+
+Not so many batches: those of one step, or of a look at all records, say nothing of whether parameters are read anew.
+"""
 
 MOST = 4
 """Recordings of one run: each keeps the memory of a whole step."""
@@ -94,7 +97,7 @@ class Recording:
     """Norms and weighted sums of batches that are about as large as a given one."""
 
     def __init__(self, engine: GradientEngine, recorder: Recorder, features: Tensor, labels: Tensor) -> None:
-        self.uses, self._records = 0, len(features)
+        self._records, self._states, self._versions = len(features), 0, -1
         # a Poisson batch of that size on average is larger once in 30,000
         size = self._records + 4 * round(self._records**0.5)
         self._sizes = range(self._records // 2, size + 1)
@@ -111,11 +114,14 @@ class Recording:
     @property
     def on_trial(self) -> bool:
         """Whether it has yet to be trusted."""
-        return self.uses <= TRIALS
+        return self._states <= TRIALS
 
     def norms(self, features: Tensor, labels: Tensor) -> Tensor:
         """`[b]`, as the engine's."""
-        self.uses, self._records = self.uses + 1, len(features)
+        self._records = len(features)
+        versions = sum(parameter._version for parameter in self._engine.parameters)  # each change in place counts up
+        if versions != self._versions:
+            self._states, self._versions = self._states + 1, versions
         self._features[: len(features)].copy_(features)
         self._labels[: len(labels)].copy_(labels)
         return self._norms()[: len(features)].clone()
