@@ -107,6 +107,13 @@ def test_batches_of_all_sizes_are_served() -> None:
     assert len(engine._recordings._made) == MOST
 
 
+def test_a_recording_has_no_more_rows_than_may_be_in_memory() -> None:
+    engine = trained("dpsgd", Again, "cpu", 7).engine
+    assert engine._recordings is not None
+    sizes = [len(made._features) for made in engine._recordings._made]
+    assert max(sizes) == 7
+
+
 def test_what_rows_held_before_adds_nothing() -> None:
     engine = mlp()
     features, labels = rows(20)

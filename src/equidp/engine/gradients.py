@@ -44,6 +44,7 @@ class GradientEngine:
         loss: per-record losses of outputs and labels.
         precision: `bf16` runs forward and backward under autocast; norms and sums stay in float32.
         new_recorder: makes what the passes are recorded with, and replayed; None: they are computed afresh every time.
+        limit: no batch that is recorded will have more records; None where that is not known.
 
     Raises:
         EquidpError: for a model without trainable parameters, or with a layer that mixes records.
@@ -56,6 +57,7 @@ class GradientEngine:
         *,
         precision: Precision = "float32",
         new_recorder: Callable[[], Recorder] | None = None,
+        limit: int | None = None,
     ) -> None:
         if precision not in ("float32", "bf16"):
             raise EquidpError(f"Precision {precision!r} is not one of float32, bf16.")
@@ -79,7 +81,7 @@ class GradientEngine:
         self._probed = False
         self._records = 0
         self._workspace = Workspace(self.device)
-        self._recordings = None if new_recorder is None else Recordings(self, new_recorder)
+        self._recordings = None if new_recorder is None else Recordings(self, new_recorder, limit)
         for parameter in self.parameters:
             parameter.requires_grad_(False)
 

@@ -94,12 +94,15 @@ class CudaGraphs:
 
 
 class Recording:
-    """Norms and weighted sums of batches that are about as large as a given one."""
+    """Norms and weighted sums of batches that are about as large as a given one, and have at most `limit` records."""
 
-    def __init__(self, engine: GradientEngine, recorder: Recorder, features: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self, engine: GradientEngine, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None
+    ) -> None:
         self._records, self._states, self._versions = len(features), 0, -1
         # a Poisson batch of that size on average is larger once in 30,000
         size = self._records + 4 * round(self._records**0.5)
+        size = size if limit is None else max(self._records, min(size, limit))
         self._sizes = range(self._records // 2, size + 1)
         self._features, self._labels = (x.new_zeros(size, *x.shape[1:]) for x in (features, labels))
         self._weights = torch.zeros(size, device=features.device)
@@ -139,10 +142,11 @@ class Recordings:
     Args:
         engine: whose passes.
         new_recorder: makes the recorder of one recording.
+        limit: no batch has more records, so none needs more room; None: any may come.
     """
 
-    def __init__(self, engine: GradientEngine, new_recorder: Callable[[], Recorder]) -> None:
-        self._engine, self._new_recorder = engine, new_recorder
+    def __init__(self, engine: GradientEngine, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
+        self._engine, self._new_recorder, self._limit = engine, new_recorder, limit
         self._made: list[Recording] = []
         self._last = torch.zeros(0)
         self.current: Recording | None = None
@@ -186,7 +190,7 @@ class Recordings:
         if len(self._made) == MOST:
             return None
         try:
-            recording = Recording(self._engine, self._new_recorder(), features, labels)
+            recording = Recording(self._engine, self._new_recorder(), features, labels, self._limit)
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             raise EquidpError(f"The model's passes cannot be recorded as CUDA graphs ({reason}): {REMEDY}") from error

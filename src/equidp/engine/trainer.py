@@ -161,7 +161,9 @@ class Trainer:
             )
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
-        self.engine = GradientEngine(model, loss, precision=precision, new_recorder=new_recorder)
+        self.engine = GradientEngine(
+            model, loss, precision=precision, new_recorder=new_recorder, limit=physical_batch_size
+        )
         self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
         # without what torch wraps around it for its profiler: more work than a small model's whole update
         self._update = torch.no_grad()(inspect.unwrap(type(self.optimizer).step))
