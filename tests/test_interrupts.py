@@ -52,6 +52,17 @@ del thing
 """
 
 
+HOOKS_OF_OTHERS = """
+import sys
+from equidp import interrupts
+
+interrupts.keep()
+ours = sys.unraisablehook
+sys.unraisablehook = lambda lost: ours(lost)
+interrupts.keep()
+"""
+
+
 def _python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=50)
 
@@ -65,3 +76,9 @@ def test_one_in_a_finaliser_comes_again() -> None:
 
 def test_other_faults_of_finalisers_are_remarked_upon_as_ever() -> None:
     assert "ZeroDivisionError" in _python(FAILING_FINALISER).stderr
+
+
+def test_a_hook_that_hands_on_to_ours_is_no_circle() -> None:
+    told = _python(HOOKS_OF_OTHERS + FAILING_FINALISER).stderr
+    assert told.count("ZeroDivisionError") == 1
+    assert "RecursionError" not in told

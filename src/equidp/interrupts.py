@@ -6,15 +6,15 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 SIGTERM_STATUS = 128 + signal.SIGTERM
 """Exit status of a process that SIGTERM ends."""
 
 SECONDS_LATER = 0.1
-
-_earlier = sys.unraisablehook
 
 
 def keep() -> None:
@@ -23,19 +23,24 @@ def keep() -> None:
     Python only remarks on it ("Exception ignored in …") and goes on, for hours where a training follows. Database
     clients run finalisers at every turn.
     """
-    global _earlier
-    if sys.unraisablehook is not _again:
-        _earlier, sys.unraisablehook = sys.unraisablehook, _again
+    if not isinstance(sys.unraisablehook, _Again):
+        sys.unraisablehook = _Again(sys.unraisablehook)
 
 
-def _again(lost: Any) -> None:
-    number = _signal_behind(lost.exc_type, lost.exc_value)
-    if number is None:
-        _earlier(lost)
-        return
-    # later, and not from here: what is raised in this function is lost too
-    with suppress(RuntimeError):  # no thread can be started any more: the process is ending as it is
-        threading.Timer(SECONDS_LATER, os.kill, (os.getpid(), number)).start()
+@dataclass(frozen=True)
+class _Again:
+    """Hands on what is no interrupt to the hook before it, which may in turn hand on to one of these."""
+
+    earlier: Callable[[Any], Any]
+
+    def __call__(self, lost: Any) -> None:
+        number = _signal_behind(lost.exc_type, lost.exc_value)
+        if number is None:
+            self.earlier(lost)
+            return
+        # later, and not from here: what is raised in this function is lost too
+        with suppress(RuntimeError):  # no thread can be started any more: the process is ending as it is
+            threading.Timer(SECONDS_LATER, os.kill, (os.getpid(), number)).start()
 
 
 def _signal_behind(kind: type[BaseException], value: BaseException | None) -> signal.Signals | None:
