@@ -77,3 +77,12 @@ def test_documents_of_several_seeds_become_one_of_the_same_shape():
     assert merged["overall"]["auroc"] == {"mean": 0.9, "low": None, "high": None, "seeds": 1}
     assert merged["worst"]["sex"]["group"] == ["F", "M"]
     assert over_seeds({0: {"a": None}, 1: {"a": None}}) == {"a": None}
+
+
+def test_intervals_over_test_records_are_left_out_and_a_class_of_that_name_is_not():
+    figures = {"groups": {"class": {"intervals": {"accuracy": 0.5}}}}
+    document = figures | {"intervals": {"overall": [0, 1]}}
+    merged = over_seeds({0: document | {"baseline": document, "cost_of_privacy": document}})
+    for part in (merged, merged["baseline"], merged["cost_of_privacy"]):
+        assert "intervals" not in part
+        assert part["groups"]["class"]["intervals"]["accuracy"]["mean"] == 0.5

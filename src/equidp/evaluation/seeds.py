@@ -75,7 +75,13 @@ def over_seeds(documents: Mapping[int, Mapping], *, confidence: float = 0.95) ->
     were taken within each seed, so their intervals are paired. Words (the worst group's name) become the list of the
     distinct ones. The seeds' own intervals, over test records, are left out.
     """
-    return _merge([documents[seed] for seed in sorted(documents)], confidence)
+    return _merge([_without_intervals(documents[seed]) for seed in sorted(documents)], confidence)
+
+
+def _without_intervals(document: Mapping) -> dict:
+    """Only where `metrics_document` has them: a class may be called so."""
+    parts = {name: _without_intervals(document[name]) for name in ("baseline", "cost_of_privacy") if name in document}
+    return {name: value for name, value in document.items() if name != "intervals"} | parts
 
 
 def _merge(values: Sequence, confidence: float):
@@ -83,7 +89,7 @@ def _merge(values: Sequence, confidence: float):
     if not known:
         return None
     if isinstance(known[0], Mapping):
-        keys = list(dict.fromkeys(key for value in known for key in value if key != "intervals"))
+        keys = list(dict.fromkeys(key for value in known for key in value))
         return {key: _merge([value.get(key) for value in known], confidence) for key in keys}
     if isinstance(known[0], str):
         return list(dict.fromkeys(known))
