@@ -2,7 +2,8 @@
 
 A group of 73 test records moves by more than a per cent with a single one of them. The interval says so: 95 % over test
 parts of that size drawn from the same people, for the model as it is. That another seed would have trained another
-model is not in it; `seeds.py` is for that.
+model is not in it; `seeds.py` is for that. Nor is it that one person may have several test records, which tell less
+than as many people's. Each interval holds at 95 % for itself: of twenty, one is expected to miss.
 
 Of an accuracy it is Wilson's score interval. Of a difference of two models' accuracies on the same records, where they
 are right and wrong together most of the time, it is Newcombe's (Statistics in Medicine 17, 1998, pages 2635 to 2650,
