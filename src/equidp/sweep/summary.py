@@ -27,9 +27,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 WIDTH = 100
 READING = (
-    "n: seeds. Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ over "
-    "groups. (m): over m of the seeds, as the baseline diverged in the others. ε holds for each run alone: runs on the "
-    "same data compose; those of one seed share batches and noise, and do not even compose."
+    "n: seeds. Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
+    "groups of ten test records or more, where there are two. (m): over m of the seeds, as the baseline diverged in "
+    "the others. ε holds for each run alone: runs on the same data compose; those of one seed share batches and noise, "
+    "and do not even compose."
 )
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
 
