@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
+from equidp.reporting import tables
 from equidp.reporting.page import html_report
 
 from .conftest import HOSTILE
@@ -100,6 +101,22 @@ def test_the_page_has_every_section_and_figure(page, sample):
     assert "0123abc" in page.text
     assert "seed's worst" not in page.text
     assert "data.keep.8" in page.text
+
+
+def test_small_groups_are_marked_and_the_mark_explained_wherever_they_are_shown(sample):
+    arguments = sample.arguments()
+    arguments["documents"] = {
+        name: document | {"groups": {"sex": document["groups"]["sex"]}} for name, document in sample.documents.items()
+    }
+    page = Reader(html_report(**arguments))
+    overview = page.text[page.text.rindex("Overview") : page.text.index("Choose a heading")]
+    assert "sex:Not stated †" in overview
+    assert tables.FEW_MEANS in overview
+    assert "over groups of ten test records or more" in overview
+    for chart in page.charts()[:3]:  # accuracy, cost, records
+        assert "Not stated †" in chart["data"][0]["x"]
+    # groups, the three figures and the overview
+    assert page.text.count(tables.FEW_MEANS) == 5
 
 
 def test_one_run_shows_its_baseline_and_its_headline(sample):

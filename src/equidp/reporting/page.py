@@ -93,6 +93,7 @@ def html_report(
         remarks: further sentences on top of the page.
     """
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
+    overview = tables.with_marks(tables.results_table(documents, privacy))
     disparity = tables.disparity_table(documents)
     return render(
         "report.html.j2",
@@ -102,7 +103,8 @@ def html_report(
         provenance=provenance,
         warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
-        overview=_grid(tables.results_table(documents, privacy).reset_index()),
+        overview=_grid(overview.reset_index()),
+        marked=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)[:1]) else "",
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
@@ -225,7 +227,8 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
         cost = f"Accuracy minus the baseline's: below zero is what privacy cost.{drawn}"
         yield figures.cost_per_group(documents, g), cost
         if len(counts) and (counts["grouping"] == g).any():
-            yield figures.group_counts(counts, g), f"Number of records of each {g} group in each part of the split."
+            sizes = f"Number of records of each {g} group in each part of the split.{few if 'test' in counts else ''}"
+            yield figures.group_counts(counts, g), sizes
 
 
 def _training_figures(
