@@ -168,6 +168,21 @@ def test_costs_against_another_baseline_are_pointed_out(sample, page):
     assert "Costs of privacy of dpsgd, dpsgd_f refer to another baseline" in mixed.text
 
 
+def test_settings_of_several_rows_are_told_once_where_they_are_shared(sample):
+    """Every setting had its row's whole name before it, and values were squeezed to a letter per line."""
+    settings = {name: {"dataset": "digits", "privacy": {"epsilon": k}} for k, name in enumerate(sample.documents)}
+    settings["dpsgd"]["dpsgd.options"] = {"clip_norm": 0.25}
+    page = html_report(**sample.arguments() | {"settings": settings})
+    told = page[page.index('<section id="settings">') : page.index('<section id="provenance">')]
+    tables = [re.findall(r">([^<>\s][^<>]*)</", table) for table in told.split("<table")[1:]]
+    assert tables == [
+        ["In every row", "dataset", "digits"],
+        ["sgd", "privacy.epsilon", "0"],
+        ["dpsgd", "privacy.epsilon", "1", "dpsgd.options.clip_norm", "0.25"],
+        ["dpsgd_f", "privacy.epsilon", "2"],
+    ]
+
+
 def test_hostile_names_stay_text_everywhere(hostile, page):
     arguments = hostile.arguments()
     arguments |= {"title": HOSTILE, "settings": {HOSTILE: {"k": HOSTILE}}, "provenance": {"commit": HOSTILE}}

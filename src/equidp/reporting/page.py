@@ -87,7 +87,7 @@ def html_report(
             shape have their number as `seeds`.
         privacy: `privacy.json` by algorithm; algorithms without one are taken as not private.
         histories: `history.parquet` by algorithm.
-        settings: resolved settings, nested or flat.
+        settings: resolved settings, nested or flat; or those of each row, by the documents' names.
         provenance: commit, data checksums, versions; nested or flat.
         group_table: columns `grouping`, `group`, and a count per part (`train`, `public`, `test`); may be empty.
         remarks: further sentences on top of the page.
@@ -99,7 +99,7 @@ def html_report(
         "report.html.j2",
         title=title,
         drawn=_figures(documents, privacy, histories, group_table),
-        settings=settings,
+        settings=_settings(settings, documents),
         provenance=provenance,
         warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
@@ -119,7 +119,7 @@ def render(
     *,
     title: str,
     drawn: Iterator[tuple[go.Figure, str]],
-    settings: Mapping,
+    settings: Mapping[str, Mapping],
     provenance: Mapping,
     warnings: Sequence[str],
     **content: Any,
@@ -130,7 +130,8 @@ def render(
         template: its file in `assets`.
         title: heading, and the browser's title.
         drawn: figures with their captions; those without data are left out.
-        settings, provenance: nested or flat.
+        settings: nested or flat, by a caption ("" for none).
+        provenance: nested or flat.
         warnings: sentences on top of the page.
         content: what the template itself asks for.
     """
@@ -146,8 +147,8 @@ def render(
             script=Markup(script),
             warnings=warnings,
             charts=list(_charts(_filled(drawn))),
-            settings=list(_flat(settings)),
-            provenance=list(_flat(provenance)),
+            settings={caption: list(_flat(of)) for caption, of in settings.items()},
+            provenance={"": list(_flat(provenance))},
             **content,
         )
     )
@@ -363,6 +364,16 @@ def _number(value: float | None) -> str:
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+.4f}"
+
+
+def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
+    """Settings by caption: where every row has its own, what they share first, then what tells each apart."""
+    if len(rows) < 2 or settings.keys() != rows.keys():
+        return {"": settings}
+    first, *others = flat = [dict(_flat(of)) for of in settings.values()]
+    shared = {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
+    own = [{name: value for name, value in of.items() if name not in shared} for of in flat]
+    return {"In every row": shared} | {row: of for row, of in zip(settings, own, strict=True) if of}
 
 
 def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
