@@ -119,6 +119,20 @@ def test_small_groups_are_marked_and_the_mark_explained_wherever_they_are_shown(
     assert page.text.count(tables.FEW_MEANS) == 5
 
 
+def test_captions_speak_of_the_lines_that_are_drawn(sample):
+    def captions(**changes: object) -> str:
+        arguments = sample.arguments()
+        arguments["documents"] = {name: one | changes.get(name, {}) for name, one in sample.documents.items()}
+        return Reader(html_report(**arguments)).text
+
+    several = {"seeds": 2}
+    assert "Lines are 95 % intervals over test records." in captions()
+    assert "over seeds, of a single seed over test records." in captions(dpsgd=several)
+    assert "Lines are 95 % intervals over seeds." in captions(sgd=several, dpsgd=several, dpsgd_f=several)
+    none = {"intervals": {}}
+    assert "Lines are" not in captions(sgd=none, dpsgd=none, dpsgd_f=none)
+
+
 def test_one_run_shows_its_baseline_and_its_headline(sample):
     page = Reader(html_report(**sample.only("dpsgd_f").arguments()))
     cards = page.text[page.text.rindex("Overview") : page.text.index("Choose a heading")]

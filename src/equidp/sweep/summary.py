@@ -242,15 +242,17 @@ def _page(rows: Sequence[Row], title: str) -> str:
 def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """The means over seeds in the shape of one run's document, and their number as `seeds`, the baseline's too.
 
+    Intervals are over seeds; one seed has none, and keeps its run's own over test records.
     `diverged` is the number of seeds whose baseline did, if any.
     """
     kept = settled(algorithm, documents)
     seen = over_seeds(kept)
     page = means(seen) | {"seeds": len(kept)}
-    page["intervals"] = _intervals(seen)
+    own = next(iter(kept.values())) if len(kept) == 1 else {}
+    page["intervals"] = own.get("intervals") or _intervals(seen)
     for name in ("baseline", "cost_of_privacy"):
         if page.get(name):
-            page[name]["intervals"] = _intervals(seen[name])
+            page[name]["intervals"] = own.get(name, {}).get("intervals") or _intervals(seen[name])
     converged = len(kept) if algorithm == BASELINE else sum("baseline" in document for document in kept.values())
     if "baseline" in page:
         page["baseline"]["seeds"] = converged
