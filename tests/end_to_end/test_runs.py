@@ -6,6 +6,7 @@ import errno
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import dp_accounting as dp
 import mlflow
@@ -257,6 +258,20 @@ def test_a_file_where_a_folder_should_be_is_named(project):
     (project / "data").write_text("")
     with pytest.raises(EquidpError, match=r"Cannot write .*data.03_primary.digits: a file stands where a folder"):
         kedro_run(project, "dpsgd", **QUICK)
+
+
+def test_a_folder_for_records_that_cannot_be_made_is_named(project, monkeypatch):
+    """Kedro wraps this one, and the search for its path ended in an AttributeError."""
+    make = Path.mkdir
+
+    def refuse(path: Path, *given, **named) -> None:
+        if "03_primary" in path.parts:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        make(path, *given, **named)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(EquidpError, match=r"Cannot write .*data.03_primary.digits: the file system is read-only"):
+        kedro_run(project, "ingestion")
 
 
 @pytest.mark.parametrize(
