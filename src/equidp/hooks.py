@@ -35,7 +35,7 @@ from equidp.parameters import TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
-from equidp.reporting.tables import BASELINE, print_table, results_table
+from equidp.reporting.tables import BASELINE, FEW_MEANS, PARTS, marked, print_table, results_table
 from equidp.training import device_of, forget
 
 # kedro-mlflow defines a model as it is imported, and MLflow asks its author for type hints, past any filter
@@ -380,13 +380,18 @@ def _print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalo
 
 
 def _print_groups(groups: pd.DataFrame, path: Path) -> None:
-    """The groups and their sizes in each part of the split."""
-    table = Table(title="Records of each group in each part of the split", box=box.SIMPLE_HEAD)
-    for column in groups.columns:
-        table.add_column(column, justify="right" if pd.api.types.is_numeric_dtype(groups[column]) else "left")
-    for row in groups.itertuples(index=False):
-        table.add_row(*(escape(str(value)) for value in row))
+    """The groups and their sizes in each part of the split; what a note in the file says, a mark and a 0 say here."""
+    table = Table(title="Records of each group in each part of the split", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("grouping", "group"):
+        table.add_column(column, overflow="fold")
+    for part in PARTS:
+        table.add_column(part, justify="right", no_wrap=True)
+    for row in groups.to_dict("records"):
+        name = marked({row["group"]: row["test"]})[row["group"]]
+        table.add_row(*(escape(str(value)) for value in (row["grouping"], name, *(row[part] for part in PARTS))))
     terminal().print(table)
+    if not groups["evaluable"].all():
+        terminal().print(FEW_MEANS, highlight=False)
     terminal().print(f"groups: {path}", soft_wrap=True, highlight=False)
 
 

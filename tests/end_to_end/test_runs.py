@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import dp_accounting as dp
 import mlflow
@@ -15,9 +17,11 @@ from dp_accounting import pld, rdp
 from kedro.framework.startup import bootstrap_project
 from kedro.runner import ParallelRunner, ThreadRunner
 from mlflow.exceptions import MlflowException
+from rich.console import Console
 from sklearn.datasets import load_digits
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
+from equidp import hooks
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.pipeline_registry import DEMONSTRATION
@@ -86,6 +90,25 @@ def test_ingestion_opens_no_run_and_tells_the_groups(project):
     groups = pd.read_csv(report_folder(project, "ingestion") / "groups.csv", dtype={"group": str})
     rare = groups[groups["group"] == "8"].iloc[0]
     assert rare["train"] == 40
+
+
+def test_the_sizes_of_groups_stand_in_a_line_each_and_small_ones_are_marked(capsys, monkeypatch, tmp_path):
+    """The note of a small group took so much room that every name was broken over lines, or cut."""
+    monkeypatch.setattr(hooks, "terminal", lambda: Console(width=80, file=sys.stdout))
+    names = ["Female*Amer-Indian-Eskimo", "Male*Amer-Indian-Eskimo"]
+    notes = {"evaluable": [False, True], "note": ["only 9 test records: too few to be evaluated", ""]}
+    sizes = {"train": [141, 221], "test": [9, 48], "public": [0, 0]}
+    groups = pd.DataFrame({"grouping": "localization*age_band", "group": names, **sizes, **notes})
+
+    hooks._print_groups(groups, tmp_path / "groups.csv")
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["localization*age_band", f"{names[0]}", "†", "141", "0", "9"] in lines
+    assert ["localization*age_band", names[1], "221", "0", "48"] in lines
+    assert ["†", "fewer", "than", "10", "test"] in [line[:5] for line in lines]
+
+    hooks._print_groups(groups[1:], tmp_path / "groups.csv")
+    assert "†" not in capsys.readouterr().out
 
 
 def test_a_device_that_is_not_here_ends_only_what_trains(project):
@@ -235,6 +258,20 @@ def test_a_file_where_a_folder_should_be_is_named(project):
     (project / "data").write_text("")
     with pytest.raises(EquidpError, match=r"Cannot write .*data.03_primary.digits: a file stands where a folder"):
         kedro_run(project, "dpsgd", **QUICK)
+
+
+def test_a_folder_for_records_that_cannot_be_made_is_named(project, monkeypatch):
+    """Kedro wraps this one, and the search for its path ended in an AttributeError."""
+    make = Path.mkdir
+
+    def refuse(path: Path, *given, **named) -> None:
+        if "03_primary" in path.parts:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        make(path, *given, **named)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(EquidpError, match=r"Cannot write .*data.03_primary.digits: the file system is read-only"):
+        kedro_run(project, "ingestion")
 
 
 @pytest.mark.parametrize(

@@ -44,15 +44,18 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def executed(checkout: Path, name: str, wanted: dict[str, str]) -> dict[str, Any]:
-    """Run a notebook in a kernel of this interpreter; then the values of some expressions in it."""
+def executed(checkout: Path, name: str, wanted: dict[str, str], *, elsewhere: bool = True) -> dict[str, Any]:
+    """Run a notebook in a kernel of this interpreter; then the values of some expressions in it.
+
+    What it writes is elsewhere, unless it was told to work in the checkout.
+    """
     notebook = nbformat.read(checkout / "notebooks" / f"{name}.ipynb", as_version=4)
     question = ", ".join(f"{key!r}: {expression}" for key, expression in wanted.items())
     notebook.cells.append(nbformat.v4.new_code_cell(f"import json\nprint(json.dumps({{{question}}}))"))
     before = files_in(checkout)
     place = {"metadata": {"path": str(checkout / "notebooks")}}
     NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=place).execute()
-    assert files_in(checkout) == before
+    assert (files_in(checkout) == before) is elsewhere
     answer = next(output for output in notebook.cells[-1].outputs if output.get("name") == "stdout")
     return json.loads(answer.text)
 
@@ -82,6 +85,33 @@ def test_reading_results(checkout: Path) -> None:
     assert sums == pytest.approx([1.0] * 174, abs=1e-5)
     # all eights, those never seen in training included: most were cut from the training part
     assert found["recognised"] == pytest.approx(found["eights"], abs=0.2)
+
+
+def test_reading_results_of_a_checkout_with_several_runs(checkout: Path) -> None:
+    """What the notebook says of runs that one already has: to copy the checkout onto itself ended in a traceback."""
+    path = checkout / "notebooks/reading_results.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    told = next(cell for cell in notebook.cells if "project = " in cell.source)
+    told.source = told.source.replace("project = Path(scratch.name).resolve()", "project = checkout")
+    trained = next(cell for cell in notebook.cells if "session.run(" in cell.source)
+    trained.source = "\n".join([trained.source.replace('"evaluate_every": 5', '"epochs": 1'), trained.source])
+    nbformat.write(notebook, path)
+    (checkout / "src").mkdir()
+
+    found = executed(
+        checkout,
+        "reading_results",
+        {
+            "tracked": "sorted(runs_frame(tracked)['algorithm'])",
+            "recognised": "recognised",
+            "project": "str(project)",
+        },
+        elsewhere=False,
+    )
+
+    assert found["project"] == str(checkout)
+    assert found["tracked"] == ["dpsgd", "dpsgd", "dpsgd_f", "dpsgd_f", "sgd", "sgd"]
+    assert found["recognised"] > 0.4  # the newest run's, not that of one epoch
 
 
 def test_your_own_data(checkout: Path) -> None:

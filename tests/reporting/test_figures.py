@@ -74,6 +74,12 @@ def test_groups_with_few_test_records_are_marked(sample):
         assert list(trace(chart, "dpsgd").x) == ["Female †", "Male", "Not stated †"]
 
 
+def test_groups_with_few_test_records_are_marked_among_the_counts_too(sample):
+    assert list(trace(figures.group_counts(sample.group_table, "sex"), "train").x) == ["Female", "Male", "Not stated †"]
+    untested = sample.group_table.drop(columns="test")
+    assert list(trace(figures.group_counts(untested, "sex"), "train").x) == ["Female", "Male", "Not stated"]
+
+
 def test_group_counts_ignore_columns_that_are_no_counts(sample):
     table = sample.group_table.assign(public=0, evaluable=True, note="")
     chart = figures.group_counts(table, "class")

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
+from equidp.reporting import tables
 from equidp.reporting.page import html_report
 
 from .conftest import HOSTILE
@@ -102,6 +103,36 @@ def test_the_page_has_every_section_and_figure(page, sample):
     assert "data.keep.8" in page.text
 
 
+def test_small_groups_are_marked_and_the_mark_explained_wherever_they_are_shown(sample):
+    arguments = sample.arguments()
+    arguments["documents"] = {
+        name: document | {"groups": {"sex": document["groups"]["sex"]}} for name, document in sample.documents.items()
+    }
+    page = Reader(html_report(**arguments))
+    overview = page.text[page.text.rindex("Overview") : page.text.index("Choose a heading")]
+    assert "sex:Not stated †" in overview
+    assert tables.FEW_MEANS in overview
+    assert "over groups of ten test records or more" in overview
+    for chart in page.charts()[:3]:  # accuracy, cost, records
+        assert "Not stated †" in chart["data"][0]["x"]
+    # groups, the three figures and the overview
+    assert page.text.count(tables.FEW_MEANS) == 5
+
+
+def test_captions_speak_of_the_lines_that_are_drawn(sample):
+    def captions(**changes: object) -> str:
+        arguments = sample.arguments()
+        arguments["documents"] = {name: one | changes.get(name, {}) for name, one in sample.documents.items()}
+        return Reader(html_report(**arguments)).text
+
+    several = {"seeds": 2}
+    assert "Lines are 95 % intervals over test records." in captions()
+    assert "over seeds, of a single seed over test records." in captions(dpsgd=several)
+    assert "Lines are 95 % intervals over seeds." in captions(sgd=several, dpsgd=several, dpsgd_f=several)
+    none = {"intervals": {}}
+    assert "Lines are" not in captions(sgd=none, dpsgd=none, dpsgd_f=none)
+
+
 def test_one_run_shows_its_baseline_and_its_headline(sample):
     page = Reader(html_report(**sample.only("dpsgd_f").arguments()))
     cards = page.text[page.text.rindex("Overview") : page.text.index("Choose a heading")]
@@ -149,6 +180,21 @@ def test_costs_against_another_baseline_are_pointed_out(sample, page):
     other = {**sample.documents["sgd"], "overall": {**sample.documents["sgd"]["overall"], "accuracy": 0.5}}
     mixed = Reader(html_report(**(sample.arguments() | {"documents": {**sample.documents, "sgd": other}})))
     assert "Costs of privacy of dpsgd, dpsgd_f refer to another baseline" in mixed.text
+
+
+def test_settings_of_several_rows_are_told_once_where_they_are_shared(sample):
+    """Every setting had its row's whole name before it, and values were squeezed to a letter per line."""
+    settings = {name: {"dataset": "digits", "privacy": {"epsilon": k}} for k, name in enumerate(sample.documents)}
+    settings["dpsgd"]["dpsgd.options"] = {"clip_norm": 0.25}
+    page = html_report(**sample.arguments() | {"settings": settings})
+    told = page[page.index('<section id="settings">') : page.index('<section id="provenance">')]
+    tables = [re.findall(r">([^<>\s][^<>]*)</", table) for table in told.split("<table")[1:]]
+    assert tables == [
+        ["In every row", "dataset", "digits"],
+        ["sgd", "privacy.epsilon", "0"],
+        ["dpsgd", "privacy.epsilon", "1", "dpsgd.options.clip_norm", "0.25"],
+        ["dpsgd_f", "privacy.epsilon", "2"],
+    ]
 
 
 def test_hostile_names_stay_text_everywhere(hostile, page):

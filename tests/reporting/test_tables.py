@@ -19,6 +19,7 @@ from equidp.reporting.tables import (
     print_table,
     results_table,
     with_baseline,
+    with_marks,
 )
 from equidp.sweep.summary import averaged
 
@@ -95,6 +96,32 @@ def test_small_groups_are_not_said_to_be_left_out_where_there_are_no_others(samp
     told = " ".join(" ".join(printed(results_table(documents, sample.privacy, grouping="sex"), 100)).split())
     assert "over groups of ten test records or more, where there are two." in told
     assert FEW_MEANS.endswith("where two groups have enough.")
+
+
+def test_small_groups_are_marked_in_the_overview_however_long_their_names(sample):
+    document = copy.deepcopy(sample.only("dpsgd").documents["dpsgd"])
+    for figures in (document, document["baseline"]):
+        figures["groups"]["sex"] = {
+            "A name that is cut": {"count": 9, "accuracy": 0.25},
+            "Male": {"count": 10, "accuracy": 0.5},
+        }
+    frame = results_table({"dpsgd": document | {"worst": {}}}, sample.privacy, grouping="sex")
+    assert "sex:A name that is cut" in frame  # data keep the name as it is
+    shown = with_marks(frame)
+    assert [c for c in shown if c.startswith("sex:")] == ["sex:A name that is cut †", "sex:Male"]
+    told = " ".join(" ".join(printed(frame, 100)).split())
+    assert "A name that is … †" in told
+    assert "†: fewer." in told
+    assert "†" not in " ".join(printed(results_table(sample.documents, sample.privacy), 100))
+
+
+def test_a_worst_group_is_marked_where_there_are_small_ones_only(sample):
+    documents = copy.deepcopy(sample.only("dpsgd").documents)
+    del documents["dpsgd"]["worst"]
+    for of in (documents["dpsgd"], documents["dpsgd"]["baseline"]):
+        for figures in of["groups"]["sex"].values():
+            figures["count"] = 1
+    assert with_marks(results_table(documents, sample.privacy, grouping="sex"))["worst_group"]["dpsgd"].endswith(" †")
 
 
 def test_names_are_printed_as_they_are_not_as_markup(hostile):

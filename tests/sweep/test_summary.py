@@ -135,6 +135,18 @@ def test_a_page_of_means_has_intervals_over_seeds(cells):
     assert one["intervals"]["overall"] is None
 
 
+def test_a_single_seed_keeps_its_intervals_over_test_records():
+    """The figures of runs of one seed were said to have lines over test records, and had none."""
+    run = document(0.8, 0.6)
+    for k, part in enumerate((run, run["baseline"], run["cost_of_privacy"])):
+        part["intervals"] = {"overall": [0.1 * k, 0.9], "groups": {"class": {"a": [0.1 * k, 0.9], "b": None}}}
+    one = averaged("dpsgd", {0: run})
+    for part, own in ((one, run), (one["baseline"], run["baseline"]), (one["cost_of_privacy"], run["cost_of_privacy"])):
+        assert part["intervals"] == own["intervals"]
+    two = averaged("dpsgd", {0: run, 1: run})
+    assert two["intervals"]["groups"]["class"]["b"] == pytest.approx([0.6, 0.6])  # over seeds
+
+
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_the_table_is_whole_in_80_columns_and_never_wider_than_100(cells, width):
     console = Console(file=io.StringIO(), width=width)
@@ -147,6 +159,7 @@ def test_the_table_is_whole_in_80_columns_and_never_wider_than_100(cells, width)
     assert max(map(len, text.splitlines())) <= min(width, 100)
     # a sweep's cells are seeded: two ε of one seed differ by a known multiple of the same noise
     assert "those of one seed share batches and noise, and do not even compose" in " ".join(text.split())
+    assert "over groups of ten test records or more, where there are two" in " ".join(text.split())
     for whole in ("psasc_momentum", "digits: test accuracy", "worst group", "0.650±0.635", "-0.200±0.635"):
         assert whole in text
 

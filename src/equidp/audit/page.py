@@ -69,7 +69,7 @@ def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, pro
         "audit.html.j2",
         title=title,
         drawn=_figures(findings),
-        settings=settings,
+        settings={"": settings},
         provenance=provenance,
         warnings=[WARNING],
         verdict=verdict_sentence(findings),

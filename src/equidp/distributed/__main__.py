@@ -21,6 +21,11 @@ def main() -> None:
     parser.add_argument("--rendezvous", required=True, help="host:port, the same on all machines")
     parser.add_argument("--folder", type=Path, required=True, help=f"the {FOLDER} of the asking machine")
     given = parser.parse_args()
+    # a machine that nobody will meet would wait for ever
+    if not 0 < given.node < given.nodes:
+        parser.error(f"--node {given.node} of --nodes {given.nodes}: they are counted from 0, the one that is asked.")
+    if not given.rendezvous.rpartition(":")[0] or not given.rendezvous.rpartition(":")[2].isdecimal():
+        parser.error(f"--rendezvous {given.rendezvous}: give host:port, such as 10.0.0.1:29500.")
     while not (given.folder / JOB).exists():
         time.sleep(0.5)
     job = json.loads((given.folder / JOB).read_text())

@@ -60,7 +60,7 @@ class OnceRecordsDataset(AbstractDataset[Recipe | Records, Records]):
     """
 
     def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
-        self._folder = Path(filepath)
+        self._filepath = Path(filepath)
         self._current: Path | Records | None = None
         self.metadata = metadata
 
@@ -69,7 +69,7 @@ class OnceRecordsDataset(AbstractDataset[Recipe | Records, Records]):
         if isinstance(data, Records):
             self._current = data
             return
-        path = self._folder / f"{data.fingerprint[:16]}.safetensors"
+        path = self._filepath / f"{data.fingerprint[:16]}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             storage.save(data.build(), path)
@@ -77,18 +77,20 @@ class OnceRecordsDataset(AbstractDataset[Recipe | Records, Records]):
 
     def load(self) -> Records:
         """The records saved in this run; in a run that starts later in the pipeline, the newest there are."""
-        found = self._current or max(self._folder.glob("*.safetensors"), key=os.path.getmtime, default=None)
+        found = self._current or max(self._filepath.glob("*.safetensors"), key=os.path.getmtime, default=None)
         if found is None:
             raise EquidpError(
-                f"No records in {self._folder}: run `kedro run --pipeline=ingestion` for this dataset first."
+                f"No records in {self._filepath}: run `kedro run --pipeline=ingestion` for this dataset first."
             )
         return found if isinstance(found, Records) else storage.load(found)
 
     def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._folder)}
+        return {"filepath": str(self._filepath)}
 
     def _exists(self) -> bool:
-        return isinstance(self._current, Records) or (self._folder.is_dir() and any(self._folder.glob("*.safetensors")))
+        return isinstance(self._current, Records) or (
+            self._filepath.is_dir() and any(self._filepath.glob("*.safetensors"))
+        )
 
 
 @dataclass(frozen=True)

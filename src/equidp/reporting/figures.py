@@ -88,10 +88,14 @@ def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
     """How many records each group has in every part of the split.
 
     Args:
-        groups: columns `grouping`, `group`, and counts in those of `train`, `test`, `public` that there are.
+        groups: columns `grouping`, `group`, and counts in those of `train`, `test`, `public` that there are. Where
+            test records are counted, groups with few of them are marked.
         grouping: which one to draw.
     """
     frame = groups[groups["grouping"] == grouping]
+    if "test" in frame:
+        names = marked(dict(zip(frame["group"], frame["test"], strict=True)))
+        frame = frame.assign(group=frame["group"].map(names))
     parts = [part for part in PARTS if part in frame and frame[part].any()]
     chart = figure(f"Records by {label(grouping)}", label(grouping), "records")
     for part in parts:

@@ -87,22 +87,24 @@ def html_report(
             shape have their number as `seeds`.
         privacy: `privacy.json` by algorithm; algorithms without one are taken as not private.
         histories: `history.parquet` by algorithm.
-        settings: resolved settings, nested or flat.
+        settings: resolved settings, nested or flat; or those of each row, by the documents' names.
         provenance: commit, data checksums, versions; nested or flat.
         group_table: columns `grouping`, `group`, and a count per part (`train`, `public`, `test`); may be empty.
         remarks: further sentences on top of the page.
     """
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
+    overview = tables.with_marks(tables.results_table(documents, privacy))
     disparity = tables.disparity_table(documents)
     return render(
         "report.html.j2",
         title=title,
         drawn=_figures(documents, privacy, histories, group_table),
-        settings=settings,
+        settings=_settings(settings, documents),
         provenance=provenance,
         warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
-        overview=_grid(tables.results_table(documents, privacy).reset_index()),
+        overview=_grid(overview.reset_index()),
+        marked=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)[:1]) else "",
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
@@ -117,7 +119,7 @@ def render(
     *,
     title: str,
     drawn: Iterator[tuple[go.Figure, str]],
-    settings: Mapping,
+    settings: Mapping[str, Mapping],
     provenance: Mapping,
     warnings: Sequence[str],
     **content: Any,
@@ -128,7 +130,8 @@ def render(
         template: its file in `assets`.
         title: heading, and the browser's title.
         drawn: figures with their captions; those without data are left out.
-        settings, provenance: nested or flat.
+        settings: nested or flat, by a caption ("" for none).
+        provenance: nested or flat.
         warnings: sentences on top of the page.
         content: what the template itself asks for.
     """
@@ -144,8 +147,8 @@ def render(
             script=Markup(script),
             warnings=warnings,
             charts=list(_charts(_filled(drawn))),
-            settings=list(_flat(settings)),
-            provenance=list(_flat(provenance)),
+            settings={caption: list(_flat(of)) for caption, of in settings.items()},
+            provenance={"": list(_flat(provenance))},
             **content,
         )
     )
@@ -219,13 +222,23 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
         if max(len(d["groups"].get(g, {})) for d in documents.values()) > MAX_FIGURE_GROUPS:
             continue
         few = f" {tables.FEW_MEANS}" if tables.has_small_groups(documents, [g]) else ""
-        over = "seeds" if _several(documents) else "test records"
-        drawn = f" Lines are 95 % intervals over {over}.{few}"
-        yield figures.metric_per_group(documents, g), f"Accuracy on the test records of each {g} group.{drawn}"
-        cost = f"Accuracy minus the baseline's: below zero is what privacy cost.{drawn}"
-        yield figures.cost_per_group(documents, g), cost
+        accuracy, cost = figures.metric_per_group(documents, g), figures.cost_per_group(documents, g)
+        yield accuracy, f"Accuracy on the test records of each {g} group.{_lines(accuracy, documents)}{few}"
+        told = f"{_lines(cost, documents)}{few}"
+        yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{told}"
         if len(counts) and (counts["grouping"] == g).any():
-            yield figures.group_counts(counts, g), f"Number of records of each {g} group in each part of the split."
+            sizes = f"Number of records of each {g} group in each part of the split.{few if 'test' in counts else ''}"
+            yield figures.group_counts(counts, g), sizes
+
+
+def _lines(chart: go.Figure, documents: Mapping[str, Mapping]) -> str:
+    """What the lines on the bars are, if there are any."""
+    if all(bar.error_y.array is None for bar in chart.data):
+        return ""
+    if not _several(documents):
+        return " Lines are 95 % intervals over test records."
+    single = any(document.get("seeds", 1) == 1 for document in documents.values())
+    return f" Lines are 95 % intervals over seeds{', of a single seed over test records' if single else ''}."
 
 
 def _training_figures(
@@ -360,6 +373,16 @@ def _number(value: float | None) -> str:
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+.4f}"
+
+
+def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
+    """Settings by caption: where every row has its own, what they share first, then what tells each apart."""
+    if len(rows) < 2 or settings.keys() != rows.keys():
+        return {"": settings}
+    first, *others = flat = [dict(_flat(of)) for of in settings.values()]
+    shared = {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
+    own = [{name: value for name, value in of.items() if name not in shared} for of in flat]
+    return {"In every row": shared} | {row: of for row, of in zip(settings, own, strict=True) if of}
 
 
 def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -99,6 +99,7 @@ def results_table(
     Returns:
         A frame indexed by `algorithm` with the columns `epsilon`, `epsilon_published`, `accuracy`, `cost` (against the
         baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy` and `gap`. Undefined values are NaN.
+        Names are as they are in the data: `with_marks` is what readers see.
         Documents that are means over seeds say so: their number comes first, as `seeds`.
     """
     documents = with_baseline(documents)
@@ -108,6 +109,9 @@ def results_table(
     rows = [_row(document, epsilons.get(name, {}), grouping, shown) for name, document in documents.items()]
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
     frame = frame.astype({c: "Int64" if c == "seeds" else float for c in frame.columns if c != "worst_group"})
+    if grouping:
+        small = marked({group: _tested(documents, grouping, group) for group in _groups_of(documents, grouping)})
+        frame.attrs["few"] = {group: name for group, name in small.items() if group != name}
     frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
     return frame
 
@@ -131,7 +135,7 @@ def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Seque
 
 
 def _groups_to_show(documents: Mapping[str, Mapping], grouping: str, limit: int) -> list[str]:
-    groups = list(dict.fromkeys(g for d in documents.values() for g in d["groups"].get(grouping, {})))
+    groups = _groups_of(documents, grouping)
     if len(groups) <= limit:
         return groups
 
@@ -150,13 +154,34 @@ def _cost_or_accuracy(document: Mapping, grouping: str, group: str) -> float | N
     return document["groups"].get(grouping, {}).get(group, {}).get("accuracy")
 
 
+def _groups_of(documents: Mapping[str, Mapping], grouping: str) -> list[str]:
+    return list(dict.fromkeys(g for d in documents.values() for g in d["groups"].get(grouping, {})))
+
+
+def _tested(documents: Mapping[str, Mapping], grouping: str, group: str) -> int:
+    """How many test records a group has."""
+    return max(d["groups"].get(grouping, {}).get(group, {}).get("count", 0) for d in documents.values())
+
+
+def with_marks(frame: pd.DataFrame) -> pd.DataFrame:
+    """A `results_table` with its small groups marked, in headings and as worst groups."""
+    few = frame.attrs.get("few", {})
+
+    def heading(column: str) -> str:
+        grouping, colon, group = column.partition(":")
+        return f"{grouping}:{few[group]}" if colon and group in few else column
+
+    shown = frame.rename(columns=heading)
+    return shown.assign(worst_group=shown["worst_group"].map(lambda name: few.get(name, name)))
+
+
 def print_table(frame: pd.DataFrame, console: Console) -> None:
     """Print a `results_table` within 100 columns, or the console's width where that is smaller.
 
     A number is never cut: where there is not enough room, columns go, the least important first.
     """
     width = min(WIDTH, console.width)
-    frame = frame.dropna(axis="columns", how="all")
+    frame = with_marks(frame).dropna(axis="columns", how="all")
     spare = [c for c in ("epsilon_published", "gap", "cost") if c in frame]
     spare[1:1] = [c for c in frame.columns if ":" in c][::-1]  # groups go before the gap does
     while spare and _rich(frame).__rich_measure__(console, console.options).maximum > width:
@@ -171,7 +196,7 @@ def _rich(frame: pd.DataFrame) -> Table:
         if names
         else "Accuracy",
         caption="Δ: accuracy minus the non-private baseline's. Gap: largest Δ minus smallest Δ, over groups of ten "
-        "test records or more, where there are two.",
+        f"test records or more, where there are two.{f' {FEW}: fewer.' if frame.attrs.get('few') else ''}",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -190,7 +215,9 @@ def _rich(frame: pd.DataFrame) -> Table:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
+    """A name that fits its cell; its mark is not what is cut."""
+    name = text.removesuffix(f" {FEW}")
+    return text if len(name) <= LONGEST_CELL else text.replace(name, name[: LONGEST_CELL - 1] + "…")
 
 
 def _cell(column: str, value: object) -> str:
@@ -223,14 +250,13 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
         test record are not.
     """
     every = with_baseline(documents)
-    groups = list(dict.fromkeys(g for d in every.values() for g in d["groups"].get(grouping, {})))
+    groups = _groups_of(every, grouping)
     frame = pd.DataFrame(index=pd.Index(groups, name="group"))
     sizes = counts[counts["grouping"] == grouping].set_index("group") if len(counts) else pd.DataFrame()
     for part in ("train", "public"):
         if part in sizes and sizes[part].any():
             frame[part] = sizes[part].reindex(groups)
-    tested = [[d["groups"].get(grouping, {}).get(g, {}).get("count", 0) for d in every.values()] for g in groups]
-    frame["tested"] = [max(counts) for counts in tested]
+    frame["tested"] = [_tested(every, grouping, group) for group in groups]
     for title, values in _group_columns(every, grouping):
         frame[title] = pd.Series({g: values.get(g) for g in groups}, dtype=object if title == INTERVAL else float)
     frame = frame.rename(index=marked(dict(zip(groups, frame["tested"], strict=True))))

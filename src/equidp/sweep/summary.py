@@ -27,9 +27,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 WIDTH = 100
 READING = (
-    "n: seeds. Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ over "
-    "groups. (m): over m of the seeds, as the baseline diverged in the others. ε holds for each run alone: runs on the "
-    "same data compose; those of one seed share batches and noise, and do not even compose."
+    "n: seeds. Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
+    "groups of ten test records or more, where there are two. (m): over m of the seeds, as the baseline diverged in "
+    "the others. ε holds for each run alone: runs on the same data compose; those of one seed share batches and noise, "
+    "and do not even compose."
 )
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
 
@@ -241,15 +242,17 @@ def _page(rows: Sequence[Row], title: str) -> str:
 def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """The means over seeds in the shape of one run's document, and their number as `seeds`, the baseline's too.
 
+    Intervals are over seeds; one seed has none, and keeps its run's own over test records.
     `diverged` is the number of seeds whose baseline did, if any.
     """
     kept = settled(algorithm, documents)
     seen = over_seeds(kept)
     page = means(seen) | {"seeds": len(kept)}
-    page["intervals"] = _intervals(seen)
+    own = next(iter(kept.values())) if len(kept) == 1 else {}
+    page["intervals"] = own.get("intervals") or _intervals(seen)
     for name in ("baseline", "cost_of_privacy"):
         if page.get(name):
-            page[name]["intervals"] = _intervals(seen[name])
+            page[name]["intervals"] = own.get(name, {}).get("intervals") or _intervals(seen[name])
     converged = len(kept) if algorithm == BASELINE else sum("baseline" in document for document in kept.values())
     if "baseline" in page:
         page["baseline"]["seeds"] = converged
