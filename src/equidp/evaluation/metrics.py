@@ -81,7 +81,8 @@ def cost_intervals(private: NDArray, baseline: NDArray, labels: NDArray, groups:
         labels: `[n]` class indices.
         groups: as for `evaluate`.
     """
-    right = [_predicted(np.asarray(scores)) == labels for scores in (private, baseline)]
+    # as `evaluate` takes them: an interval is of the very predictions that the accuracies beside it count
+    right = [_predicted(_as_probabilities(of, np.shape(of)[1])) == labels for of in (private, baseline)]
     return per_group(difference_interval, groups, *right)
 
 
