@@ -24,8 +24,22 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> EquidpError:
         name: what was given.
         valid: every name that would have been accepted.
     """
+    return EquidpError(f"Unknown {kind} {str(name)!r}.{_nearest(name, valid)}")
+
+
+def missing_column(where: str, name: object, present: Iterable[str]) -> EquidpError:
+    """Build the error for a table that lacks a column, naming the nearest one that it has.
+
+    Args:
+        where: the table: its file, or what a user calls it.
+        name: of the column.
+        present: names of the table's columns.
+    """
+    return EquidpError(f"No column {str(name)!r} in {where}.{_nearest(name, present, 'It has')}")
+
+
+def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
     names = sorted(map(str, valid))
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    listed = ", ".join(names) if names else "none"
-    return EquidpError(f"Unknown {kind} {str(name)!r}.{hint} Valid: {listed}.")
+    return f"{hint} {heading}: {', '.join(names) if names else 'none'}."

@@ -87,6 +87,22 @@ def test_the_printed_table_fits_and_cuts_no_number(sample, width):
     assert "2.987" in text
 
 
+def test_where_the_terminal_is_narrow_the_groups_that_lost_most_stay(sample):
+    documents = copy.deepcopy(sample.only("dpsgd").documents)
+    costs = documents["dpsgd"]["cost_of_privacy"]["groups"]["class"]
+    last = list(costs)[-1]
+    costs[last]["accuracy"] = -0.9
+    frame = results_table(documents, sample.privacy, grouping="class")
+    shown = {width: " ".join(" ".join(printed(frame, width)).split()) for width in (100, 70)}
+    headings = {width: next(line for line in printed(frame, width) if " ε " in line).split() for width in (100, 70)}
+    assert last in headings[70]
+    assert len(headings[70]) < len(headings[100])
+    few = sum(group in headings[70] for group in costs)
+    assert f"Of {len(costs)} groups the {few} that paid most are shown." in shown[70]
+    everything = printed(results_table(documents, sample.privacy, grouping="sex"), 100)
+    assert "that paid most" not in " ".join(everything)
+
+
 def test_small_groups_are_not_said_to_be_left_out_where_there_are_no_others(sample):
     """`telling` takes all groups then: a worst group of one record stood above a line that denied it."""
     documents = copy.deepcopy(sample.only("dpsgd").documents)

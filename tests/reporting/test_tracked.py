@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,3 +112,27 @@ def test_the_page_says_how_many_seeds_a_row_has_and_when_runs_were_left_out(stor
 def test_quotes_are_refused_in_a_sentence(store: MlflowClient, report: dict[str, Any]) -> None:
     with pytest.raises(EquidpError, match="takes no quotes"):
         compare_tracked_runs(report)
+
+
+def test_two_names_of_a_dataset_are_refused(store: MlflowClient) -> None:
+    with pytest.raises(EquidpError, match=r"report\.dataset is 'digits' and report\.tags\.dataset 'adult'; give one"):
+        compare_tracked_runs({"dataset": "digits", "tags": {"dataset": "adult"}})
+    _, table = compare_tracked_runs({"dataset": "digits", "tags": {"dataset": "digits"}})
+    assert len(table) == 3
+
+
+def test_of_several_datasets_none_shows_its_baseline_for_all(store: MlflowClient, sample: Any) -> None:
+    _, table = compare_tracked_runs({})
+    assert "sgd" in set(table["algorithm"])
+
+    other = copy.deepcopy(sample.documents["dpsgd"])
+    other["baseline"]["overall"]["accuracy"] = 0.25
+    experiment = store.get_experiment_by_name("equidp").experiment_id
+    tags = {"algorithm": "dpsgd", "seed": "0", "private": "true", "dataset": "adult", "raw_fingerprint": "another"}
+    run_id = store.create_run(experiment, tags=tags).info.run_id
+    store.log_dict(run_id, other, "metrics.json")
+    store.log_dict(run_id, sample.privacy["dpsgd"], "privacy.json")
+    store.set_terminated(run_id)
+    _, table = compare_tracked_runs({})
+    assert "sgd" not in set(table["algorithm"])
+    assert table["cost"].notna().all()

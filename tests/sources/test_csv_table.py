@@ -141,8 +141,8 @@ def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
     ("options", "message"),
     [
         ({"path": "../people.csv"}, r"the path '\.\./people\.csv' must lead to a file below raw_dir"),
-        ({"label": "outcom"}, r"Unknown column of .*people\.csv 'outcom'\. Did you mean 'outcome'"),
-        ({"unit": "persn"}, r"Unknown column of .*people\.csv 'persn'\. Did you mean 'person'"),
+        ({"label": "outcom"}, r"No column 'outcom' in .*people\.csv\. Did you mean 'outcome'"),
+        ({"unit": "persn"}, r"No column 'persn' in .*people\.csv\. Did you mean 'person'"),
         ({"classes": ["ill"]}, r"data option of dataset 'csv' 'classes' is not valid: .*at least 2"),
         ({"classes": ["a", "a"]}, r"'classes' is not valid: .*two classes have the same name"),
         ({"features": {"w": {"kind": "number"}}}, r"'features\.w' is not valid: .*'categorical', 'numeric'"),

@@ -146,7 +146,7 @@ def test_an_image_without_a_row_is_named(folder: Path) -> None:
             r"row 2, column 'age': 'old' is not a number; give a number from 0 to 120",
         ),
         ("male,back", "male,moon", r"row 2, column 'localization': 'moon'\."),
-        ("lesion_id", "lesion", r"Unknown column of .*HAM10000_metadata\.csv 'lesion_id'\."),
+        ("lesion_id", "lesion", r"No column 'lesion_id' in .*HAM10000_metadata\.csv\."),
     ],
 )
 def test_a_bad_row_is_named(folder: Path, old: str, new: str, message: str) -> None:

@@ -154,7 +154,7 @@ def test_a_corrupt_image_is_named(tmp_path: Path, options: dict) -> None:
         ({"path": "../.."}, "must lead to a file below raw_dir"),
         ({"path": "mine/zoo"}, "mine/zoo, a folder with one subfolder per class, is missing"),
         ({"metadata": "mine/zoo.csv"}, r"mine/zoo\.csv, plain or as \.gz, is missing"),
-        ({"image": "img"}, r"Unknown column of .*pets\.csv 'img'\. Did you mean 'image'"),
+        ({"image": "img"}, r"No column 'img' in .*pets\.csv\. Did you mean 'image'"),
     ],
 )
 def test_a_wrong_declaration_is_refused(tmp_path: Path, options: dict, change: dict, message: str) -> None:

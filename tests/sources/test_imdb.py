@@ -64,7 +64,7 @@ def test_encode_takes_a_column_of_texts(tmp_path: Path) -> None:
     pack(tmp_path, [json.dumps({"split": "train", "label": 1, "text": text})])
     imdb = source("imdb", {"vocabulary": 200, "length": 12})
     assert torch.equal(imdb.encode(pd.DataFrame({"text": [text]})), read(tmp_path).features)
-    with pytest.raises(EquidpError, match="Unknown column of the given table 'text'"):
+    with pytest.raises(EquidpError, match="No column 'text' in the given table"):
         imdb.encode(pd.DataFrame({"txt": [text]}))
 
 

@@ -105,13 +105,17 @@ def results_table(
     documents = with_baseline(documents)
     groupings = groupings_of(documents)
     grouping = grouping or (groupings[0] if groupings else None)
-    shown = _groups_to_show(documents, grouping, max_groups) if grouping else []
+    kept = _dearest_first(documents, grouping)[:max_groups] if grouping else []
+    shown = [group for group in _groups_of(documents, grouping) if group in kept] if grouping else []
     rows = [_row(document, epsilons.get(name, {}), grouping, shown) for name, document in documents.items()]
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
     frame = frame.astype({c: "Int64" if c == "seeds" else float for c in frame.columns if c != "worst_group"})
     if grouping:
-        small = marked({group: _tested(documents, grouping, group) for group in _groups_of(documents, grouping)})
+        tested = {group: _tested(documents, grouping, group) for group in _groups_of(documents, grouping)}
+        small = marked(tested)
         frame.attrs["few"] = {group: name for group, name in small.items() if group != name}
+        frame.attrs["dearest_first"] = kept
+        frame.attrs["groups"] = sum(count > 0 for count in tested.values())
     frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
     return frame
 
@@ -134,18 +138,14 @@ def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Seque
     }
 
 
-def _groups_to_show(documents: Mapping[str, Mapping], grouping: str, limit: int) -> list[str]:
-    groups = _groups_of(documents, grouping)
-    if len(groups) <= limit:
-        return groups
+def _dearest_first(documents: Mapping[str, Mapping], grouping: str) -> list[str]:
+    """Groups by the lowest cost of privacy, or accuracy without a baseline, that any algorithm has in them."""
 
-    def dearest(group: str) -> float:
-        """The lowest cost of privacy, or accuracy without a baseline, that any algorithm has in the group."""
+    def lowest(group: str) -> float:
         costs = [_cost_or_accuracy(document, grouping, group) for document in documents.values()]
         return min((c for c in costs if c is not None), default=float("inf"))
 
-    kept = sorted(groups, key=dearest)[:limit]
-    return [group for group in groups if group in kept]
+    return sorted(_groups_of(documents, grouping), key=lowest)
 
 
 def _cost_or_accuracy(document: Mapping, grouping: str, group: str) -> float | None:
@@ -178,25 +178,35 @@ def with_marks(frame: pd.DataFrame) -> pd.DataFrame:
 def print_table(frame: pd.DataFrame, console: Console) -> None:
     """Print a `results_table` within 100 columns, or the console's width where that is smaller.
 
-    A number is never cut: where there is not enough room, columns go, the least important first.
+    A number is never cut: where there is not enough room, columns go, the least important first: of the groups those
+    that paid least.
     """
     width = min(WIDTH, console.width)
     frame = with_marks(frame).dropna(axis="columns", how="all")
     spare = [c for c in ("epsilon_published", "gap", "cost") if c in frame]
-    spare[1:1] = [c for c in frame.columns if ":" in c][::-1]  # groups go before the gap does
+    spare[1:1] = _group_columns_cheapest_first(frame)  # groups go before the gap does
     while spare and _rich(frame).__rich_measure__(console, console.options).maximum > width:
         frame = frame.drop(columns=spare.pop(0))
     console.print(_rich(frame), width=width)
 
 
+def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
+    few = frame.attrs.get("few", {})
+    order = [few.get(group, group) for group in frame.attrs.get("dearest_first", ())]
+    return sorted((c for c in frame.columns if ":" in c), key=lambda c: -order.index(c.split(":", 1)[1]))
+
+
 def _rich(frame: pd.DataFrame) -> Table:
-    names = list(dict.fromkeys(c.split(":", 1)[0] for c in frame.columns if ":" in c))
+    groups = [c for c in frame.columns if ":" in c]
+    names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
+    every = frame.attrs.get("groups", 0)
+    part_of = f" Of {every} groups the {len(groups)} that paid most are shown." if 0 < len(groups) < every else ""
     table = Table(
         title=f"Accuracy on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
         if names
         else "Accuracy",
         caption="Δ: accuracy minus the non-private baseline's. Gap: largest Δ minus smallest Δ, over groups of ten "
-        f"test records or more, where there are two.{f' {FEW}: fewer.' if frame.attrs.get('few') else ''}",
+        f"test records or more, where there are two.{f' {FEW}: fewer.' if frame.attrs.get('few') else ''}{part_of}",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,

@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, missing_column, unknown_name
 from equidp.sources.files import content
 
 
@@ -93,7 +93,7 @@ def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
     """
     for name in names:
         if name not in frame.columns:
-            raise unknown_name(f"column of {where}", name, frame.columns)
+            raise missing_column(where, name, frame.columns)
 
 
 def codes(column: pd.Series, categories: Sequence[str], where: str) -> Tensor:

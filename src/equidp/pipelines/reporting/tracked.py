@@ -41,6 +41,8 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
                 runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(results)}
             )
             privacy[label] = of_seeds([statement for _, statement in results])
+    if len({run.data.tags["dataset"] for run in found}) > 1:  # the baseline on one stands for no other
+        documents = {label: {k: v for k, v in one.items() if k != "baseline"} for label, one in documents.items()}
     page = html_report(
         f"{len(rows)} tracked settings" + (f" on {settings.dataset}" if settings.dataset else ""),
         documents,
@@ -60,6 +62,11 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], 
     if experiment is None:
         raise unknown_name("experiment", settings.experiment, [e.name for e in client.search_experiments()])
     wanted = dict(settings.tags) | ({"dataset": settings.dataset} if settings.dataset else {})
+    if wanted.get("dataset") != settings.tags.get("dataset", settings.dataset):
+        raise EquidpError(
+            f"report.dataset is {settings.dataset!r} and report.tags.dataset {settings.tags['dataset']!r}; "
+            "give one of them."
+        )
     if any(mark in text for pair in wanted.items() for text in pair for mark in "'\"`"):
         raise EquidpError(f"MLflow's search takes no quotes: there is one in report.dataset or report.tags, {wanted}.")
     query = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in wanted.items())])
