@@ -79,6 +79,15 @@ def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict)
         read(tmp_path, options)
 
 
+def test_so_is_a_dicom_file_without_a_suffix_and_a_note_is_not(tmp_path: Path, options: dict) -> None:
+    dog = tmp_path / "mine" / "pets" / "dog"
+    (dog / "README").write_text("DICM")
+    read(tmp_path, options)
+    (dog / "IM0001").write_bytes(bytes(128) + b"DICM" + bytes(16))
+    with pytest.raises(EquidpError, match=r"IM0001 is neither JPEG nor PNG, and would be left out"):
+        read(tmp_path, options)
+
+
 def test_so_is_a_scan_whose_kind_stands_before_gz(tmp_path: Path, options: dict) -> None:
     (tmp_path / "mine" / "pets" / "dog" / "dog40.nii.gz").touch()
     with pytest.raises(EquidpError, match=r"dog40\.nii\.gz is neither JPEG nor PNG, and would be left out"):

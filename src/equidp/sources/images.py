@@ -94,6 +94,17 @@ def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path
     return found
 
 
+def unread_images(folder: Path) -> list[Path]:
+    """Images below a folder that are not read: of other kinds, and DICOM files, which often have no suffix."""
+    bare = sorted(path for path in folder.rglob("*") if not path.suffix and path.is_file() and _is_dicom(path))
+    return image_files(folder, OTHER_SUFFIXES) + bare
+
+
+def _is_dicom(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(132)[128:] == b"DICM"
+
+
 def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Arrays of an npz file; nothing is unpickled.
 
