@@ -36,6 +36,7 @@ from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE, FEW_MEANS, PARTS, marked, print_table, results_table
+from equidp.sweep.cell import ROW
 from equidp.training import device_of, forget
 
 # kedro-mlflow defines a model as it is imported, and MLflow asks its author for type hints, past any filter
@@ -53,6 +54,10 @@ SHARED_ARTIFACTS = {
 }
 """What belongs to no algorithm's run of its own."""
 WIDTH = 100
+NOT_TOLD = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report")
+"""What the name of a run in MLflow tells in another place, or not at all."""
+LONGEST_NAME = 250
+"""In the databases that MLflow can be given."""
 SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
 logger = logging.getLogger(__name__)
@@ -226,6 +231,7 @@ class TrackingHook:
     def after_context_created(self, context: KedroContext) -> None:
         """Keep the resolved settings: defaults included, they are what is logged."""
         self._parameters = context.config_loader["parameters"]
+        self._given = tracking.flatten(context.config_loader.runtime_params or {})
 
     @hook_impl(trylast=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
@@ -235,7 +241,7 @@ class TrackingHook:
         if active is None or not (algorithms or audits(pipeline)):
             return
         client = MlflowClient()
-        names = names_of(run_params)
+        names, row = names_of(run_params), active.data.tags.get(ROW)
         mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))
         if audits(pipeline):
             tracking.open_runs(client, {AUDIT: active.info.run_id})
@@ -243,7 +249,7 @@ class TrackingHook:
         if len(names) == 1 and names[0] in algorithms:
             runs = {names[0]: active.info.run_id}
             tracking.open_runs(client, runs)
-            mlflow.set_tag("mlflow.runName", self._run_name(names[0]))
+            mlflow.set_tag("mlflow.runName", self._run_name(names[0], row))
         else:
             mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
             runs = {name: self._child(client, active, name) for name in algorithms}
@@ -293,8 +299,14 @@ class TrackingHook:
         )
         return run.info.run_id
 
-    def _run_name(self, algorithm: str) -> str:
-        return f"{algorithm} {self._parameters['dataset']} seed={self._parameters['seed']}"
+    def _run_name(self, algorithm: str, row: str | None = None) -> str:
+        """Algorithm, dataset, seed, and what the command line set besides; in a sweep what its row is called by."""
+        others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}
+        given = {name: value for name, value in self._given.items() if name.split(".")[0] not in (*others, *NOT_TOLD)}
+        told = [f" {name.rpartition('.')[2]}={value}" for name, value in given.items()]
+        more = "".join(told) if row is None else row.removeprefix(algorithm)
+        name = f"{algorithm} {self._parameters['dataset']} seed={self._parameters['seed']}{more}"
+        return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
     def _settings(self, algorithm: str) -> dict[str, Any]:
         shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS)}

@@ -58,6 +58,9 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert run.data.tags["private"] == "true"
     assert run.data.tags["device"] == "cpu"
     assert run.data.tags["raw_fingerprint"] == "embedded"
+    assert run.info.run_name == f"{algorithm} digits seed=0 epochs=2 batch_size=128 device=cpu"
+    (given,) = run.inputs.dataset_inputs
+    assert (given.dataset.name, given.dataset.digest) == ("digits", "embedded")
     assert re.fullmatch(
         r"ε = \d+\.\d{4} at δ = 0\.0001; test accuracy 0\.\d{4}, [+-]0\.\d{4} against the baseline\.",
         run.data.tags["mlflow.note.content"],
@@ -126,7 +129,9 @@ def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = {run.data.tags["algorithm"]: run for run in runs if run not in parents}
     assert len(parents) == 1
-    assert parents[0].info.run_name == f"{'+'.join(pipelines or DEMONSTRATION)} digits seed=0"
+    told = "digits seed=0 epochs=2 batch_size=128 device=cpu"
+    assert parents[0].info.run_name == f"{'+'.join(pipelines or DEMONSTRATION)} {told}"
+    assert {run.info.run_name for run in children.values()} == {f"{name} {told}" for name in children}
     assert set(children) == set(pipelines or DEMONSTRATION)
     assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parents[0].info.run_id}
     assert all(run.info.status == "FINISHED" for run in runs)
@@ -172,6 +177,20 @@ def test_target_epsilon_is_met_and_recomputable_from_the_file_alone(project):
     assert min(found) == pytest.approx(privacy["epsilon"], rel=1e-6)
     assert 2.97 <= min(found) <= 3.0
     assert privacy["delta"] < 1 / privacy["records"]
+
+
+def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
+    hook = hooks.TrackingHook()
+    hook._parameters = {"dataset": "adult", "seed": 1}
+    hook._given = {"dataset": "adult", "privacy.epsilon": 3, "dpsgd_f.options.ratio_over": "counted", "resume": True}
+    assert hook._run_name("dpsgd") == "dpsgd adult seed=1 epsilon=3"
+    assert hook._run_name("dpsgd_f") == "dpsgd_f adult seed=1 epsilon=3 ratio_over=counted"
+    assert (
+        hook._run_name("dpsgd", "dpsgd epochs=5") == "dpsgd adult seed=1 epochs=5"
+    )  # a sweep's row knows what differs
+    assert hook._run_name("dpsgd", "dpsgd") == "dpsgd adult seed=1"
+    hook._given = {"data.path": "x" * 300}
+    assert len(hook._run_name("dpsgd")) == 250  # the most that a server's database takes
 
 
 def test_the_baseline_may_have_a_learning_rate_of_its_own(project):

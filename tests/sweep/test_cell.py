@@ -186,7 +186,7 @@ def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, sta
     assert code == 3
     printed = job.log.read_text().splitlines()
     assert f"['kedro', 'run', '--params=a=1'] {tmp_path}" in printed
-    assert '{"run_label": "cell-a", "sweep": "demo"} 1' in printed
+    assert '{"run_label": "cell-a", "sweep": "demo", "row": ""} 1' in printed
     assert "to stderr" in printed
     assert dict(os.environ) == before
 

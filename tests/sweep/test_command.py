@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from equidp.sweep.command import flat, time_left, unnamed
 
@@ -29,12 +30,16 @@ def kedro_sweep(project: Path, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def finished_labels(project: Path) -> list[str]:
+def finished_runs(project: Path) -> list[Run]:
     client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("equidp")
     runs = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")
     client._tracking_client.store.engine.dispose()
-    return [run.data.tags["run_label"] for run in runs]
+    return list(runs)
+
+
+def finished_labels(project: Path) -> list[str]:
+    return [run.data.tags["run_label"] for run in finished_runs(project)]
 
 
 def test_a_mistyped_name_is_refused_in_one_line_before_anything_starts(project):
@@ -58,6 +63,7 @@ def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):
 
     assert first.returncode == 1, first.stderr[-2000:]
     assert len(labels) == 1
+    assert finished_runs(project)[0].info.run_name == "dpsgd digits seed=0"  # what all cells share is not told
     assert "training.batch_size=99999 exceeds the" in first.stdout
     assert "1 of 2 cells are not finished" in first.stderr
     assert "INFO" not in first.stderr  # neither Dask nor kedro-mlflow talks into the progress

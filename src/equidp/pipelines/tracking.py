@@ -9,6 +9,7 @@ A store that fails while a run trains does not end the training: what it did not
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import re
@@ -27,10 +28,11 @@ from urllib.parse import urlparse
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import ExperimentTag, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, ExperimentTag, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from sqlalchemy.engine import make_url
@@ -65,6 +67,9 @@ REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 
 BATCH, MOST_METRICS = 100, 1000
 """MLflow takes at most so many params, and so many metrics, at once."""
+
+DIGEST_LENGTH = 36
+"""MLflow takes no more of a dataset's fingerprint."""
 
 SECONDS_BETWEEN_ROWS = 1.0
 
@@ -284,6 +289,22 @@ def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
 def log_tags(algorithm: str, tags: Mapping[str, Any]) -> None:
     """Write tags to the algorithm's run."""
     _write(algorithm, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+
+
+def log_dataset(algorithm: str, name: str, fingerprint: str, folder: Path) -> None:
+    """Say what the algorithm's run trains on, in MLflow's own terms; how many records it holds may be private.
+
+    A store that fails is not asked again: the tags say the same.
+    """
+    run_id = _current.runs.get(algorithm)
+    if _current.client is None or run_id is None or _current.lost:
+        return
+    source = json.dumps({"uri": folder.absolute().as_uri()})
+    dataset = Dataset(name, fingerprint[:DIGEST_LENGTH], source_type="local", source=source)
+    try:
+        _current.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])])
+    except FAILURES as error:
+        lose(error)
 
 
 def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:

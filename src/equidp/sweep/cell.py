@@ -33,6 +33,9 @@ MARKER, LOG, LOCK = "done.json", "run.log", "sweep.lock"
 CONTEXT = "MLFLOW_RUN_CONTEXT"
 """Environment variable from which MLflow takes tags for every run it starts."""
 
+ROW = "row"
+"""The tag that says which row of the sweep's table a run belongs to."""
+
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 SECONDS_TO_STOP = 10
@@ -55,6 +58,7 @@ class Job:
         journal: file that an interrupted run has left, and a finished one has not.
         store, experiment: MLflow's address and the experiment's id.
         sweep: name of the sweep; tags the MLflow run.
+        row: what the cell's row is called in the sweep's table; in the name of the MLflow run.
         retries: how often a failed run is tried again.
         warm: whether runs are forked from a process that has imported everything, which saves each of them some five
             seconds. For workers that live no longer than the sweep, as they never import changed code again.
@@ -70,6 +74,7 @@ class Job:
     store: str
     experiment: str
     sweep: str = ""
+    row: str = ""
     env: str | None = None
     retries: int = 1
     warm: bool = False
@@ -153,7 +158,7 @@ def _attempt(job: Job, lock: int) -> str | None:
 
 def _kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     """`kedro …` in a process that ends when this one does; its exit status."""
-    tags = json.dumps({"run_label": job.key, "sweep": job.sweep})
+    tags = json.dumps({"run_label": job.key, "sweep": job.sweep, ROW: job.row})
     environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store}  # the same store on every machine
     if job.warm:
         warm_up(job.project)

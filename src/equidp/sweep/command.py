@@ -18,7 +18,7 @@ from equidp.errors import EquidpError
 from equidp.sweep.cell import Job, Outcome, finished, forks, warm_up
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import Cell, Project, digest
-from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
+from equidp.sweep.summary import labels_of, print_table, rows_of, table_of, write_summary
 
 REPORTS = Path("data") / "08_reporting" / "sweeps"
 INTERRUPTED = 130
@@ -66,7 +66,8 @@ def run_command(
         return None
     store, experiment = project.store()
     one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name)
-    jobs = {cell.key: one(cell, retries=retries, warm=scheduler is None and forks()) for cell in cells}
+    rows = labels_of(cells)
+    jobs = {c.key: one(c, row=rows[c.key], retries=retries, warm=scheduler is None and forks()) for c in cells}
     todo = [cell for cell in cells if not finished(jobs[cell.key])]
     console.print(f"Finished before: {len(cells) - len(todo)} of {len(cells)}.", highlight=False)
 
@@ -121,7 +122,9 @@ def _announce(name: str, grid: Grid, cells: Sequence[Cell], console: Console) ->
     )
 
 
-def job_of(cell: Cell, project: Project, store: str, experiment: str, sweep: str, retries: int, warm: bool) -> Job:
+def job_of(
+    cell: Cell, project: Project, store: str, experiment: str, sweep: str, row: str, retries: int, warm: bool
+) -> Job:
     """A cell as a worker gets it."""
     return Job(
         key=cell.key,
@@ -134,6 +137,7 @@ def job_of(cell: Cell, project: Project, store: str, experiment: str, sweep: str
         store=store,
         experiment=experiment,
         sweep=sweep,
+        row=row,
         env=project.env,
         retries=retries,
         warm=warm,

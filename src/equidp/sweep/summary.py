@@ -55,13 +55,19 @@ class Row:
 
 def rows_of(cells: Sequence[Cell]) -> list[Row]:
     """One row per combination of settings; `cells` are the finished ones."""
+    labels = labels_of(cells)
+    return [_row(group, labels[group[0].key]) for group in by_seed(cells)]
+
+
+def labels_of(cells: Sequence[Cell]) -> dict[str, str]:
+    """What the rows of cells are called, by each cell's key: algorithm and what tells the rows of one dataset apart."""
     groups, told = by_seed(cells), differing(cells)
     rows: dict[str, dict[str, tuple[str, dict[str, Any]]]] = defaultdict(dict)
     for first, *_ in groups:
         own = {k: v for k, v in told[first.key].items() if "." not in k or _concerns(k, first)}
         rows[first.dataset][first.key] = first.algorithm, own
     labels = {key: label for mine in rows.values() for key, label in row_labels(mine).items()}
-    return [_row(group, labels[group[0].key]) for group in groups]
+    return {cell.key: labels[group[0].key] for group in groups for cell in group}
 
 
 def row_labels(rows: Mapping[Key, tuple[str, Mapping[str, Any]]]) -> dict[Key, str]:

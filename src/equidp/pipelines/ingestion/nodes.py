@@ -45,6 +45,7 @@ def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tupl
     provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
     for algorithm in tracking.tracked():
         tracking.log_tags(algorithm, {"raw_fingerprint": files.fingerprint})
+        tracking.log_dataset(algorithm, dataset, files.fingerprint, raw_folder)
     return Recipe(key, lambda: chosen.read(files)), provenance
 
 
