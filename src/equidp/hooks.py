@@ -300,12 +300,15 @@ class TrackingHook:
         return run.info.run_id
 
     def _run_name(self, algorithm: str, row: str | None = None) -> str:
-        """Algorithm, dataset, seed, and what the command line set besides; in a sweep what its row is called by."""
+        """Algorithm, what the command line set (in a sweep what its row is called by), dataset and seed.
+
+        In this order: MLflow's list of runs shows some twenty letters.
+        """
         others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}
         given = {name: value for name, value in self._given.items() if name.split(".")[0] not in (*others, *NOT_TOLD)}
         told = [f" {name.rpartition('.')[2]}={value}" for name, value in given.items()]
         more = "".join(told) if row is None else row.removeprefix(algorithm)
-        name = f"{algorithm} {self._parameters['dataset']} seed={self._parameters['seed']}{more}"
+        name = f"{algorithm}{more} {self._parameters['dataset']} seed={self._parameters['seed']}"
         return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
     def _settings(self, algorithm: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert run.data.tags["private"] == "true"
     assert run.data.tags["device"] == "cpu"
     assert run.data.tags["raw_fingerprint"] == "embedded"
-    assert run.info.run_name == f"{algorithm} digits seed=0 epochs=2 batch_size=128 device=cpu"
+    assert run.info.run_name == f"{algorithm} epochs=2 batch_size=128 device=cpu digits seed=0"
     (given,) = run.inputs.dataset_inputs
     assert (given.dataset.name, given.dataset.digest) == ("digits", "embedded")
     assert re.fullmatch(
@@ -129,7 +129,7 @@ def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = {run.data.tags["algorithm"]: run for run in runs if run not in parents}
     assert len(parents) == 1
-    told = "digits seed=0 epochs=2 batch_size=128 device=cpu"
+    told = "epochs=2 batch_size=128 device=cpu digits seed=0"
     assert parents[0].info.run_name == f"{'+'.join(pipelines or DEMONSTRATION)} {told}"
     assert {run.info.run_name for run in children.values()} == {f"{name} {told}" for name in children}
     assert set(children) == set(pipelines or DEMONSTRATION)
@@ -183,10 +183,10 @@ def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
     hook = hooks.TrackingHook()
     hook._parameters = {"dataset": "adult", "seed": 1}
     hook._given = {"dataset": "adult", "privacy.epsilon": 3, "dpsgd_f.options.ratio_over": "counted", "resume": True}
-    assert hook._run_name("dpsgd") == "dpsgd adult seed=1 epsilon=3"
-    assert hook._run_name("dpsgd_f") == "dpsgd_f adult seed=1 epsilon=3 ratio_over=counted"
+    assert hook._run_name("dpsgd") == "dpsgd epsilon=3 adult seed=1"
+    assert hook._run_name("dpsgd_f") == "dpsgd_f epsilon=3 ratio_over=counted adult seed=1"
     assert (
-        hook._run_name("dpsgd", "dpsgd epochs=5") == "dpsgd adult seed=1 epochs=5"
+        hook._run_name("dpsgd", "dpsgd epochs=5") == "dpsgd epochs=5 adult seed=1"
     )  # a sweep's row knows what differs
     assert hook._run_name("dpsgd", "dpsgd") == "dpsgd adult seed=1"
     hook._given = {"data.path": "x" * 300}
