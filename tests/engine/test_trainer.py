@@ -137,6 +137,16 @@ class TestStep:
         rest = without.weighted_sum([without.population.batch(everyone[everyone != 5])], public)
         torch.testing.assert_close(whole, rest)
 
+    def test_a_record_without_a_finite_gradient_is_counted_as_one_of_length_0(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = trainer(records(), "dpsgd_quantile", clip_norm=2.0)
+        exact: list[float] = []
+        monkeypatch.setattr(run.random, "perturb", lambda values, **how: exact.append(float(values)) or values)
+        norms = torch.tensor([1.0, 3.0, torch.inf, torch.nan])
+        run._side_release(norms, torch.zeros(4, dtype=torch.int64), run.public_values(run.segments[0]))
+        assert exact == [3.0]  # within 2 are 1, and the two that are not finite
+
     def test_private_and_plain_runs_of_a_seed_draw_the_same_batches(self) -> None:
         private, plain = trainer(records()), trainer(records(), "sgd")
         for _ in range(2):
