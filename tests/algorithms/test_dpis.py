@@ -130,13 +130,15 @@ class TestEstimate:
     def test_non_finite_norms_count_as_zero(self, lab: Any) -> None:
         records = lab.records(40)
         sums = []
-        for spoil in (0.0, float("nan")):
+        for spoil in (0.0, float("nan"), 1e30):  # whose squares are infinite
             records.features[3] = spoil
             trainer = lab.trainer("dpis", records=records, random=lab.random(noise=0.0))
             trainer.begin_epoch(0)
             sums.append(trainer.sampling.norm_sum)
-        clean, spoilt = sums
-        assert 0 <= clean - spoilt <= 1.0  # one record's clipped norm, no more
+        assert trainer.norms_of_all()[3] == torch.inf
+        clean, *spoilt = sums
+        assert spoilt[0] == spoilt[1]
+        assert 0 < clean - spoilt[0] <= 1.0  # one record's clipped norm, no more
 
     def test_adaptive_clipping_follows_the_mean_norm(self, lab: Any) -> None:
         # C_2 = max(0.01·C_1, λ·Σ min(n, C*)/N), C* = 4·C_1, and no K* in the last epoch
