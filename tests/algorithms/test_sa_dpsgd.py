@@ -129,6 +129,13 @@ class TestEnergy:
             expected = lab.cross_entropy(trainer.model(public.features[:5]), public.labels[:5]).mean()
         assert trainer.public_loss(5) == pytest.approx(float(expected), rel=1e-6)
 
+    def test_a_candidate_is_compared_with_where_the_model_stands_not_with_a_refused_one(self, lab: Any) -> None:
+        trainer = lab.trainer("sa_dpsgd")
+        trainer.accepting.decide = lambda change: False
+        for _ in range(2):
+            trainer.run_steps(1)
+            assert trainer.accepting.current == trainer.public_loss(1024)
+
     def test_is_refused_without_public_records(self, lab: Any) -> None:
         with pytest.raises(EquidpError, match=r"data\.public_fraction"):
             lab.trainer("sa_dpsgd", public=None)
