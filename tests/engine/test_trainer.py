@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.algorithms import algorithm_settings
-from equidp.engine.ledger import Ledger
+from equidp.engine.ledger import Ledger, rdp_epsilon
 from equidp.engine.noise import SeededRandom
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
@@ -92,6 +92,15 @@ class TestBuilding:
     def test_a_noise_that_float32_does_not_hold_is_refused(self) -> None:
         with pytest.raises(EquidpError, match=r"noise be 1e\+42, in float32"):
             trainer(records(), clip_norm=1e12, noise=1e30)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"clip_norm": 1e-36, "noise_decay": 1e-3, "clip_decay": 1.0}, {"clip_norm": 1e-38, "clip_decay": 1e3}],
+        ids=["noise of the first phase", "bound of the last"],
+    )
+    def test_so_is_one_that_a_schedule_comes_to_in_some_step(self, options: dict[str, float]) -> None:
+        with pytest.raises(EquidpError, match="in some step"):
+            trainer(records(), "sad_dpsgd", phases=2, phase_decay=1.0, **options)
 
     def test_a_weight_that_would_be_infinite_is_refused_as_a_nan_would_tell_who_has_it(self) -> None:
         with pytest.raises(EquidpError, match="infinite weight"):
@@ -176,6 +185,12 @@ class TestStep:
         assert sum(v for k, v in row.items() if "gradient_norm_histogram" in k) == sum(sizes)
         assert -1 <= row["nonprivate/cosine"] <= 1
         assert 0 < row["nonprivate/mean_weight"] < 1
+
+    def test_the_figure_shown_on_the_way_is_that_of_the_charges_at_the_runs_own_delta(self) -> None:
+        run = trainer(records())
+        (row,) = run.train(progress=False)
+        charged = rdp_epsilon(run.ledger.events, run.plan.delta)
+        assert charged * (1 - 1e-9) <= row["epsilon_rdp"] <= charged * 1.02  # of integer orders alone
 
     def test_the_model_is_trained_in_training_mode(self) -> None:
         run = trainer(records())
