@@ -132,6 +132,11 @@ class TestEvents:
         a, b = Event(0.1, 1.0), Event(0.1, 2.0)
         assert merged([a, a, b, a]) == (Event(0.1, 1.0, 2), b, a)
 
+    @pytest.mark.parametrize("other", [Event(0.1, 1.0 - 1e-9), Event(0.1 + 1e-9, 1.0)])
+    def test_merged_takes_no_event_for_a_like_one(self, other: Event) -> None:
+        # where noise falls by next to nothing from step to step, all of them would be charged as the first
+        assert merged([Event(0.1, 1.0), other]) == (Event(0.1, 1.0), other)
+
     def test_json_round_trip(self) -> None:
         for event in (Event(0.1, 1.5, 3), Event(1.0, 2.0)):
             assert Event.from_dict(event.to_dict()) == event
