@@ -22,8 +22,9 @@ CPU = torch.device("cpu")
 def test_a_records_loss_is_weighed_by_its_own_class_alone() -> None:
     outputs, labels = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]]), torch.tensor([0, 1, 1])
     plain = record_loss(None, ("ill", "well"), CPU)(outputs, labels)
-    weighted = record_loss((2.0, 0.5), ("ill", "well"), CPU)(outputs, labels)
-    torch.testing.assert_close(weighted, plain * torch.tensor([2.0, 0.5, 0.5]))
+    loss = record_loss((2.0, 0.25), ("ill", "well"), CPU)  # whose mean over these labels is not 1
+    torch.testing.assert_close(loss(outputs, labels), plain * torch.tensor([2.0, 0.25, 0.25]))
+    torch.testing.assert_close(loss(outputs[:1], labels[:1]), 2.0 * plain[:1])
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0, 3.0)])
