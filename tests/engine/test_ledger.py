@@ -10,6 +10,7 @@ import pytest
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from equidp.algorithms import algorithm_settings
+from equidp.engine import ledger
 from equidp.engine.ledger import (
     Epsilon,
     Event,
@@ -221,6 +222,11 @@ class TestCalibration:
         rate, count = event
         noise = calibrate(lambda noise: [Event(rate, noise, count)], 200, 1e-5)
         assert 100 < epsilon([Event(rate, noise, count)], 1e-5).value <= 200
+
+    def test_what_the_fine_discretisation_gives_back_stops_short_of_the_target(self) -> None:
+        # the next smaller noise would cost 1.0005 times the target
+        target = epsilon([Event(1.0, ledger.TIGHTENING)], 1e-5).pld / 1.0005
+        assert ledger._tightened(lambda noise: [Event(1.0, noise)], 1.0, target, 1e-5) == 1.0
 
     def test_refuses_a_target_that_the_side_release_alone_exceeds(self) -> None:
         # 1,437 records, counts with a fixed noise of 5: ε ≥ 1.2 whatever the gradient noise (ALGORITHMS.md §2)
