@@ -1,13 +1,20 @@
-"""Training from plain tensors: the loss of a record, and the code that a run depends on."""
+"""Training from plain tensors: the loss of a record, what is stated, and the code that a run depends on."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 from equidp import training
+from equidp.algorithms import algorithm_settings
+from equidp.engine.algorithm import Outcome
+from equidp.engine.ledger import Event, epsilon
+from equidp.engine.plan import Plan
 from equidp.errors import EquidpError
-from equidp.training import record_loss
+from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.training import privacy_statement, record_loss
 
 CPU = torch.device("cpu")
 
@@ -15,8 +22,9 @@ CPU = torch.device("cpu")
 def test_a_records_loss_is_weighed_by_its_own_class_alone() -> None:
     outputs, labels = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]]), torch.tensor([0, 1, 1])
     plain = record_loss(None, ("ill", "well"), CPU)(outputs, labels)
-    weighted = record_loss((2.0, 0.5), ("ill", "well"), CPU)(outputs, labels)
-    torch.testing.assert_close(weighted, plain * torch.tensor([2.0, 0.5, 0.5]))
+    loss = record_loss((2.0, 0.25), ("ill", "well"), CPU)  # whose mean over these labels is not 1
+    torch.testing.assert_close(loss(outputs, labels), plain * torch.tensor([2.0, 0.25, 0.25]))
+    torch.testing.assert_close(loss(outputs[:1], labels[:1]), 2.0 * plain[:1])
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0, 3.0)])
@@ -24,6 +32,49 @@ def test_weights_that_are_not_one_per_class_are_refused(weights: tuple[float, ..
     words = rf"class_weights has {len(weights)} numbers; give one for each of the 2 classes, in this order: ill, well\."
     with pytest.raises(EquidpError, match=words):
         record_loss(weights, ("ill", "well"), CPU)
+
+
+PLAN = Plan(records=120, batch_size=10, epochs=3, groups=2, delta=1e-5, noise_multiplier=1.0)  # 36 steps
+
+
+def stated(*spent: Event, secure: bool = False, diagnostics: bool = False) -> dict[str, Any]:
+    """The privacy statement of a dpsgd run that charged these events."""
+    return privacy_statement(
+        algorithm_settings("dpsgd").build(),
+        PLAN,
+        Outcome(spent, 36, 36),
+        privacy=PrivacySettings(noise_multiplier=1.0, secure=secure),
+        training=TrainingSettings(diagnostics=diagnostics),
+        seed=7,
+    )
+
+
+@pytest.mark.parametrize(
+    "spent",
+    [
+        pytest.param((), id="nothing"),
+        pytest.param((Event(1 / 12, 1.0, 35),), id="a step too few"),
+        pytest.param((Event(1 / 12, 0.9, 36),), id="less noise"),
+        pytest.param((Event(1 / 12, 1.0, 36), Event(1.0, 50.0)), id="a release that nobody planned"),
+    ],
+)
+def test_a_ledger_that_is_not_the_plans_has_no_epsilon(spent: tuple[Event, ...]) -> None:
+    with pytest.raises(EquidpError, match="The ledger differs from the plan"):
+        stated(*spent)
+
+
+def test_steps_that_a_crash_has_charged_twice_are_in_epsilon() -> None:
+    planned, again = stated(Event(1 / 12, 1.0, 36)), stated(Event(1 / 12, 1.0, 40))
+    assert planned["epsilon"] == epsilon([Event(1 / 12, 1.0, 36)], 1e-5).value
+    assert again["epsilon"] == epsilon([Event(1 / 12, 1.0, 40)], 1e-5).value > planned["epsilon"]
+
+
+def test_exact_figures_and_predictable_noise_are_stated() -> None:
+    spent = Event(1 / 12, 1.0, 36)
+    plain, watched = stated(spent, secure=True), stated(spent, diagnostics=True)
+    assert (plain["diagnostics_published"], watched["diagnostics_published"]) == ([], ["nonprivate/*"])
+    assert (plain["secure"], plain["seed"]) == (True, None)
+    assert (watched["secure"], watched["seed"]) == (False, 7)
 
 
 @pytest.mark.parametrize("library", ["kymatio", "numpy", "opacus", "scipy", "torchvision"])

@@ -428,6 +428,21 @@ def test_side_statistics_by_hand(lab: Any, name: str, case: tuple[dict[str, Any]
     assert nobody.tolist() == [0.0] * len(expected)
 
 
+@pytest.mark.parametrize("noised", [-1e30, 1e30])
+@pytest.mark.parametrize("name", sorted(set(STATISTICS)))
+def test_no_release_leads_a_bound_or_a_weight_out_of_float32(lab: Any, name: str, noised: float) -> None:
+    algorithm, plan = algorithm_settings(name).build(), lab.plan()
+    public, release = tensors(algorithm.initial, "cpu"), algorithm.side_release
+    values = torch.full_like(release.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.long), public, plan), noised)
+    for _ in range(3):
+        public |= release.later(values, public, plan)
+    public |= release.now(values, public, plan)
+    delta, norms = sensitivity(algorithm.weights, public), torch.tensor([0.0, 1.0, 1e20])
+    weights = algorithm.weights.weights(norms, per_record(public, torch.arange(3)))
+    assert 0 < float(delta) < math.inf
+    assert weights.isfinite().all()
+
+
 @pytest.mark.parametrize(("name", "case"), [c for c in CASES if c.values[0] != "sgd"])
 class TestGolden:
     """Point 0: the right rule, not just a bounded one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,21 @@ def test_a_combination_that_no_paper_has(lab: Any) -> None:
     expected = [fuse(plan.noise_multiplier * f, 5 * plan.noise_multiplier) for f in (0.64, 0.8, 1.0)]
     assert [e.noise_multiplier for e in run.trainer.ledger.events] == pytest.approx(expected)
     assert 0.99 < algorithm.epsilon(plan).value <= 1.0
+
+
+def test_a_schedule_scales_a_led_bound_for_a_step_and_leaves_what_leads_it_alone(lab: Any) -> None:
+    # empty batches without noise: the share within C is 0, so C grows by e^(0.2·0.5) a step; factors are 4, 4, 1, 1
+    options = {
+        "side_release": "quantile",
+        "schedule": {"name": "phases", "phases": 2, "phase_decay": 1.0, "clip_decay": 4.0},
+    }
+    trainer = lab.trainer("custom", options, random=lab.random(coins=False, noise=0.0))
+    bounds = []
+    for _ in range(4):
+        trainer.run_steps(1)
+        bounds.append(float(trainer.shown["sensitivity"]))
+    assert bounds == pytest.approx([4.0, 4 * math.exp(0.1), math.exp(0.2), math.exp(0.3)])
+    assert float(trainer.public["clip_norm"]) == pytest.approx(math.exp(0.4))
 
 
 @pytest.mark.parametrize(

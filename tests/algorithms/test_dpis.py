@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -130,13 +131,15 @@ class TestEstimate:
     def test_non_finite_norms_count_as_zero(self, lab: Any) -> None:
         records = lab.records(40)
         sums = []
-        for spoil in (0.0, float("nan")):
+        for spoil in (0.0, float("nan"), 1e30):  # whose squares are infinite
             records.features[3] = spoil
             trainer = lab.trainer("dpis", records=records, random=lab.random(noise=0.0))
             trainer.begin_epoch(0)
             sums.append(trainer.sampling.norm_sum)
-        clean, spoilt = sums
-        assert 0 <= clean - spoilt <= 1.0  # one record's clipped norm, no more
+        assert trainer.norms_of_all()[3] == torch.inf
+        clean, *spoilt = sums
+        assert spoilt[0] == spoilt[1]
+        assert 0 < clean - spoilt[0] <= 1.0  # one record's clipped norm, no more
 
     def test_adaptive_clipping_follows_the_mean_norm(self, lab: Any) -> None:
         # C_2 = max(0.01·C_1, λ·Σ min(n, C*)/N), C* = 4·C_1, and no K* in the last epoch
@@ -302,6 +305,17 @@ class TestBudget:
         puppet.sampling.records = 2000.0
         noise = puppet.run()
         assert noise == pytest.approx([noise[0]] * 10, rel=0.01)
+
+    @pytest.mark.parametrize("wanted", [0.5, 3.0, None])
+    def test_stands_for_the_epsilon_that_is_reported(self, wanted: float | None) -> None:
+        # ε = R* + ln((α−1)/α) − (ln δ + ln α)/(α−1), as docs/privacy.md tells a reader to recompute it
+        algorithm = algorithm_settings("dpis").build()
+        plan = PLAN if wanted is None else algorithm.calibrated(PLAN, wanted)
+        budget = algorithm.sampler.budget(plan)
+        a, delta = budget.order, plan.delta
+        converted = budget.total + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1)
+        assert converted == pytest.approx(algorithm.epsilon(plan).value, rel=1e-9)
+        assert wanted is None or algorithm.epsilon(plan).value == wanted
 
     def test_does_not_depend_on_the_data(self, target: Plan) -> None:
         sampler = algorithm_settings("dpis").build().sampler

@@ -51,6 +51,18 @@ class TestDecision:
         decisions = [accepting.decide(1e9) for _ in range(8)]
         assert decisions == [False, False, False, True] * 2
 
+    def test_a_resumed_run_has_as_many_refusals_left_and_does_not_begin_again(self, lab: Any) -> None:
+        # the cap τ*·(μ_0 + 1) counts on both
+        options = {"max_rejections": 3, "stop_on": "published_epsilon", "published_epsilon": 0.1}  # τ* = 1
+        first, again, ended = (annealer(lab, **options) for _ in range(3))
+        assert [first.decide(1e9) for _ in range(2)] == [False, False]
+        again.load_state_dict(first.state_dict())
+        assert [again.decide(1e9) for _ in range(2)] == [False, True]
+        assert again.finished
+        ended.load_state_dict(again.state_dict())
+        assert ended.finished
+        assert ended.shown() == {"accepted_steps": 1.0, "rejected_steps": 3.0}
+
     @pytest.mark.parametrize("change", [math.nan, math.inf])
     def test_a_broken_candidate_is_refused(self, lab: Any, change: float) -> None:
         assert not annealer(lab).decide(change)
@@ -117,6 +129,13 @@ class TestEnergy:
             expected = lab.cross_entropy(trainer.model(public.features[:5]), public.labels[:5]).mean()
         assert trainer.public_loss(5) == pytest.approx(float(expected), rel=1e-6)
 
+    def test_a_candidate_is_compared_with_where_the_model_stands_not_with_a_refused_one(self, lab: Any) -> None:
+        trainer = lab.trainer("sa_dpsgd")
+        trainer.accepting.decide = lambda change: False
+        for _ in range(2):
+            trainer.run_steps(1)
+            assert trainer.accepting.current == trainer.public_loss(1024)
+
     def test_is_refused_without_public_records(self, lab: Any) -> None:
         with pytest.raises(EquidpError, match=r"data\.public_fraction"):
             lab.trainer("sa_dpsgd", public=None)
@@ -169,6 +188,15 @@ class TestEnergy:
         accepting.begin()
         assert accepting._before[accepting._units == 3].tolist() == [2.0]
 
+    def test_a_loss_below_zero_is_taken_as_zero(self, lab: Any) -> None:
+        # else a term could come to more than c, whatever bounds it above
+        options = {"energy": "private", "energy_records": 40, "loss_bound": 2.0}
+        accepting = lab.trainer(
+            "sa_dpsgd", options, public=None, loss=lambda outputs, labels: 100 * outputs.sum(1)
+        ).accepting
+        accepting.begin()
+        assert (accepting._before.min(), accepting._before.max()) == (0.0, 2.0)
+
     @pytest.mark.parametrize("contribution", ["gradient", "record_momentum"])
     def test_a_model_in_which_records_meet_is_refused(self, lab: Any, contribution: str) -> None:
         # record_momentum takes every gradient alone, where nobody meets; the losses' sum would move by more than c
@@ -196,6 +224,18 @@ class TestEnergy:
         trainer.run_steps(1)
         after = trainer.losses(everyone).clamp(0, 4)
         assert seen[0] == pytest.approx(float((after - before).mean()), abs=1e-6)
+
+    def test_that_mean_is_over_the_declared_number_of_records(self, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        # over the actual one, who has left would show in a decision, without any noise
+        options, seen = {"energy": "private", "energy_records": 20}, list[float]()
+        for size in (40, 30):
+            records = lab.records(40).take(torch.arange(size))
+            trainer = lab.trainer("sa_dpsgd", options, records=records, plan=lab.plan(), public=None)
+            monkeypatch.setattr(trainer.random, "perturb", lambda values, **how: torch.ones_like(values))
+            monkeypatch.setattr(trainer.accepting, "decide", lambda change: seen.append(change) or True)
+            trainer.accepting.begin()
+            trainer.accepting.accept()
+        assert seen == [1 / 20, 1 / 20]
 
 
 class TestStopping:

@@ -24,6 +24,7 @@ from equidp.audit.canaries import (
     verdict,
     with_canaries,
 )
+from equidp.audit.recipe import Recipe
 from equidp.audit.run import audited_delta, claimed
 from equidp.engine.gradients import GradientEngine
 from equidp.engine.noise import SeededRandom
@@ -61,6 +62,10 @@ class TestVerdict:
         included = torch.tensor([True, False, False, True, False, True])
         found = verdict(scores, included, guesses=4, delta=0.0)
         assert (found.canaries, found.guesses, found.correct) == (6, 4, 3)
+
+    def test_guesses_that_are_all_wrong_are_told_as_such(self) -> None:
+        included = torch.tensor([True, False] * 10)
+        assert verdict((~included).float(), included, guesses=8, delta=0.0).correct == 0
 
     def test_scores_without_information_show_nothing(self) -> None:
         included = coins(5000, 3, "test")
@@ -210,6 +215,20 @@ class TestInputCanaries:
         included = coins(40, 6, "test")
         scores = input_scores(how, real, chosen, included, SeededRandom(1, "cpu"), seed=1)
         assert scores[included].mean() > scores[~included].mean() + 1.0
+
+    def test_who_is_out_is_out_under_its_own_label_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Were its true label trained on, runs would differ in two records, and honest algorithms be accused."""
+        trained: list[Records] = []
+        monkeypatch.setattr(
+            Recipe, "train", lambda self, data, *_, **__: trained.append(data) or self.build_model(data.schema)
+        )
+        real, chosen = records(12, 4), torch.tensor([1, 5, 7, 8])
+        included = torch.tensor([True, False, False, True])
+        input_scores(recipe("dpsgd"), real, chosen, included, SeededRandom(1, "cpu"), seed=1)
+        (seen,) = trained
+        there = [bool((seen.features == row).all(1).any()) for row in real.features]
+        assert there == [position not in (5, 7) for position in range(12)]
+        assert len(seen) == 10
 
     def test_joining_keeps_units_apart(self) -> None:
         one = dataclasses.replace(records(4, 1), unit=torch.tensor([0, 0, 1, 1]))

@@ -12,13 +12,14 @@ HOW = {"resamples": 100, "confidence": 0.95, "seed": 0}
 
 
 def test_figures_by_hand() -> None:
-    # 200 non-members at 0…199; members above all of them (10), between (5 at 198.5: one non-member is above), below (5)
-    member = np.array([500.0] * 10 + [198.5] * 5 + [-1.0] * 5)
+    # 200 non-members at 0…199; members above all of them (10), at 198.5 (5: one non-member is above them) and at 196.5
+    # (5: three are)
+    member = np.array([500.0] * 10 + [198.5] * 5 + [196.5] * 5)
     found = exposure(member, np.arange(200.0), **HOW)
     assert (found["members"], found["non_members"]) == (20, 200)
-    # AUC = P(member > non-member) = (10·200 + 5·199 + 5·0)/(20·200)
-    assert found["auc"] == pytest.approx((2000 + 995) / 4000)
-    # 1 % of 200 allows two false positives: the threshold may fall to 198.5, which catches 15 of 20
+    # AUC = P(member > non-member) = (10·200 + 5·199 + 5·197)/(20·200)
+    assert found["auc"] == pytest.approx((2000 + 995 + 985) / 4000)
+    # 1 % of 200 allows two false positives: the threshold may fall to 198.5, which catches 15 of 20, and no further
     assert found["tpr_at_1_percent_fpr"] == pytest.approx(0.75)
 
 

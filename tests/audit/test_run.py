@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 
 import pytest
@@ -16,6 +17,7 @@ from equidp.audit.figures import bounds_beside_claims, exposure_by_group
 from equidp.errors import EquidpError
 from equidp.records import Schema
 
+audit = importlib.import_module("equidp.audit.run")  # whose name the package gives to its function
 QUICK = AuditSettings(gradient_canaries=2000, input_canaries=50, reference_models=2, resamples=20)
 
 
@@ -59,6 +61,21 @@ def test_every_group_is_told(findings: dict) -> None:
     assert list(groups) == ["class", "sex"]
     assert list(groups["sex"]) == ["f", "m", "x"]
     assert sum(found["members"] for found in groups["sex"].values()) == 150
+
+
+def test_a_claim_is_refuted_as_soon_as_the_bound_is_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that tell more and more of the coins: the verdict turns with the bound, not some way above the claim."""
+    settings = AuditSettings(gradient_canaries=2000, input_canaries=0, membership=False)
+    gaps = []
+    for blur in (4.0, 1.0, 0.8, 0.7, 0.6, 0.5, 0.0):
+        noise = blur * torch.randn(2000, generator=torch.Generator().manual_seed(0))
+        monkeypatch.setattr(audit, "gradient_scores", lambda how, train, coins, *_, noise=noise, **__: coins + noise)
+        found = run(split(60), recipe("dpsgd"), settings, seed=1)["gradient_canaries"]
+        gaps.append(found["epsilon_lower_bound"] - found["epsilon_claimed"])
+        assert found["consistent"] is (gaps[-1] <= 0)
+    assert gaps == sorted(gaps)
+    assert min(gaps) < 0
+    assert any(0 < gap < 0.5 for gap in gaps)
 
 
 def test_attacks_can_be_left_out() -> None:

@@ -158,6 +158,11 @@ class TestResume:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "of another processor")
         assert checkpoint.life_of(seeded()) != here
 
+    def test_another_number_of_threads_is_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        here = checkpoint.life_of(seeded())
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
+        assert checkpoint.life_of(seeded()) != here
+
     @pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_SCHEDULE", "KMP_AFFINITY"])
     def test_libraries_told_otherwise_are_another_life(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         here = checkpoint.life_of(seeded())

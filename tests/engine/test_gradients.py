@@ -339,17 +339,31 @@ def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch)
     torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
 
 
-def test_nor_in_a_layer_that_sees_a_sequence() -> None:
-    """Words whose gradients cancel: by Gram matrices and by gradients such a norm rounds differently."""
+def cancelling_words(records: int, words: int) -> tuple[GradientEngine, Tensor, Tensor]:
+    """Words whose gradients cancel to 0: Gram matrices say so only to a thousandth, and round upwards."""
     torch.manual_seed(3)
-    # 14 words: either way costs nearly as much
-    model = nn.Sequential(nn.Linear(24, 24), nn.Flatten(), nn.Linear(14 * 24, 3))
-    words = ((-1.0) ** torch.arange(14))[:, None].expand(200, 14, 24) * 3.0
-    labels = torch.arange(200) % 3
-    few, many = (
-        GradientEngine(copy.deepcopy(model), cross_entropy).unprobed_norms(words[:n], labels[:n]) for n in (4, 200)
-    )
-    torch.testing.assert_close(many[:4], few, rtol=1e-6, atol=0)
+    mean = nn.AdaptiveAvgPool2d((1, 24))  # over a record's words
+    engine = GradientEngine(nn.Sequential(nn.Linear(24, 24), mean, nn.Flatten(), nn.Linear(24, 3)), cross_entropy)
+    signs = ((-1.0) ** torch.arange(words))[:, None]
+    return engine, signs.expand(records, words, 24) * 3.0, torch.arange(records) % 3
+
+
+@pytest.mark.parametrize("words", [2, 10, 12, 14, 40])
+def test_nor_in_a_layer_that_sees_a_sequence(words: int) -> None:
+    """With 12 words Gram matrices and gradients cost the same: a batch's size could decide between them."""
+    found = []
+    for records in (1, 4, 200):
+        engine, features, labels = cancelling_words(records, words)
+        found.append(engine.unprobed_norms(features, labels)[:1].clone())
+    torch.testing.assert_close(torch.cat(found), found[0].expand(3), rtol=1e-6, atol=0)
+
+
+def test_nor_does_whether_another_unit_has_several_records() -> None:
+    """A unit of one record has a gradient of its own: were it taken for a record wherever all are, it would tell."""
+    engine, features, labels = cancelling_words(4, words=4)
+    alone = engine.unprobed_norms(features[:2], labels[:2], owners=torch.tensor([0, 1])).clone()
+    beside = engine.unprobed_norms(features, labels, owners=torch.tensor([0, 1, 2, 2]))
+    torch.testing.assert_close(beside[:2], alone, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -549,9 +563,25 @@ class Counting(nn.Module):
         return self.last(x) / len(x)
 
 
+class Standardising(nn.Module):
+    """Scales a batch by its own spread: a record on its own, or beside its like, is 0/0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((x - x.mean(0)) / x.std(0, correction=0))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
-    [(Borrowed(), "'first.weight' are not those"), (Mixing(), "mixes records"), (Counting(), "mixes records")],
+    [
+        (Borrowed(), "'first.weight' are not those"),
+        (Mixing(), "mixes records"),
+        (Counting(), "mixes records"),
+        (Standardising(), "mixes records"),
+    ],
 )
 def test_the_first_batch_finds_out_models_whose_books_would_be_wrong(model, message) -> None:
     engine = GradientEngine(model, cross_entropy)

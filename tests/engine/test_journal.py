@@ -19,6 +19,8 @@ from equidp.files import storage_error
 
 SETTINGS = {"seed": 1, "training": {"batch_size": 64}}
 GRADIENT, COUNT = Event(0.01, 1.0), Event(1.0, 20.0)
+LOUDER = Event(0.01, 1.0 - 1e-9)
+"""The next step of a schedule that falls by next to nothing: another event, which no charge for GRADIENT pays for."""
 
 
 @pytest.fixture
@@ -72,6 +74,13 @@ def test_a_change_of_events_settles_the_block_before(journal: Journal, path: Pat
     journal.settle()
     journal.close()
     assert _reopened(path) == (COUNT, _times(GRADIENT, 2), COUNT)
+
+
+def test_what_was_charged_ahead_pays_for_no_other_noise(journal: Journal, path: Path) -> None:
+    for event in (GRADIENT, LOUDER, LOUDER, GRADIENT):
+        journal.charge(event)
+    journal.close()  # as a crash would
+    assert _reopened(path) == (GRADIENT, _times(LOUDER, 2), _times(GRADIENT, 4))
 
 
 def test_an_event_larger_than_a_block(journal: Journal, path: Path) -> None:
@@ -261,6 +270,11 @@ class TestJournaledLedger:
             ledger.append(event)
         assert ledger.events == (_times(GRADIENT, 8), COUNT, GRADIENT)
         assert journal.lines == lines + 1
+
+    def test_repeated_steps_use_up_nothing_that_was_charged_for_another_noise(self, journal: Journal) -> None:
+        ledger = JournaledLedger(journal, ahead=[_times(GRADIENT, 4)])
+        ledger.append(LOUDER)
+        assert ledger.events == (_times(GRADIENT, 4), LOUDER)
 
     @pytest.mark.parametrize("ahead", [[_times(GRADIENT, 4)], [GRADIENT, _times(COUNT, 2)]])
     def test_another_event_is_charged_on_top(self, journal: Journal, ahead: list[Event]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from equidp.algorithms import algorithm_settings
+from equidp.engine import ledger
 from equidp.engine.ledger import (
     Epsilon,
     Event,
@@ -132,6 +133,11 @@ class TestEvents:
         a, b = Event(0.1, 1.0), Event(0.1, 2.0)
         assert merged([a, a, b, a]) == (Event(0.1, 1.0, 2), b, a)
 
+    @pytest.mark.parametrize("other", [Event(0.1, 1.0 - 1e-9), Event(0.1 + 1e-9, 1.0)])
+    def test_merged_takes_no_event_for_a_like_one(self, other: Event) -> None:
+        # where noise falls by next to nothing from step to step, all of them would be charged as the first
+        assert merged([Event(0.1, 1.0), other]) == (Event(0.1, 1.0), other)
+
     def test_json_round_trip(self) -> None:
         for event in (Event(0.1, 1.5, 3), Event(1.0, 2.0)):
             assert Event.from_dict(event.to_dict()) == event
@@ -216,6 +222,11 @@ class TestCalibration:
         rate, count = event
         noise = calibrate(lambda noise: [Event(rate, noise, count)], 200, 1e-5)
         assert 100 < epsilon([Event(rate, noise, count)], 1e-5).value <= 200
+
+    def test_what_the_fine_discretisation_gives_back_stops_short_of_the_target(self) -> None:
+        # the next smaller noise would cost 1.0005 times the target
+        target = epsilon([Event(1.0, ledger.TIGHTENING)], 1e-5).pld / 1.0005
+        assert ledger._tightened(lambda noise: [Event(1.0, noise)], 1.0, target, 1e-5) == 1.0
 
     def test_refuses_a_target_that_the_side_release_alone_exceeds(self) -> None:
         # 1,437 records, counts with a fixed noise of 5: ε ≥ 1.2 whatever the gradient noise (ALGORITHMS.md §2)

@@ -60,6 +60,14 @@ def test_coins_are_finer_than_float32() -> None:
     assert (steps != steps.round()).all()
 
 
+@pytest.mark.parametrize("rate", [0.0, torch.zeros(3, dtype=torch.float64)], ids=["of all", "of each"])
+def test_who_may_not_come_never_does(rate: float | Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even on the lowest coin that there is."""
+    random = SeededRandom(0, "cpu")
+    monkeypatch.setattr(random, "uniform", lambda size: torch.zeros(size, dtype=torch.float64))
+    assert not random.bernoulli(rate, 3).any()
+
+
 @pytest.mark.parametrize("sensitivity", [3.0, torch.tensor(3.0)])
 def test_noise_is_scaled_by_multiplier_and_sensitivity(sensitivity: float | Tensor) -> None:
     values = torch.arange(5.0)

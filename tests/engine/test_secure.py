@@ -109,7 +109,7 @@ def test_extreme_words_give_finite_noise() -> None:
     assert float(Scripted(top, top, top, top)._gaussian(1)) == 0.0
 
 
-@pytest.mark.parametrize("exact", [0.0, 1e-9, 1.0, -17.25, 1e4 / 3])
+@pytest.mark.parametrize("exact", [0.0, 1e-9, 1.0, -17.25, 1e4 / 3, 1e7 / 3])
 def test_every_output_lies_on_the_public_grid(exact: float) -> None:
     # The grid is the same whatever the exact value is; in floating point an exact value of 0 would show digits that
     # an exact value of 10⁴/3 cannot produce.
@@ -118,6 +118,7 @@ def test_every_output_lies_on_the_public_grid(exact: float) -> None:
     )
     multiples = noised / grid_step(1.0, 10_000)
     assert torch.equal(multiples, multiples.round())
+    assert (multiples % 2 == 1).any()  # and on no coarser one, whose step would tell how large the value is
 
 
 def test_floating_point_noise_would_not_pass_the_grid_test() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.algorithms import algorithm_settings
-from equidp.engine.ledger import Ledger
+from equidp.engine.ledger import Ledger, rdp_epsilon
 from equidp.engine.noise import SeededRandom
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
@@ -93,6 +93,15 @@ class TestBuilding:
         with pytest.raises(EquidpError, match=r"noise be 1e\+42, in float32"):
             trainer(records(), clip_norm=1e12, noise=1e30)
 
+    @pytest.mark.parametrize(
+        "options",
+        [{"clip_norm": 1e-36, "noise_decay": 1e-3, "clip_decay": 1.0}, {"clip_norm": 1e-38, "clip_decay": 1e3}],
+        ids=["noise of the first phase", "bound of the last"],
+    )
+    def test_so_is_one_that_a_schedule_comes_to_in_some_step(self, options: dict[str, float]) -> None:
+        with pytest.raises(EquidpError, match="in some step"):
+            trainer(records(), "sad_dpsgd", phases=2, phase_decay=1.0, **options)
+
     def test_a_weight_that_would_be_infinite_is_refused_as_a_nan_would_tell_who_has_it(self) -> None:
         with pytest.raises(EquidpError, match="infinite weight"):
             trainer(records(), "dpsgd_global", strict_clip_norm=1e-300)
@@ -137,6 +146,16 @@ class TestStep:
         rest = without.weighted_sum([without.population.batch(everyone[everyone != 5])], public)
         torch.testing.assert_close(whole, rest)
 
+    def test_a_record_without_a_finite_gradient_is_counted_as_one_of_length_0(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = trainer(records(), "dpsgd_quantile", clip_norm=2.0)
+        exact: list[float] = []
+        monkeypatch.setattr(run.random, "perturb", lambda values, **how: exact.append(float(values)) or values)
+        norms = torch.tensor([1.0, 3.0, torch.inf, torch.nan])
+        run._side_release(norms, torch.zeros(4, dtype=torch.int64), run.public_values(run.segments[0]))
+        assert exact == [3.0]  # within 2 are 1, and the two that are not finite
+
     def test_private_and_plain_runs_of_a_seed_draw_the_same_batches(self) -> None:
         private, plain = trainer(records()), trainer(records(), "sgd")
         for _ in range(2):
@@ -166,6 +185,12 @@ class TestStep:
         assert sum(v for k, v in row.items() if "gradient_norm_histogram" in k) == sum(sizes)
         assert -1 <= row["nonprivate/cosine"] <= 1
         assert 0 < row["nonprivate/mean_weight"] < 1
+
+    def test_the_figure_shown_on_the_way_is_that_of_the_charges_at_the_runs_own_delta(self) -> None:
+        run = trainer(records())
+        (row,) = run.train(progress=False)
+        charged = rdp_epsilon(run.ledger.events, run.plan.delta)
+        assert charged * (1 - 1e-9) <= row["epsilon_rdp"] <= charged * 1.02  # of integer orders alone
 
     def test_the_model_is_trained_in_training_mode(self) -> None:
         run = trainer(records())

@@ -21,6 +21,7 @@ KERNELS = [
     Kernel((2, 4), (1, 2), (1, 1), (3, 2)),
     Kernel((3, 3), (2, 2), (1, 1), (2, 3)),
     Kernel((2, 2), (3, 1), (1, 2), (3, 3)),
+    Kernel((4, 4), (2, 2), (2, 1), (4, 3)),
 ]
 
 
@@ -60,6 +61,17 @@ def test_every_cut_equals_unfolding(kind, kernel, size, last) -> None:
     backprops = torch.randn(4, kernel.channels[1], *kernel.outputs(*size)).to(memory_format=layout)
     torch.testing.assert_close(
         formed(cut, images, backprops), unfolded(kernel, images, backprops), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("cut", [WholeWindows, lambda *geometry: Bands(*geometry, taps=1)], ids=["windows", "bands"])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_images_that_begin_in_the_midst_of_memory_are_cut_where_they_are(cut, layout) -> None:
+    kernel, size = KERNELS[0], (6, 7)
+    images = torch.randn(5, 3, *size).to(memory_format=layout)[2:]  # as a layer gets what its model has split
+    backprops = torch.randn(3, 5, *kernel.outputs(*size))
+    torch.testing.assert_close(
+        formed(cut(kernel, *size), images, backprops), unfolded(kernel, images, backprops), rtol=1e-4, atol=1e-4
     )
 
 

@@ -44,14 +44,21 @@ PARTS = Split(some(120, 0), some(20, 1), some(20, 2))
 
 
 def live(
-    folder: Path, name: str, options: dict[str, Any], parts: Split, *, resume: bool, secure: bool = False
+    folder: Path,
+    name: str,
+    options: dict[str, Any],
+    parts: Split,
+    *,
+    resume: bool,
+    secure: bool = False,
+    grouping: str = "class",
 ) -> Trained:
     algorithm = algorithm_settings(name, options).build()
     privacy = PrivacySettings(noise_multiplier=1.0, unit="unit", secure=secure)
     training = TrainingSettings(epochs=3, batch_size=10, device="cpu")
     plan = plan_run(algorithm, units=60, groups=2, privacy=privacy, training=training)
     return train_model(
-        algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+        algorithm, plan, parts, grouping=grouping, model=ModelSettings(name="logistic"), privacy=privacy,
         training=training, seed=0, options=options, workplace=folder, resume=resume, progress=False,
     )  # fmt: skip
 
@@ -129,6 +136,25 @@ def test_units_that_were_formed_otherwise(tmp_path: Path, power_cut: Any) -> Non
     # a digest of all records tells whoever knows the others, and guesses one, whether it is there
     for parts in (PARTS.train, train):
         assert fingerprint(parts) not in refusal.value.message
+
+
+def test_groups_that_bounds_are_set_for(tmp_path: Path, power_cut: Any) -> None:
+    schema = dataclasses.replace(SCHEMA, groupings={**SCHEMA.groupings, "sex": ("f", "m")})
+
+    def with_sexes(records: Records, first: int) -> Records:
+        sexes = (torch.arange(len(records)) + first) % 2
+        return dataclasses.replace(records, schema=schema, groups={**records.groups, "sex": sexes})
+
+    parts, others = (
+        Split(with_sexes(PARTS.train, first), with_sexes(PARTS.test, 0), with_sexes(PARTS.public, 0))
+        for first in (0, 1)
+    )
+    with power_cut(after=5):
+        live(tmp_path, "dpsgd_f", {}, parts, resume=False, grouping="sex")
+    with pytest.raises(EquidpError, match="grouping was 'sex' and is 'class'"):
+        live(tmp_path, "dpsgd_f", {}, parts, resume=True, grouping="class")
+    with pytest.raises(EquidpError, match="records was"):
+        live(tmp_path, "dpsgd_f", {}, others, resume=True, grouping="sex")
 
 
 def test_other_public_records(tmp_path: Path, power_cut: Any) -> None:
