@@ -66,6 +66,13 @@ def plan_training(
             "units" if wanted.by_unit else "records",
             0.1 / plan.records,
         )
+    if chosen.private and train.unit is not None and not wanted.by_unit:
+        logger.warning(
+            "%s: ε will be of one record, and these data tell which records belong together (one person's, say), who "
+            "then have less than that. To protect a unit with all its records set privacy.unit=unit and "
+            "data.split_by=unit.",
+            algorithm,
+        )
     tracking.log_params(
         algorithm,
         {
