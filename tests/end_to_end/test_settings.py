@@ -140,6 +140,7 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"training.class_weights": "1+a"}, r"training.class_weights='a': .*valid number"),
         ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
         ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
+        ({"dpsgd.clip_norm": 3}, r"Unknown setting 'dpsgd\.clip_norm'\. Did you mean 'dpsgd\.options\.clip_norm'\?"),
         ({"dpsgd.options.clip_norm": -1}, r"dpsgd.options.clip_norm=-1 is not valid"),
         ({"model.options.widht": 3}, r"Unknown option of model 'logistic' 'widht'"),
         ({"data.options.verfy": False}, r"Unknown data option of dataset 'digits' 'verfy'. Did you mean 'verify'\?"),
