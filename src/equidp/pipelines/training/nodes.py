@@ -68,9 +68,8 @@ def plan_training(
         )
     if chosen.private and train.unit is not None and not wanted.by_unit:
         logger.warning(
-            "%s: ε will be of one record, and these data tell which records belong together (one person's, say), who "
-            "then have less than that. To protect a unit with all its records set privacy.unit=unit and "
-            "data.split_by=unit.",
+            "%s: ε will be for one record. These data tell which records belong together (one person's, say), and for "
+            "all of them at once it is larger: to protect them together set privacy.unit=unit and data.split_by=unit.",
             algorithm,
         )
     tracking.log_params(
