@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from equidp import training
-from equidp.algorithms import algorithm_settings
+from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.algorithm import Outcome
 from equidp.engine.ledger import Event, epsilon
-from equidp.engine.plan import Plan
+from equidp.engine.parts import FlatClip, Part, Public, Schedule
+from equidp.engine.plan import Plan, Segment
 from equidp.errors import EquidpError
 from equidp.parameters import PrivacySettings, TrainingSettings
-from equidp.training import privacy_statement, record_loss
+from equidp.training import plan_run, privacy_statement, record_loss
 
 CPU = torch.device("cpu")
 
@@ -84,3 +87,60 @@ def test_another_version_of_what_sets_sums_and_noise_is_other_code(
     known = training.version
     monkeypatch.setattr(training, "version", lambda name: "another" if name == library else known(name))
     assert training._code_digest() != training.CODE_DIGEST
+
+
+class BoundTooSmall(FlatClip):
+    def bound(self, public: Public) -> Tensor:
+        return public["clip_norm"] / 2
+
+
+class LooksAtOthers(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return (public["clip_norm"] / norms.max()).clamp(max=1.0).expand(len(norms))
+
+
+class Negative(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return -super().weights(norms, public)
+
+
+class OneForAll(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public).sum()
+
+
+class HalfTheRun(Schedule):
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        return (Segment(plan.steps // 2),)
+
+
+def planned(name: str = "dpsgd", **parts: Part) -> Plan:
+    algorithm = dataclasses.replace(algorithm_settings(name).build(), **parts)
+    privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=3, batch_size=10)
+    return plan_run(algorithm, units=100, groups=3, privacy=privacy, training=settings)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (BoundTooSmall(), r"lets a record add 1, more than the 0\.5 of its `bound`"),
+        (LooksAtOthers(), "weighs a record by the others of its batch"),
+        (Negative(), "gives weights that are below 0"),
+        (OneForAll(), r"gives weights of shape \(\) for 55 records"),
+    ],
+)
+def test_a_weight_rule_that_breaks_its_promise_is_refused_before_an_epsilon_is_told(
+    rule: FlatClip, reason: str
+) -> None:
+    with pytest.raises(EquidpError, match=f"the weight rule {type(rule).__name__} {reason}"):
+        planned(weights=rule)
+
+
+def test_a_schedule_of_other_steps_than_the_run_is_refused() -> None:
+    with pytest.raises(EquidpError, match=r"HalfTheRun come to 15 steps where the run has 30"):
+        planned(schedule=HalfTheRun())
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_keeps_its_promises(name: str) -> None:
+    assert planned(name).steps

@@ -38,8 +38,13 @@ def missing_column(where: str, name: object, present: Iterable[str]) -> EquidpEr
     return EquidpError(f"No column {str(name)!r} in {where}.{_nearest(name, present, 'It has')}")
 
 
+def listed_names(names: Iterable[str]) -> str:
+    """Names in a row; one that has a comma of its own in quotes, as it would read as two."""
+    return ", ".join(repr(name) if "," in name else name for name in names)
+
+
 def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
     names = sorted(map(str, valid))
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{hint} {heading}: {', '.join(names) if names else 'none'}."
+    return f"{hint} {heading}: {listed_names(names) or 'none'}."

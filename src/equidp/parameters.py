@@ -304,11 +304,16 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
 
 def _options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     given = block(name, given)
-    if not ALGORITHMS[name].below_options:
+    kind = ALGORITHMS[name]
+    if not kind.below_options:
+        if "options" in given:
+            raise EquidpError(
+                f"{name}.options: the settings of {name} stand below {name} itself, as {name}.weights does."
+            )
         return algorithm_settings(name, given).model_dump(mode="json")
     for key in given:
         if key != "options":
-            raise unknown_name("setting", f"{name}.{key}", [f"{name}.options"])
+            raise unknown_name("setting", f"{name}.{key}", (f"{name}.options.{field}" for field in kind.model_fields))
     return algorithm_settings(name, block(f"{name}.options", given.get("options"))).model_dump(mode="json")
 
 

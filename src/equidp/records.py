@@ -97,6 +97,13 @@ class Records:
             raise self._unlike(f"features have shape {found}, the schema says {self.schema.shape}")
         if set(self.groups) != set(self.schema.groupings):
             raise self._unlike(f"groupings are {sorted(self.groups)}, the schema says {sorted(self.schema.groupings)}")
+        named = {f"groups[{k}]": (ids, self.schema.groupings[k]) for k, ids in self.groups.items()}
+        for name, (ids, names) in {"labels": (self.labels, self.schema.classes), **named}.items():
+            # records are made on the CPU; once on another device they are no longer asked, as each answer is waited for
+            if n and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < len(names):
+                raise self._unlike(
+                    f"{name} are from {ids.min()} to {ids.max()}, and must be from 0 to {len(names) - 1}"
+                )
 
     def _unlike(self, what: str) -> EquidpError:
         return EquidpError(f"Records of dataset {self.schema.name!r} do not fit together: {what}; mend its source.")

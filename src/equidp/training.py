@@ -32,11 +32,12 @@ from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer
 from equidp.engine.journal import BLOCK, unless_in_use
 from equidp.engine.ledger import Epsilon, Event, Ledger, counted, epsilon, merged
 from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
+from equidp.engine.parts import Public, WeightRule, scheduled, tensors
 from equidp.engine.plan import Plan
 from equidp.engine.recording import CudaGraphs
 from equidp.engine.sampling import Population
 from equidp.engine.secure import SecureRandom
-from equidp.engine.trainer import EpochCallback, Trainer, choose_device
+from equidp.engine.trainer import SMALLEST, EpochCallback, Trainer, choose_device
 from equidp.errors import EquidpError
 from equidp.models import build_model, weights_of
 from equidp.models.features import is_raw_image
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 PREDICTION_BATCH = 1024
 """Records scored at once."""
+
+ROUNDING = 1e-5
+"""How far rounding in float32 may carry a weighted norm beyond its bound."""
 
 CODE = ("parameters.py", "records.py", "training.py", "distributed", "engine", "models", "algorithms")
 """What a trained model depends on, within the package."""
@@ -92,7 +96,7 @@ def plan_run(
         groups: K of the partition used in training.
 
     Raises:
-        EquidpError: where the target cannot be met, or the batch exceeds the data.
+        EquidpError: where the target cannot be met, the batch exceeds the data, or a part does not do what it promises.
     """
     plan = Plan(
         records=units,
@@ -102,9 +106,47 @@ def plan_run(
         delta=privacy.delta,
         noise_multiplier=(privacy.noise_multiplier or 0.0) if algorithm.private else 0.0,
     )
+    _refuse_broken_promises(algorithm, algorithm.adapt(plan))
     if algorithm.private and privacy.epsilon is not None:
         return algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
     return algorithm.adapt(plan)
+
+
+def _refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
+    """What ε is computed from, tried out: a part of one's own must not train before its tests are written.
+
+    Some norms, at the values of the first step; the contract tests go through more of both.
+    """
+    segments = algorithm.schedule.segments(plan)
+    if (steps := sum(segment.steps for segment in segments)) != plan.steps:
+        raise EquidpError(
+            f"{algorithm.name}: the segments of the schedule {type(algorithm.schedule).__name__} come to {steps} steps "
+            f"where the run has {plan.steps}; make them add up to plan.steps."
+        )
+    rule, public = algorithm.weights, tensors(algorithm.initial, "cpu")
+    if rule is None or not rule.reads <= public.keys():  # the sampler's values come with the first epoch
+        return
+    if broken := _broken_promise(rule, scheduled(public, segments[0])):
+        raise EquidpError(
+            f"{algorithm.name}: the weight rule {type(rule).__name__} {broken}. With it ε would not hold: mend it."
+        )
+
+
+def _broken_promise(rule: WeightRule, public: Public) -> str:
+    """What is wrong with a rule's weights; empty where nothing is found."""
+    norms = torch.logspace(-9, 9, 55)
+    weights = rule.weights(norms, public)
+    if weights.shape != norms.shape:
+        return f"gives weights of shape {tuple(weights.shape)} for {len(norms)} records, and must give one for each"
+    if not (weights >= 0).all():
+        return "gives weights that are below 0, or no numbers"
+    alone = torch.cat([rule.weights(norm, public) for norm in norms.split(1)])
+    if not torch.allclose(weights, alone, rtol=1e-4, atol=0.0):
+        return "weighs a record by the others of its batch, and may look at its own norm and public values alone"
+    added = weights.double() * norms * (weights > SMALLEST)  # below, float32 has few digits left
+    if float(added.max()) > float(rule.bound(public)) * (1 + ROUNDING):
+        return f"lets a record add {added.max():.6g}, more than the {float(rule.bound(public)):.6g} of its `bound`"
+    return ""
 
 
 def units_in(records: Records, privacy: PrivacySettings) -> int:

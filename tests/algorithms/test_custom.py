@@ -128,7 +128,16 @@ def test_importance_sampling_goes_with_a_public_acceptance(lab: Any) -> None:
         ({"weights": "psacs"}, "Did you mean 'psasc'"),
         ({"weights": {"name": "psasc", "skale": 1}}, "Did you mean 'scale'"),
         ({"weights": {"name": "psasc", "scale": -1}}, r"custom\.weights\.scale=-1 is not valid"),
-        ({"weights": {"scale": 1}}, "Unknown custom.weights.name"),
+        (
+            {"weights": {"scale": 1}},
+            r"custom\.weights has no name: give custom\.weights\.name, one of constant_length, ",
+        ),
+        ({"initial": {"clip_norm": -1}}, r"custom\.initial\.clip_norm=-1 is not valid"),
+        (
+            {"side_release": {"name": "quantile", "count_noise_multiplier": "much"}},
+            r"custom\.side_release\.count_noise_multiplier='much' is not valid: .* or a ratio such as 10x\.",
+        ),
+        ({"acceptance": {"name": "annealing", "stop_on": "published_epsilon"}}, "acceptance is not valid: stop_on="),
         ({"initial": {"clip_nrom": 1}}, "Did you mean 'clip_norm'"),
         ({"waits": "flat"}, "Did you mean 'weights'"),
     ],

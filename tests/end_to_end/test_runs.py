@@ -211,6 +211,13 @@ def test_a_baseline_that_diverges_is_said_and_compared_with_nothing(project, cap
     assert (report_folder(project, "dpsgd") / "report.html").exists()
 
 
+def test_a_baseline_that_puts_all_into_one_class_is_said(project, caplog):
+    rare = {"data.keep": {str(digit): 3 for digit in range(9)}, "sgd.options.learning_rate": 0.05}
+    kedro_run(project, "dpsgd", **QUICK, **rare)
+    assert read_json(report_folder(project, "dpsgd") / "metrics.json")["baseline"]["overall"]["mcc"] == 0
+    assert "The non-private baseline has learnt nothing" in caplog.text
+
+
 def test_figures_of_the_validation_part_are_called_so_in_mlflow_too(project):
     kedro_run(project, "dpsgd", **QUICK, **{"data.evaluate_on": "validation"})
     (run,) = mlflow_runs(project)

@@ -140,6 +140,7 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"training.class_weights": "1+a"}, r"training.class_weights='a': .*valid number"),
         ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
         ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
+        ({"dpsgd.clip_norm": 3}, r"Unknown setting 'dpsgd\.clip_norm'\. Did you mean 'dpsgd\.options\.clip_norm'\?"),
         ({"dpsgd.options.clip_norm": -1}, r"dpsgd.options.clip_norm=-1 is not valid"),
         ({"model.options.widht": 3}, r"Unknown option of model 'logistic' 'widht'"),
         ({"data.options.verfy": False}, r"Unknown data option of dataset 'digits' 'verfy'. Did you mean 'verify'\?"),
@@ -246,6 +247,21 @@ def test_where_units_are_protected_a_delta_is_measured_by_their_number(project, 
     with caplog.at_level(logging.WARNING, "equidp"):
         kedro_run(project, "dpsgd", dataset="visits")
     assert any("one over the 24 training units:" in record.message for record in caplog.records)
+
+
+def test_units_that_are_neither_protected_nor_kept_whole_are_said(project, caplog):
+    rows = "".join(f"{i // 2},0.{i % 10},{'ab'[i % 4 // 2]}\n" for i in range(60))
+    (project / "data/01_raw/visits.csv").write_text(f"person,x,y\n{rows}")
+    (project / "conf/local/parameters.yml").write_text(VISITS)
+    logging.getLogger("equidp").propagate = True
+    with caplog.at_level(logging.WARNING, "equidp"):
+        kedro_run(project, "dpsgd", dataset="visits")
+        assert "belong together" not in caplog.text
+        kedro_run(project, "dpsgd", dataset="visits", **{"data.split_by": "record", "privacy.unit": "record"})
+    assert [r.message.partition(": ")[0] for r in caplog.records if "belong together" in r.message] == [
+        "data.split_by=record",
+        "dpsgd",  # and nothing of the baseline's
+    ]
 
 
 def test_resume_may_be_told_no_as_any_other_setting(project):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equidp.algorithms import algorithm_settings
+from equidp.engine.algorithm import Algorithm
 from equidp.engine.parts import (
     Draw,
     FlatClip,
@@ -111,6 +112,11 @@ class TestAlgorithm:
         assert len(path) == 4
         assert path == sorted(path)
         assert path[-1] == pytest.approx(algorithm.epsilon(plan).value, rel=5e-3)
+
+    def test_what_a_side_release_moves_needs_a_start_value(self) -> None:
+        release = algorithm_settings("dpsgd_global_adapt").build().side_release
+        with pytest.raises(EquidpError, match=r"StrictBoundCount moves strict_clip_norm.*`initial`"):
+            Algorithm(name="mine", weights=FlatClip(), initial={"clip_norm": 1.0}, side_release=release)
 
     def test_sgd_has_no_events_and_no_figure(self) -> None:
         plan = Plan(400, 20, 4, 2, 1e-5, 0.0)

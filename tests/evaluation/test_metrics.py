@@ -18,6 +18,7 @@ from equidp.evaluation.metrics import (
     diverged,
     evaluate,
     flat_metrics,
+    learnt_nothing,
     metrics_document,
     slug,
     unique_slugs,
@@ -219,6 +220,14 @@ def test_beside_a_baseline_that_diverged_nothing_has_a_cost(binary):
     assert set(cost["overall"].values()) == {None}
     assert {value for sex in cost["groups"]["sex"].values() for value in sex.values()} == {None}
     assert not [name for name in flat_metrics(metrics_document(private, lost)) if name.startswith("cost_of_privacy")]
+
+
+def test_a_model_that_puts_all_into_one_class_has_learnt_nothing_however_accurate(binary):
+    scores, labels, _ = binary
+    frequent = np.eye(2)[np.full(len(labels), np.bincount(labels).argmax())]
+    assert learnt_nothing(evaluate(frequent, labels, {}, classes=CLASSES))
+    assert not learnt_nothing(evaluate(np.eye(2)[labels], labels, {}, classes=CLASSES))
+    assert not learnt_nothing(evaluate(np.full_like(scores, np.nan), labels, {}, classes=CLASSES))  # it has diverged
 
 
 def test_a_gap_needs_two_groups():

@@ -142,6 +142,14 @@ def test_one_run_shows_its_baseline_and_its_headline(sample):
     assert [trace["name"] for trace in bars["data"]] == ["sgd", "dpsgd_f"]
 
 
+def test_a_baseline_that_guesses_is_said_as_privacy_looks_free_beside_it(sample, page):
+    assert "has learnt nothing" not in page.text
+    guessing = sample.documents["sgd"] | {"overall": sample.documents["sgd"]["overall"] | {"mcc": 0.0}}
+    documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"baseline": guessing}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "The non-private baseline of dpsgd has learnt nothing" in text
+
+
 def test_research_mode_is_announced_once_and_secure_mode_is_not(sample, page):
     notes = [attrs for tag, attrs in page.tags if attrs.get("class") == "warning"]
     assert len(notes) == 2  # one seed for both algorithms; and one published figure that understates

@@ -109,7 +109,7 @@ def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
 
 def test_missing_values_are_refused_or_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = ("p1,ill,A,50,f,30", "p2,well,?,60,f,30", "p3,well,B,NA,f,30")
-    with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'ward': '\?'"):
+    with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'ward': a value is missing; .*`missing: drop`"):
         read(tmp_path, *rows)
     assert len(read(tmp_path, *rows, missing="drop")) == 1
     assert "2 of 3 rows miss a feature or the label and are left out" in caplog.text
@@ -135,6 +135,12 @@ def test_missing_values_are_refused_or_dropped(tmp_path: Path, caplog: pytest.Lo
 def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
         read(tmp_path, row)
+
+
+def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
+    groups = {"sex": {"categories": ["f", "m"]}}
+    with pytest.raises(EquidpError, match=r"give one of f, m, or declare the grouping with `unknown: true`\.$"):
+        read(tmp_path, "p,ill,A,50,,30", groups=groups)
 
 
 @pytest.mark.parametrize(

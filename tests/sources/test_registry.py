@@ -8,9 +8,10 @@ import pytest
 import torch
 from tests.sources.tiny import CSV_OPTIONS, WRITERS, write_tiny
 
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import DataSettings, PrivacySettings
-from equidp.sources import SOURCES, source
+from equidp.records import Records
+from equidp.sources import SOURCES, RawFiles, Source, source
 from equidp.sources.splitting import split
 
 DTYPES = {"tabular": torch.float32, "image": torch.uint8, "text": torch.int64}
@@ -55,6 +56,21 @@ def test_misspelt_names_are_answered_with_the_nearest() -> None:
         source("adult", {"verfy": False})
     with pytest.raises(EquidpError, match=r"data option of dataset 'adult' 'verify' is not valid: .*given: 'maybe'"):
         source("adult", {"verify": "maybe"})
+
+
+def test_a_name_with_a_comma_is_listed_in_quotes_as_it_would_read_as_two() -> None:
+    assert unknown_name("ward", "ENT", ["ENT, eyes", "surgery"]).message.endswith("Valid: 'ENT, eyes', surgery.")
+
+
+def test_a_source_that_names_no_files_is_told_what_it_lacks(tmp_path: Path) -> None:
+    class Made(Source):
+        name = "made"
+
+        def read(self, files: RawFiles) -> Records:
+            raise NotImplementedError
+
+    with pytest.raises(EquidpError, match=r"Source 'made' names no files: give its class `layouts`, or a `search`"):
+        Made().locate(tmp_path)
 
 
 def test_split_levels_have_the_datasets_own_words() -> None:

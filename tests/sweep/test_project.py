@@ -121,7 +121,7 @@ def test_custom_is_swept_by_its_parts_and_their_settings(here: Project):
         ("custom", {"custom.weights": "psac"}, "Did you mean 'psasc'"),
         ("custom", {"custom.weights.name": "psasc", "custom.weights.scal": 1}, "Did you mean 'scale'"),
         ("custom", {"custom.weights": "unit"}, "no bound on what one record adds"),
-        ("custom", {"custom.options.weights": "psasc"}, "Unknown setting of custom 'options'"),
+        ("custom", {"custom.options.weights": "psasc"}, "stand below custom itself, as custom.weights"),
         ("dpsgd", {"model.name": "mlp", "model.options.hidden": [64, "wide"]}, "'hidden.1' is not valid"),
     ],
 )

@@ -78,6 +78,8 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
         return kind(**(options or {}))
     except ValidationError as error:
         first, why = refusal_of(error)
-        where = ".".join([place, *map(str, first["loc"][:1])])
+        at = [str(part) for part in first["loc"]]
+        nested = bool(at) and isinstance((options or {}).get(at[0]), Mapping)  # `custom.initial` has names below it
+        where = ".".join([place, *at[: 1 + nested]])
         given = f"={first['input']!r}" if first["loc"] else ""
         raise EquidpError(f"{where}{given} is not valid: {why}.") from error

@@ -47,6 +47,7 @@ from equidp.engine.parts import (
     WeightRule,
 )
 from equidp.errors import EquidpError, unknown_name
+from equidp.options import refusal_of
 
 PARTS: dict[str, dict[str, type[Part]]] = {
     "sampler": {"poisson": PoissonSampler, "full_batch": FullBatch, "importance": ImportanceSampler},
@@ -92,7 +93,11 @@ def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
         EquidpError: for a name, a setting or a value that does not exist.
     """
     settings = dict(choice)
-    name = settings.pop("name", None)
+    if "name" not in settings:
+        raise EquidpError(
+            f"custom.{kind} has no name: give custom.{kind}.name, one of {', '.join(sorted(PARTS[kind]))}."
+        )
+    name = settings.pop("name")
     if name not in PARTS[kind]:
         raise unknown_name(f"custom.{kind}.name", name, PARTS[kind])
     part = PARTS[kind][name]
@@ -102,9 +107,10 @@ def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
     try:
         return part(**settings)
     except ValidationError as error:
-        first = error.errors()[0]
+        first, why = refusal_of(error)
         where = ".".join([f"custom.{kind}", *map(str, first["loc"][:1])])
-        raise EquidpError(f"{where}={first['input']!r} is not valid: {first['msg']}.") from error
+        given = f"={first['input']!r}" if first["loc"] else ""
+        raise EquidpError(f"{where}{given} is not valid: {why}.") from error
 
 
 class Custom(AlgorithmSettings):

@@ -103,6 +103,11 @@ class Algorithm:
                 f"{self.name}: the weight rule {type(self.weights).__name__} needs {', '.join(sorted(missing))}, which "
                 f"no part provides. Set it in the options, or choose a sampler or side release that gives it."
             )
+        if side is not None and (unset := side.steers - set(self.initial)):
+            raise EquidpError(
+                f"{self.name}: the side release {type(side).__name__} moves {', '.join(sorted(unset))} from step to "
+                "step, and there is no value to start from: give the algorithm one in `initial`."
+            )
         if not math.isfinite(float(self.weights.bound(self._example_values()).max())):
             raise EquidpError(
                 f"{self.name}: the weight rule {type(self.weights).__name__} has no bound on what one record adds, so "

@@ -118,6 +118,15 @@ def diverged(figures: Mapping) -> bool:
     return bool(figures["overall"]["count"]) and figures["overall"]["loss"] is None
 
 
+def learnt_nothing(figures: Mapping) -> bool:
+    """Whether these results of `evaluate` are of a model that guesses: its classes do not go with the labels at all.
+
+    A model that puts every record into the most frequent class has an MCC of 0 exactly, however high its accuracy.
+    """
+    mcc = figures.get("overall", {}).get("mcc")
+    return mcc is not None and mcc <= 0 and not diverged(figures)
+
+
 def metrics_document(private: Mapping, baseline: Mapping | None) -> dict:
     """The content of `metrics.json`: the private model's figures, the baseline's, and the cost of privacy between them.
 

@@ -22,6 +22,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from equidp.evaluation.metrics import learnt_nothing
 from equidp.notebooks import without_ipython
 from equidp.reporting import figures, tables
 from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode, understated
@@ -285,6 +286,12 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     found += [several] if len(doubtful) > 1 else doubtful.values()
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
+    guessing = [name for name, document in documents.items() if learnt_nothing(document.get("baseline") or {})]
+    if guessing:
+        found.append(
+            f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as where "
+            "all records are put into one class. Beside it privacy looks free: costs and gaps near 0 say nothing here."
+        )
     for name, document in documents.items():
         if lost := document.get("diverged"):
             found.append(

@@ -76,6 +76,11 @@ class Source(ABC):
 
     def wanted(self, raw_dir: Path) -> Published:
         """The file to ask for: the first missing one of a layout that was begun, else of the provider's own."""
+        if not self.layouts:
+            raise EquidpError(
+                f"Source {self.name!r} names no files: give its class `layouts`, or a `search` that finds them; for "
+                'data that are made in `read` it returns RawFiles({}, "made").'
+            )
         begun = [layout for layout in self.layouts if any(find(raw_dir, file) for file in layout)]
         layout = (begun or self.layouts)[0]
         return next(file for file in layout if find(raw_dir, file) is None)

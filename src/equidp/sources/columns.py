@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from equidp.errors import EquidpError, missing_column, unknown_name
+from equidp.errors import EquidpError, listed_names, missing_column, unknown_name
 from equidp.sources.files import content
 
 
@@ -96,8 +96,8 @@ def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
             raise missing_column(where, name, frame.columns)
 
 
-def codes(column: pd.Series, categories: Sequence[str], where: str) -> Tensor:
-    """Position of each value in the declared categories, int64 `[N]`.
+def codes(column: pd.Series, categories: Sequence[str], where: str, *, otherwise: str = "") -> Tensor:
+    """Position of each value in the declared categories, int64 `[N]`; `otherwise`: as for `numbers`.
 
     Raises:
         EquidpError: an undeclared value; the message names file, row and column.
@@ -108,7 +108,7 @@ def codes(column: pd.Series, categories: Sequence[str], where: str) -> Tensor:
         bad = int(np.argmax(found < 0))
         place = f"{where}, row {column.index[bad]}, column {column.name!r}:"
         if _is_absent(column.iloc[bad]):
-            raise EquidpError(f"{place} a category is missing; give one of {', '.join(categories)}.")
+            raise EquidpError(f"{place} a category is missing; give one of {listed_names(categories)}{otherwise}.")
         raise unknown_name(f"category in {place}", column.iloc[bad], categories)
     return torch.from_numpy(found)
 

@@ -118,8 +118,6 @@ class Csv(Source):
     def _without_missing(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         needed = [self.options.label, *self.options.features]
         require(frame, needed, where)
-        if self.options.missing == "error":
-            return frame
 
         def absent_in(column: pd.Series) -> pd.Series:
             """A declared category may be called `none`: what is declared is never missing."""
@@ -128,6 +126,13 @@ class Csv(Source):
             return column.str.lower().isin(MISSING - {name.lower() for name in named})
 
         absent = frame[needed].apply(absent_in)
+        if self.options.missing == "error":
+            for name in absent.columns[absent.any()]:
+                raise EquidpError(
+                    f"{where}, row {absent[name].idxmax()}, column {name!r}: a value is missing; give it, or leave all "
+                    "such rows out by `missing: drop` among the dataset's options."
+                )
+            return frame
         complete = frame[~absent.any(axis=1)]
         if complete.empty:
             raise EquidpError(f"{where}: every row misses a feature or the label; declare fewer columns.")

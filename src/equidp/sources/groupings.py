@@ -70,9 +70,9 @@ class Grouping(BaseModel):
         return ids
 
     def _known_ids(self, column: pd.Series, where: str) -> Tensor:
-        if self.categories:
-            return codes(column, self.categories, where)
         otherwise = "" if self.unknown else ", or declare the grouping with `unknown: true`"
+        if self.categories:
+            return codes(column, self.categories, where, otherwise=otherwise)
         return band_ids(numbers(column, self.minimum, self.maximum, where, otherwise=otherwise), self.edges)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, metrics_document
+from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, learnt_nothing, metrics_document
 from equidp.parameters import DataSettings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.records import Records
@@ -39,6 +39,12 @@ def cost_against_baseline(
         )
     if diverged(evaluation):
         logger.warning("The private model diverged, every prediction counts as wrong: lower training.learning_rate.")
+    if learnt_nothing(baseline):
+        logger.warning(
+            "The non-private baseline has learnt nothing (its MCC is not above 0: it may put all test records into one "
+            "class), so that privacy looks free beside it: give it more training.epochs, a learning rate of its own by "
+            "--params=sgd.options.learning_rate=1, or training.class_weights where a class is rare."
+        )
     document = metrics_document(evaluation, baseline)
     if not diverged(baseline):
         groups = group_arrays(test, DataSettings(**data).groups)

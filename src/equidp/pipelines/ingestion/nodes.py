@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import secrets
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from equidp.reporting.figures import group_counts
 from equidp.sources import Source, source
 from equidp.sources.labelling import group_table
 from equidp.sources.splitting import split
+
+logger = logging.getLogger(__name__)
 
 ENCODING = 3
 """Raised with every change of what all sources share: records that were kept are then encoded anew."""
@@ -87,6 +90,12 @@ def split_records(
     settings = DataSettings(**data)
     needed = any(algorithm_settings(name, options).build().needs_public for name, options in algorithms.items())
     public = settings.public_fraction if settings.public_fraction is not None else needed * PUBLIC_FRACTION
+    if records.unit is not None and records.part is None and settings.split_unit == "record":
+        logger.warning(
+            "data.split_by=%s: records that belong together (one person's, say) may both train and test, and figures "
+            "of the test part are then too good. Set data.split_by=unit.",
+            settings.split_by,
+        )
     parts = split(
         records,
         seed=seed,

@@ -66,6 +66,12 @@ def plan_training(
             "units" if wanted.by_unit else "records",
             0.1 / plan.records,
         )
+    if chosen.private and train.unit is not None and not wanted.by_unit:
+        logger.warning(
+            "%s: ε will be for one record. These data tell which records belong together (one person's, say), and for "
+            "all of them at once it is larger: to protect them together set privacy.unit=unit and data.split_by=unit.",
+            algorithm,
+        )
     tracking.log_params(
         algorithm,
         {
