@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from equidp import __version__
 from equidp.algorithms import algorithm_settings
 from equidp.engine.trainer import choose_device
+from equidp.errors import EquidpError
 from equidp.models import features, model_features
 from equidp.models.features import is_raw_image
 from equidp.parameters import DataSettings
@@ -87,6 +88,7 @@ def split_records(
     records: Records, data: dict[str, Any], seed: int, algorithms: dict[str, Any]
 ) -> tuple[Records, Records, Records]:
     """Training, test and public part. A public part is set aside only if an algorithm of this run needs one."""
+    _refuse_not_finite(records)
     settings = DataSettings(**data)
     needed = any(algorithm_settings(name, options).build().needs_public for name, options in algorithms.items())
     public = settings.public_fraction if settings.public_fraction is not None else needed * PUBLIC_FRACTION
@@ -106,6 +108,18 @@ def split_records(
         evaluate_on=settings.evaluate_on,
     )
     return parts.train, parts.test, parts.public
+
+
+def _refuse_not_finite(records: Records) -> None:
+    """Such a record has no finite gradient, and would weigh nothing in training without a word."""
+    if not records.features.is_floating_point():
+        return
+    finite = records.features.flatten(1).isfinite().all(1)
+    if not finite.all():
+        raise EquidpError(
+            f"Record {int(finite.int().argmin())} of dataset {records.schema.name!r}, counted from 0, has a feature that is "
+            "no finite number; mend the file or its source."
+        )
 
 
 def label_groups(train: Records, test: Records, public: Records, data: dict[str, Any]) -> pd.DataFrame:
