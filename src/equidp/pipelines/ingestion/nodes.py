@@ -117,8 +117,8 @@ def _refuse_not_finite(records: Records) -> None:
     finite = records.features.flatten(1).isfinite().all(1)
     if not finite.all():
         raise EquidpError(
-            f"Record {int(finite.int().argmin())} of dataset {records.schema.name!r}, counted from 0, has a feature that is "
-            "no finite number; mend the file or its source."
+            f"Record {int(finite.int().argmin())} of dataset {records.schema.name!r}, counted from 0, has a feature "
+            "that is no finite number; mend the file or its source."
         )
 
 
