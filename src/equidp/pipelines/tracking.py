@@ -68,8 +68,8 @@ REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 BATCH, MOST_METRICS = 100, 1000
 """MLflow takes at most so many params, and so many metrics, at once."""
 
-DIGEST_LENGTH = 36
-"""MLflow takes no more of a dataset's fingerprint."""
+DIGEST_LENGTH = 8
+"""Of a dataset's fingerprint in MLflow's list of runs, as of MLflow's own; the tag has all of it."""
 
 SECONDS_BETWEEN_ROWS = 1.0
 
