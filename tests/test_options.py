@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, model_validator
 
 from equidp.errors import EquidpError
-from equidp.options import RATIO, Widths, checked_options
+from equidp.options import RATIO, Declared, Widths, checked_options
 
 
 class Round(BaseModel):
@@ -60,3 +60,16 @@ def test_lists_may_be_typed_on_one_line(given: Any) -> None:
 def test_what_is_wrong_is_named(given: dict, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
         checked_options(Settings, given, "option")
+
+
+def test_true_is_no_number_where_a_number_is_meant() -> None:
+    class Given(Declared):
+        size: int = 3
+        rate: float | Literal["half"] | None = None
+        flag: bool = False
+        either: bool | int = 0
+
+    for name in ("size", "rate"):
+        with pytest.raises(EquidpError, match=rf"'{name}' is not valid: true and false are no numbers \(given: True\)"):
+            checked_options(Given, {name: True}, "option")
+    assert checked_options(Given, {"flag": True, "either": True}, "option") == Given(flag=True, either=True)

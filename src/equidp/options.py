@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from equidp.errors import EquidpError, unknown_name
 
 Settings = TypeVar("Settings", bound=BaseModel)
+
+
+class Declared(BaseModel):
+    """A block of settings; frozen, and refusing names that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and bool not in kinds and kinds & {int, float}:
+            raise ValueError("true and false are no numbers")  # pydantic would take them for 1 and 0
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a setting may have, whatever is said about them besides."""
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for one in get_args(annotation) for kind in _kinds(one)}
+    return _kinds(get_args(annotation)[0]) if get_origin(annotation) is Annotated else {annotation}
 
 
 def listed(value: Any) -> Any:

@@ -28,7 +28,7 @@ from equidp.engine.parts import HUGE, Positive
 from equidp.engine.trainer import OPTIMIZERS
 from equidp.errors import EquidpError, unknown_name
 from equidp.models import MODELS, model_options
-from equidp.options import listed, refusal_of
+from equidp.options import Declared, listed, refusal_of
 from equidp.sources import SOURCES, source
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
@@ -38,10 +38,10 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 """Names that become folders: nothing that could leave the project."""
 
 
-class Section(BaseModel):
+class Section(Declared, BaseModel):  # the second for ruff, which knows by it that a default of {} is copied
     """A block of settings; frozen, and refusing keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 RECORDS = {"record", *(kind.unit_names[0] for kind in SOURCES.values())}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from equidp.options import Declared
 
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 
 
-class AuditSettings(BaseModel):
+class AuditSettings(Declared):
     """What is audited and how hard. A count of 0 leaves that attack out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     gradient_canaries: Count = 10_000
     """Canaries with a prescribed gradient each; fewer than some thousands find no ordinary fault."""

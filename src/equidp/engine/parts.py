@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from equidp.engine.budget import Budget
@@ -38,7 +38,7 @@ from equidp.engine.noise import RandomSource
 from equidp.engine.plan import Plan, Segment
 from equidp.engine.poisson import poisson_sample
 from equidp.engine.sampling import Batch, Population
-from equidp.options import RATIO
+from equidp.options import RATIO, Declared
 
 if TYPE_CHECKING:
     from equidp.engine.algorithm import Algorithm
@@ -58,10 +58,10 @@ Positive = Annotated[float, Field(gt=0, le=HUGE)]
 """Bounds, factors and rates; beyond what any run needs, single precision overflows."""
 
 
-class Part(BaseModel):
+class Part(Declared):
     """A frozen, validated piece of an algorithm. Its fields are its settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
     @property
     def released(self) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.options import Declared
 from equidp.records import Schema
 
 SIGMOID_SETTINGS = frozenset({"scale", "temperature", "offset"})
 
 
-class ModelOptions(BaseModel):
+class ModelOptions(Declared):
     """Options every model has (`model.options.*`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(protected_namespaces=(), use_attribute_docstrings=True)
 
     activation: Literal["relu", "tanh", "tempered_sigmoid"] = "relu"
     """Between layers. `tempered_sigmoid` is φ(x) = s/(1 + e^(−T·x)) − o (Papernot et al. 2021)."""

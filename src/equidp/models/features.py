@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from equidp.errors import EquidpError, unknown_name
-from equidp.options import checked_options
+from equidp.options import Declared, checked_options
 from equidp.records import Records, Schema
 
 logger = logging.getLogger(__name__)
@@ -33,10 +33,8 @@ IMAGENET_SD = (0.229, 0.224, 0.225)
 BACKBONE_FEATURE = "backbone."
 
 
-class FeatureOptions(BaseModel):
+class FeatureOptions(Declared):
     """Options of a feature map; frozen, unknown names refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class FeatureMap(nn.Module):

@@ -8,25 +8,22 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from equidp.errors import EquidpError, unknown_name
 from equidp.network import attempt
-from equidp.options import checked_options
+from equidp.options import Declared, checked_options
 from equidp.records import Records
 from equidp.sources.files import Published, RawFiles, find, fingerprint, missing, verified
 
 
-class SourceOptions(BaseModel):
+class SourceOptions(Declared):
     """Options every source has (`data.options.*`).
 
     Attributes:
         verify: compare files with the checksums the provider's files have.
         download: fetch missing files with the provider's own client.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     verify: bool = True
     download: bool = True

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 import torch
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from equidp.errors import EquidpError
+from equidp.options import Declared
 from equidp.sources.columns import band_ids, bands, codes, numbers, require
 
 UNKNOWN = "unknown"
@@ -17,7 +18,7 @@ MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", UNKNOWN})
 """How tables write that a value is not there, compared in lower case."""
 
 
-class Grouping(BaseModel):
+class Grouping(Declared):
     """One declared grouping.
 
     Attributes:
@@ -27,8 +28,6 @@ class Grouping(BaseModel):
         minimum, maximum: bounds of the numbers.
         unknown: missing values form a group of their own, `unknown`, instead of being an error.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     column: str = ""
     categories: tuple[str, ...] = ()

@@ -21,9 +21,10 @@ from typing import Annotated, Any
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from equidp.errors import EquidpError, unknown_name
+from equidp.options import Declared
 
 Values = tuple[str | int | float, ...]
 
@@ -52,10 +53,10 @@ def as_seeds(value: Any) -> Any:
     return seeds
 
 
-class Grid(BaseModel):
+class Grid(Declared):
     """One grid, or a union of grids."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     about: str = ""
     """What it shows."""
