@@ -239,26 +239,28 @@ presets:
 """
 
 
-def test_where_units_are_protected_a_delta_is_measured_by_their_number(project, caplog):
-    """Of 30 persons with two rows each 24 train."""
+@pytest.fixture
+def clinic(project):
+    """A project with a table of 30 persons with two rows each, whose warnings are heard."""
     rows = "".join(f"{i // 2},0.{i % 10},{'ab'[i % 4 // 2]}\n" for i in range(60))
     (project / "data/01_raw/visits.csv").write_text(f"person,x,y\n{rows}")
     (project / "conf/local/parameters.yml").write_text(VISITS)
     logging.getLogger("equidp").propagate = True
+    return project
+
+
+def test_where_units_are_protected_a_delta_is_measured_by_their_number(clinic, caplog):
+    """Of the 30 persons 24 train."""
     with caplog.at_level(logging.WARNING, "equidp"):
-        kedro_run(project, "dpsgd", dataset="visits")
+        kedro_run(clinic, "dpsgd", dataset="visits")
     assert any("one over the 24 training units:" in record.message for record in caplog.records)
 
 
-def test_units_that_are_neither_protected_nor_kept_whole_are_said(project, caplog):
-    rows = "".join(f"{i // 2},0.{i % 10},{'ab'[i % 4 // 2]}\n" for i in range(60))
-    (project / "data/01_raw/visits.csv").write_text(f"person,x,y\n{rows}")
-    (project / "conf/local/parameters.yml").write_text(VISITS)
-    logging.getLogger("equidp").propagate = True
+def test_units_that_are_neither_protected_nor_kept_whole_are_said(clinic, caplog):
     with caplog.at_level(logging.WARNING, "equidp"):
-        kedro_run(project, "dpsgd", dataset="visits")
+        kedro_run(clinic, "dpsgd", dataset="visits")
         assert "belong together" not in caplog.text
-        kedro_run(project, "dpsgd", dataset="visits", **{"data.split_by": "record", "privacy.unit": "record"})
+        kedro_run(clinic, "dpsgd", dataset="visits", **{"data.split_by": "record", "privacy.unit": "record"})
     assert [r.message.partition(": ")[0] for r in caplog.records if "belong together" in r.message] == [
         "data.split_by=record",
         "dpsgd",  # and nothing of the baseline's
