@@ -17,15 +17,7 @@ from equidp.sources.columns import read_rows, require
 from equidp.sources.csv_table import PARTS, check_group_names
 from equidp.sources.files import Published, RawFiles, digest, find, fingerprint, folder_fingerprint, inside
 from equidp.sources.groupings import Grouping, group_ids, group_names, unit_ids
-from equidp.sources.images import (
-    IMAGENET_MEAN,
-    IMAGENET_SD,
-    OTHER_SUFFIXES,
-    SUFFIXES,
-    decode_all,
-    image_files,
-    unread_images,
-)
+from equidp.sources.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
 
 
 class ImageFolderOptions(SourceOptions):
@@ -107,7 +99,7 @@ class ImageFolder(Source):
             return None
         paths["images"] = folder
         # of those that are not read too, or a kept copy would hide a new .tif
-        prints.append(folder_fingerprint(image_files(folder) + unread_images(folder)))
+        prints.append(folder_fingerprint(image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
         if self.options.metadata:
             inside(raw_dir, self.options.metadata)
             table = find(raw_dir, Published(self.options.metadata.removesuffix(".gz"), ""))
@@ -179,7 +171,7 @@ def _refuse_beside(folder: Path) -> None:
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Image paths with their labels; every class folder must be declared and hold an image."""
-    if unread := unread_images(folder):
+    if unread := image_files(folder, OTHER_SUFFIXES):
         raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
     present = sorted(path.name for path in folder.iterdir() if path.is_dir())
     for name in present:

@@ -88,19 +88,18 @@ def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path
     Raises:
         EquidpError: one is a link that leads nowhere.
     """
-    found = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(suffixes) and not path.is_dir())
+    found = sorted(path for path in folder.rglob("*") if _is_of(path, suffixes) and not path.is_dir())
     if lost := next((path for path in found if not path.exists()), None):
         raise EquidpError(f"{lost} is a link that leads nowhere; mend it, or remove it.")
     return found
 
 
-def unread_images(folder: Path) -> list[Path]:
-    """Images below a folder that are not read: of other kinds, and DICOM files, which often have no suffix."""
-    bare = sorted(path for path in folder.rglob("*") if not path.suffix and path.is_file() and _is_dicom(path))
-    return image_files(folder, OTHER_SUFFIXES) + bare
-
-
-def _is_dicom(path: Path) -> bool:
+def _is_of(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file is of one of these kinds, by its name; a DICOM file often has no suffix, and is a `.dcm`."""
+    if path.name.lower().endswith(suffixes):
+        return True
+    if path.suffix or ".dcm" not in suffixes or not path.is_file():
+        return False
     with path.open("rb") as stream:
         return stream.read(132)[128:] == b"DICM"
 
