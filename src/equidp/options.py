@@ -75,6 +75,14 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
         raise EquidpError(f"{named} is not valid: {reason}.") from error
 
 
+def not_valid(place: str, error: ValidationError, *, below: int = 1) -> EquidpError:
+    """What pydantic has against a value, named by its place and so many names below that."""
+    first, why = refusal_of(error)
+    where = ".".join([place, *map(str, first["loc"][:below])])
+    given = f"={first['input']!r}" if first["loc"] else ""
+    return EquidpError(f"{where}{given} is not valid: {why}.")
+
+
 def refusal_of(error: ValidationError) -> tuple[ErrorDetails, str]:
     """The first thing that pydantic has against the values, and why, in a user's words.
 

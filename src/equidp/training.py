@@ -106,10 +106,11 @@ def plan_run(
         delta=privacy.delta,
         noise_multiplier=(privacy.noise_multiplier or 0.0) if algorithm.private else 0.0,
     )
-    _refuse_broken_promises(algorithm, algorithm.adapt(plan))
+    adapted = algorithm.adapt(plan)
+    _refuse_broken_promises(algorithm, adapted)
     if algorithm.private and privacy.epsilon is not None:
         return algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
-    return algorithm.adapt(plan)
+    return adapted
 
 
 def _refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:

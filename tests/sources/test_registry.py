@@ -10,6 +10,7 @@ from tests.sources.tiny import CSV_OPTIONS, WRITERS, write_tiny
 
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import DataSettings, PrivacySettings
+from equidp.pipelines.ingestion.nodes import encode_records
 from equidp.records import Records
 from equidp.sources import SOURCES, RawFiles, Source, source
 from equidp.sources.splitting import split
@@ -98,3 +99,19 @@ def test_a_datasets_word_for_its_units_protects_units(name: str, tmp_path: Path)
         by_unit = one.split_level("privacy.unit", word) == "unit"
         assert PrivacySettings(noise_multiplier=1.0, unit=word).by_unit == by_unit
         assert (DataSettings(split_by=word).split_unit == "unit") == by_unit
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_feature_that_is_no_finite_number_is_refused_before_it_weighs_nothing(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"source": "adult", "options": write_tiny("adult", tmp_path)}
+    recipe, _ = encode_records(tmp_path, data, "adult")
+    records = recipe.build()
+    assert records.features.isfinite().all()
+    records.features[7, 0] = value
+    monkeypatch.setattr(SOURCES["adult"], "read", lambda self, files: records)
+    with pytest.raises(
+        EquidpError, match="Record 7 of dataset 'adult', counted from 0, has a feature that is no finite"
+    ):
+        recipe.build()

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equidp.errors import EquidpError
-from equidp.pipelines.ingestion.nodes import split_records
 from equidp.records import Records, Schema
 from equidp.sources.splitting import keep_classes, split, strata
 
@@ -158,13 +157,3 @@ def test_validation_keeps_whole_units_and_the_wanted_counts() -> None:
     parts = split(make(unit_size=8), seed=1, split_by="unit", evaluate_on="validation", keep={"dog": 30})
     assert not set(parts.train.unit.tolist()) & set(parts.test.unit.tolist())
     assert int((parts.train.labels == 1).sum()) == 30
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_feature_that_is_no_finite_number_is_refused_before_it_weighs_nothing(value: float) -> None:
-    data = {"source": "digits", "groups": ["class"]}
-    records = make(40)
-    assert len(split_records(records, data, 0, {})[1]) == 8
-    records.features[7, 0] = value
-    with pytest.raises(EquidpError, match="Record 7 of dataset 'zoo', counted from 0, has a feature that is no finite"):
-        split_records(records, data, 0, {})

@@ -28,8 +28,8 @@ from equidp.algorithms.sa_dpsgd import SADPSGD
 from equidp.algorithms.sad_dpsgd import SADDPSGD
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.algorithms.sgd import SGD
-from equidp.errors import EquidpError, unknown_name
-from equidp.options import refusal_of
+from equidp.errors import unknown_name
+from equidp.options import not_valid
 
 __all__ = ["ALGORITHMS", "PARTS", "AlgorithmSettings", "algorithm_settings"]
 
@@ -77,9 +77,8 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
     try:
         return kind(**(options or {}))
     except ValidationError as error:
-        first, why = refusal_of(error)
-        at = [str(part) for part in first["loc"]]
-        nested = bool(at) and isinstance((options or {}).get(at[0]), Mapping)  # `custom.initial` has names below it
-        where = ".".join([place, *at[: 1 + nested]])
-        given = f"={first['input']!r}" if first["loc"] else ""
-        raise EquidpError(f"{where}{given} is not valid: {why}.") from error
+        at = error.errors()[0]["loc"]
+        nested = bool(at) and isinstance(
+            (options or {}).get(str(at[0])), Mapping
+        )  # `custom.initial` has names below it
+        raise not_valid(place, error, below=1 + nested) from error

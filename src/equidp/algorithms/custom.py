@@ -47,7 +47,7 @@ from equidp.engine.parts import (
     WeightRule,
 )
 from equidp.errors import EquidpError, unknown_name
-from equidp.options import refusal_of
+from equidp.options import not_valid
 
 PARTS: dict[str, dict[str, type[Part]]] = {
     "sampler": {"poisson": PoissonSampler, "full_batch": FullBatch, "importance": ImportanceSampler},
@@ -107,10 +107,7 @@ def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
     try:
         return part(**settings)
     except ValidationError as error:
-        first, why = refusal_of(error)
-        where = ".".join([f"custom.{kind}", *map(str, first["loc"][:1])])
-        given = f"={first['input']!r}" if first["loc"] else ""
-        raise EquidpError(f"{where}{given} is not valid: {why}.") from error
+        raise not_valid(f"custom.{kind}", error) from error
 
 
 class Custom(AlgorithmSettings):

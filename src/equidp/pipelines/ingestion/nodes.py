@@ -50,7 +50,19 @@ def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tupl
     for algorithm in tracking.tracked():
         tracking.log_tags(algorithm, {"raw_fingerprint": files.fingerprint})
         tracking.log_dataset(algorithm, dataset, files.fingerprint, raw_folder)
-    return Recipe(key, lambda: chosen.read(files)), provenance
+    return Recipe(key, lambda: _finite(chosen.read(files))), provenance
+
+
+def _finite(records: Records) -> Records:
+    """The records. One with a feature that is not finite has no finite gradient: it would silently weigh nothing."""
+    if records.features.is_floating_point():
+        finite = records.features.flatten(1).isfinite().all(1)
+        if not finite.all():
+            raise EquidpError(
+                f"Record {int(finite.int().argmin())} of dataset {records.schema.name!r}, counted from 0, has a "
+                "feature that is no finite number; mend the file or its source."
+            )
+    return records
 
 
 def _code_digest(chosen: Source) -> str:
@@ -88,7 +100,6 @@ def split_records(
     records: Records, data: dict[str, Any], seed: int, algorithms: dict[str, Any]
 ) -> tuple[Records, Records, Records]:
     """Training, test and public part. A public part is set aside only if an algorithm of this run needs one."""
-    _refuse_not_finite(records)
     settings = DataSettings(**data)
     needed = any(algorithm_settings(name, options).build().needs_public for name, options in algorithms.items())
     public = settings.public_fraction if settings.public_fraction is not None else needed * PUBLIC_FRACTION
@@ -108,18 +119,6 @@ def split_records(
         evaluate_on=settings.evaluate_on,
     )
     return parts.train, parts.test, parts.public
-
-
-def _refuse_not_finite(records: Records) -> None:
-    """Such a record has no finite gradient, and would weigh nothing in training without a word."""
-    if not records.features.is_floating_point():
-        return
-    finite = records.features.flatten(1).isfinite().all(1)
-    if not finite.all():
-        raise EquidpError(
-            f"Record {int(finite.int().argmin())} of dataset {records.schema.name!r}, counted from 0, has a feature "
-            "that is no finite number; mend the file or its source."
-        )
 
 
 def label_groups(train: Records, test: Records, public: Records, data: dict[str, Any]) -> pd.DataFrame:
