@@ -37,6 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.engine.ledger import Ledger
+from equidp.engine.losses import CrossEntropy
 from equidp.engine.noise import SeededRandom
 from equidp.engine.parts import Plan
 from equidp.engine.poisson import poisson_sample
@@ -110,7 +111,7 @@ class Bench:
         """A trainer on a copy of the model."""
         return Trainer(
             model=copy.deepcopy(self.model),
-            loss=cross_entropy,
+            loss=CrossEntropy(),
             algorithm=algorithm_settings(algorithm).build(),
             plan=self.plan,
             population=Population(self.records, self.records.labels),

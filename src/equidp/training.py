@@ -31,6 +31,7 @@ from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer, life_of
 from equidp.engine.journal import BLOCK, unless_in_use
 from equidp.engine.ledger import Epsilon, Event, Ledger, counted, epsilon, merged
+from equidp.engine.losses import CrossEntropy
 from equidp.engine.noise import RandomSource, SeededRandom, derived_seed
 from equidp.engine.parts import Public, WeightRule, scheduled, tensors
 from equidp.engine.plan import Plan
@@ -164,14 +165,14 @@ def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], devic
         EquidpError: there is not one weight for each class.
     """
     if weights is None:
-        return nn.CrossEntropyLoss(reduction="none")
+        return CrossEntropy()
     if len(weights) != len(classes):
         raise EquidpError(
             f"training.class_weights has {len(weights)} numbers; give one for each of the {len(classes)} classes, in "
             f"this order: {', '.join(classes)}."
         )
     scale = torch.tensor(weights, device=device)
-    plain = nn.CrossEntropyLoss(reduction="none")
+    plain = CrossEntropy()
     return lambda outputs, labels: plain(outputs, labels) * scale[labels]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.engine.layers import Call, Site, fallback, sites
+from equidp.engine.losses import KnowsGradient
 from equidp.engine.probe import probe
 from equidp.engine.recording import Recorder, Recordings
 from equidp.engine.terms import Term, Units, materialised_norms, unit_norms
@@ -30,6 +31,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 Precision = Literal["float32", "bf16"]
 Iterate = tuple[Tensor | None, float]
 
+NOTHING = contextlib.nullcontext()
 _BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -71,6 +73,9 @@ class GradientEngine:
         self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
         if self.device.type != "cpu" or any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
             self._convolutions = []  # torch's GroupNorm is up to ten times slower on channels-last images
+        # autocast would give the loss half precision, and a fallback rule wants snapshots
+        alone = len(self.sites) == 1 and self.sites[0].rule is not fallback
+        self._closed = alone and precision == "float32" and isinstance(loss, KnowsGradient)
         self._sizes = [p.numel() for p in self.parameters]
         self.dimension = sum(self._sizes)
         self.losses: Tensor | None = None
@@ -245,19 +250,19 @@ class GradientEngine:
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def _forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        half, device = self.precision == "bf16", self.device.type
-        nothing = contextlib.nullcontext()
-        with (
-            torch.autocast(device, torch.bfloat16) if half else nothing,
-            self._channels_last() if self._convolutions else nothing,
-        ):
-            losses = self.loss(self.model(features), labels)
+        with torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else NOTHING:
+            losses = self.loss(self._outputs(features), labels)
         if losses.shape != (len(features),):
             raise EquidpError(
                 f"The loss has shape {tuple(losses.shape)} for {len(features)} records; it must be one number per "
                 "record (reduction='none')."
             )
         return losses
+
+    def _outputs(self, features: Tensor) -> Tensor:
+        with self._channels_last() if self._convolutions else NOTHING:
+            outputs: Tensor = self.model(features)
+        return outputs
 
     @contextlib.contextmanager
     def _channels_last(self) -> Iterator[None]:
@@ -280,12 +285,43 @@ class GradientEngine:
     def _one_pass(
         self, features: Tensor, labels: Tensor, coefficient: float, keep_losses: bool
     ) -> list[tuple[Site, Call]]:
-        tape = _Tape(self.sites, len(features))
-        with tape, torch.enable_grad():
-            losses = self._forward(features, labels)
+        found = self._closed_pass(features, labels) if self._closed else None
+        if found is None:
+            tape = _Tape(self.sites, len(features))
+            with tape, torch.enable_grad():
+                losses = self._forward(features, labels)
+            found = losses.detach(), tape.calls(losses)
+        losses, calls = found
         if keep_losses or self.losses is None:
-            self.losses = losses.detach()
-        return tape.calls(losses, coefficient)
+            self.losses = losses
+        return calls if coefficient == 1 else [(site, call.times(coefficient)) for site, call in calls]
+
+    def _closed_pass(self, features: Tensor, labels: Tensor) -> tuple[Tensor, list[tuple[Site, Call]]] | None:
+        """Losses and calls without autograd, for a model of one trainable layer whose output goes straight to the loss.
+
+        None, once and for all, where it goes elsewhere.
+        """
+        assert isinstance(self.loss, KnowsGradient)
+        (site,) = self.sites
+        seen: list[tuple[tuple[Tensor, ...], tuple[int, ...], Tensor, int]] = []
+
+        def book(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if torch.is_grad_enabled():  # elsewhere the model asks for no gradient
+                _check_call(site, inputs, output, len(features))
+                seen.append((inputs, _versions(inputs), output, output._version))
+
+        hook = site.layer.register_forward_hook(book)
+        try:
+            with torch.enable_grad():
+                outputs = self._outputs(features)
+        finally:
+            hook.remove()
+        if len(seen) == 1 and seen[0][2] is outputs and seen[0][3] == outputs._version:
+            _refuse_changed(site, *seen[0][:2])
+            if found := self.loss.with_gradient(outputs, labels):
+                return found[0], [(site, Call(seen[0][0], found[1], {}))]
+        self._closed = False
+        return None
 
     @contextlib.contextmanager
     def _parameters_at(self, values: Tensor | None) -> Iterator[None]:
@@ -362,28 +398,16 @@ class _Tape:
         def book(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
-            self._check(site, inputs, output)
+            _check_call(site, inputs, output, self._records)
             fresh = None if output.requires_grad else output.detach().requires_grad_()
             kept = tuple(x.detach() for x in inputs)
             edge = get_gradient_edge(output if fresh is None else fresh)
-            self._entries.append((site, kept, tuple(x._version for x in kept), edge))
+            self._entries.append((site, kept, _versions(kept), edge))
             return fresh
 
         return book
 
-    def _check(self, site: Site, inputs: tuple[Any, ...], output: Any) -> None:
-        if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
-            raise EquidpError(
-                f"Layer {site.name!r} ({type(site.layer).__name__}) must map tensors given by position to one tensor; "
-                "write it from Linear, Conv2d, GroupNorm, LayerNorm or Embedding layers."
-            )
-        if any(not x.dim() or len(x) != self._records for x in (*inputs, output)):
-            raise EquidpError(
-                f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {self._records} "
-                "records; records must stay along the first dimension."
-            )
-
-    def calls(self, losses: Tensor, coefficient: float) -> list[tuple[Site, Call]]:
+    def calls(self, losses: Tensor) -> list[tuple[Site, Call]]:
         """One backward pass to the layers' outputs."""
         if not self._entries:
             return []
@@ -392,12 +416,32 @@ class _Tape:
         backprops = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if losses.requires_grad else []
         found = []
         for (site, inputs, versions, _), backprop in zip(self._entries, backprops, strict=False):
-            if tuple(x._version for x in inputs) != versions:
-                raise EquidpError(f"The input of layer {site.name!r} is changed in place after use; copy it first.")
+            _refuse_changed(site, inputs, versions)
             if backprop is not None:
-                backprop = backprop if coefficient == 1 else backprop * coefficient
                 found.append((site, Call(inputs, backprop, _snapshot(site))))
         return found
+
+
+def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -> None:
+    if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
+        raise EquidpError(
+            f"Layer {site.name!r} ({type(site.layer).__name__}) must map tensors given by position to one tensor; "
+            "write it from Linear, Conv2d, GroupNorm, LayerNorm or Embedding layers."
+        )
+    if any(not x.dim() or len(x) != records for x in (*inputs, output)):
+        raise EquidpError(
+            f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {records} "
+            "records; records must stay along the first dimension."
+        )
+
+
+def _versions(inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
+    return tuple(x._version for x in inputs)
+
+
+def _refuse_changed(site: Site, inputs: tuple[Tensor, ...], versions: tuple[int, ...]) -> None:
+    if _versions(inputs) != versions:
+        raise EquidpError(f"The input of layer {site.name!r} is changed in place after use; copy it first.")
 
 
 def all_finite(norms: Tensor) -> bool:

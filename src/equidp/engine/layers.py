@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,10 @@ class Call:
     inputs: tuple[Tensor, ...]
     backprop: Tensor
     parameters: Mapping[str, Tensor]
+
+    def times(self, coefficient: float) -> Call:
+        """This call with its backprop scaled."""
+        return replace(self, backprop=self.backprop * coefficient)
 
 
 def _exact(values: Tensor) -> Tensor:

@@ -382,7 +382,8 @@ class SideRelease(Part, ABC):
 
 def counts(ids: Tensor, size: int) -> Tensor:
     """`[size]` float32: how often each of `[u]` ids below `size` occurs. `bincount` would wait for a GPU's answer."""
-    return torch.zeros(size, device=ids.device).index_add_(0, ids, torch.ones(len(ids), device=ids.device))
+    one = torch.ones((), device=ids.device)
+    return torch.zeros(size, device=ids.device).index_add_(0, ids, one.expand(len(ids)))
 
 
 def noise_level(level: float | str, plan: Plan) -> float:

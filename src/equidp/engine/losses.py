@@ -1,0 +1,37 @@
+"""Losses of one record each. One that knows its own gradient spares a model of one linear layer all of autograd."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+@runtime_checkable
+class KnowsGradient(Protocol):
+    """A loss that gives its gradient itself; what it gives must be autograd's, to the last bit."""
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` losses of `[b, …]` outputs and `[b]` labels."""
+
+    def with_gradient(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`[b]` losses, and each one's gradient at its own outputs, `[b, …]`; None for outputs of another shape."""
+
+
+class CrossEntropy:
+    """−log softmax(z)_y of each record, z its outputs `[b, K]`, y its class `[b]` int64."""
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` losses."""
+        return F.cross_entropy(outputs, labels, reduction="none")
+
+    def with_gradient(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Losses, and softmax(z) − 1_y, by the operations that autograd would use."""
+        if outputs.dim() != 2 or outputs.dtype != torch.float32:
+            return None
+        logarithms = torch.log_softmax(outputs, 1)
+        losses = F.nll_loss(logarithms, labels, reduction="none")
+        upstream = torch.zeros_like(outputs).scatter_(1, labels.unsqueeze(1), -1.0)
+        return losses, torch.ops.aten._log_softmax_backward_data(upstream, logarithms, 1, outputs.dtype)
