@@ -418,16 +418,6 @@ def test_flat_vectors_go_in_and_out() -> None:
     assert engine.flatten().equal(before)
 
 
-def test_losses_are_kept_per_record() -> None:
-    model, features = mlp()
-    labels = torch.arange(5) % 3
-    engine = GradientEngine(model, cross_entropy)
-    engine.norms(features, labels)
-    close(engine.losses, cross_entropy(model(features), labels))
-    engine.clear()
-    assert engine.losses is None
-
-
 @pytest.mark.parametrize("records", [0, 3])
 def test_norms_and_sums_may_be_changed_in_place_and_differentiated(records) -> None:
     engine = GradientEngine(nn.Linear(4, 3), cross_entropy)

@@ -78,7 +78,6 @@ class GradientEngine:
         self._closed = alone and precision == "float32" and isinstance(loss, KnowsGradient)
         self._sizes = [p.numel() for p in self.parameters]
         self.dimension = sum(self._sizes)
-        self.losses: Tensor | None = None
         self._gradient: Tensor | None = None
         self._units: Units | None = None
         self._terms: dict[nn.Parameter, list[Term]] | None = None
@@ -156,7 +155,6 @@ class GradientEngine:
         rows = self._records if self._units is None else len(self._units.counts)
         if not self._records:
             self._terms = {}
-            self.losses = torch.zeros(0, device=self.device)
             return torch.zeros(rows, device=self.device)
         self._refuse_training_batch_norm()
         calls = self._calls(features, labels, iterates or [(None, 1.0)])
@@ -198,7 +196,6 @@ class GradientEngine:
         """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""
         self.clear()
         if not len(features):
-            self.losses = torch.zeros(0, device=self.device)
             return torch.zeros(self.dimension, device=self.device)
         for parameter in self.parameters:
             parameter.requires_grad_(True)
@@ -211,12 +208,11 @@ class GradientEngine:
         finally:
             for parameter in self.parameters:
                 parameter.requires_grad_(False)
-        self.losses = losses.detach()
         return torch.cat([gradient.reshape(-1) for gradient in found])
 
     def clear(self) -> None:
         """Forget the last batch."""
-        self._terms, self._units, self.losses = None, None, None
+        self._terms, self._units = None, None
         if self._recordings is not None:
             self._recordings.current = None
 
@@ -278,26 +274,21 @@ class GradientEngine:
         calls: dict[Site, list[Call]] = defaultdict(list)
         for values, coefficient in iterates:
             with self._parameters_at(values):
-                for site, call in self._one_pass(features, labels, coefficient, keep_losses=values is None):
-                    calls[site].append(call)
+                for site, call in self._one_pass(features, labels):
+                    calls[site].append(call if coefficient == 1 else call.times(coefficient))
         return calls
 
-    def _one_pass(
-        self, features: Tensor, labels: Tensor, coefficient: float, keep_losses: bool
-    ) -> list[tuple[Site, Call]]:
+    def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
         found = self._closed_pass(features, labels) if self._closed else None
-        if found is None:
-            tape = _Tape(self.sites, len(features))
-            with tape, torch.enable_grad():
-                losses = self._forward(features, labels)
-            found = losses.detach(), tape.calls(losses)
-        losses, calls = found
-        if keep_losses or self.losses is None:
-            self.losses = losses
-        return calls if coefficient == 1 else [(site, call.times(coefficient)) for site, call in calls]
+        if found is not None:
+            return found
+        tape = _Tape(self.sites, len(features))
+        with tape, torch.enable_grad():
+            losses = self._forward(features, labels)
+        return tape.calls(losses)
 
-    def _closed_pass(self, features: Tensor, labels: Tensor) -> tuple[Tensor, list[tuple[Site, Call]]] | None:
-        """Losses and calls without autograd, for a model of one trainable layer whose output goes straight to the loss.
+    def _closed_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]] | None:
+        """The calls without autograd, for a model of one trainable layer whose output goes straight to the loss.
 
         None, once and for all, where it goes elsewhere.
         """
@@ -318,8 +309,9 @@ class GradientEngine:
             hook.remove()
         if len(seen) == 1 and seen[0][2] is outputs and seen[0][3] == outputs._version:
             _refuse_changed(site, *seen[0][:2])
-            if found := self.loss.with_gradient(outputs, labels):
-                return found[0], [(site, Call(seen[0][0], found[1], {}))]
+            backprop = self.loss.gradient(outputs, labels)
+            if backprop is not None:
+                return [(site, Call(seen[0][0], backprop, {}))]
         self._closed = False
         return None
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 @runtime_checkable
 class KnowsGradient(Protocol):
-    """A loss that gives its gradient itself; what it gives must be autograd's, to the last bit."""
+    """A loss that gives its gradient itself."""
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """`[b]` losses of `[b, …]` outputs and `[b]` labels."""
 
-    def with_gradient(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """`[b]` losses, and each one's gradient at its own outputs, `[b, …]`; None for outputs of another shape."""
+    def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
+        """`[b, …]`: each record's at its own outputs, autograd's to the last bit; None for outputs of another shape."""
 
 
 class CrossEntropy:
@@ -27,11 +27,11 @@ class CrossEntropy:
         """`[b]` losses."""
         return F.cross_entropy(outputs, labels, reduction="none")
 
-    def with_gradient(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Losses, and softmax(z) − 1_y, by the operations that autograd would use."""
+    def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
+        """softmax(z) − 1_y, by the operations that autograd would use."""
         if outputs.dim() != 2 or outputs.dtype != torch.float32:
             return None
         logarithms = torch.log_softmax(outputs, 1)
-        losses = F.nll_loss(logarithms, labels, reduction="none")
         upstream = torch.zeros_like(outputs).scatter_(1, labels.unsqueeze(1), -1.0)
-        return losses, torch.ops.aten._log_softmax_backward_data(upstream, logarithms, 1, outputs.dtype)
+        gradient: Tensor = torch.ops.aten._log_softmax_backward_data(upstream, logarithms, 1, outputs.dtype)
+        return gradient

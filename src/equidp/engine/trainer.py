@@ -172,7 +172,7 @@ class Trainer:
         self.segments = algorithm.schedule.segments(self.plan)
         _refuse_vanishing(algorithm, self.plan, self.segments)
         self.steps_done, self.epochs_begun = 0, 0
-        self.shown: dict[str, Tensor] = {}  # public values of the last step: publishable, as they were noised
+        self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
         self.sampling = algorithm.sampler.start(self)
         self.contributing = algorithm.contribution.start(self)
@@ -269,7 +269,7 @@ class Trainer:
     def _shown_values(self) -> dict[str, float]:
         row: dict[str, float] = {}
         for name, value in self.shown.items():
-            entries = value.detach().float().cpu()
+            entries = torch.as_tensor(value).detach().float().cpu()
             if entries.dim():
                 row |= {f"{name}/{k}": float(v) for k, v in enumerate(entries)}
             else:
@@ -323,7 +323,7 @@ class Trainer:
             public |= self._side_release(_joined(norms), _joined([b.groups for b in batches]), public)
         total = self.reduce(self.weighted_sum(batches, public, norms, draws))
         delta = sensitivity(rule, public)
-        self.shown = {"sensitivity": delta, "noise_multiplier": torch.scalar_tensor(noise_multiplier)}
+        self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
         kept = release.keeps if release is not None else frozenset()
         self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
         return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
