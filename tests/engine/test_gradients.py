@@ -483,6 +483,25 @@ def test_records_must_stay_along_the_first_dimension() -> None:
         GradientEngine(model, cross_entropy).norms(torch.randn(2, 3, 4), torch.zeros(2, dtype=torch.int64))
 
 
+def test_a_model_is_tried_out_without_the_gpus_shortened_floats() -> None:
+    seen = []
+
+    class Watching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.backends.cudnn.allow_tf32)
+            return super().forward(x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a layer with a forward of its own has no rule
+        engine = GradientEngine(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), Watching(8, 3)), cross_entropy)
+    features, labels = torch.randn(4, 1, 4, 4), torch.arange(4) % 3
+    engine.try_out(features, labels)
+    assert set(seen) == {False}
+    seen.clear()
+    engine.norms(features, labels)
+    assert set(seen) == {True}
+
+
 def test_an_input_changed_in_place_after_use_is_refused() -> None:
     class Careless(nn.Module):
         def __init__(self) -> None:

@@ -311,7 +311,7 @@ class Convolutions(Term):
         return self._cut.as_weight(room).flatten(1)
 
 
-_TF32 = threading.Lock()
+_TF32 = threading.RLock()
 """The switch is the process's: of two threads the first to leave would turn it on again under the other."""
 
 
