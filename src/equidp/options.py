@@ -14,6 +14,16 @@ from equidp.errors import EquidpError, unknown_name
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
+def _no_truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("true and false are no numbers")  # pydantic would take them for 1 and 0
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_truth)]
+"""A number where `Declared` does not look: in a list, or in a block that pydantic chooses by one of its fields."""
+
+
 class Declared(BaseModel):
     """A block of settings; frozen, and refusing names that it does not know."""
 
@@ -23,9 +33,7 @@ class Declared(BaseModel):
     @classmethod
     def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
-        if isinstance(value, bool) and bool not in kinds and kinds & {int, float}:
-            raise ValueError("true and false are no numbers")  # pydantic would take them for 1 and 0
-        return value
+        return _no_truth(value) if bool not in kinds and kinds & {int, float} else value
 
 
 def _kinds(annotation: Any) -> set[Any]:

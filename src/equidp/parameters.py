@@ -28,7 +28,7 @@ from equidp.engine.parts import HUGE, Positive
 from equidp.engine.trainer import OPTIMIZERS
 from equidp.errors import EquidpError, unknown_name
 from equidp.models import MODELS, model_options
-from equidp.options import Declared, listed, refusal_of
+from equidp.options import Declared, Number, listed, refusal_of
 from equidp.sources import SOURCES, source
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
@@ -149,7 +149,7 @@ class TrainingSettings(Section):
     """Log exact training figures (`nonprivate/…`), outside the guarantee."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Epochs between evaluations on the test part."""
-    class_weights: Annotated[tuple[Annotated[float, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
+    class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
     """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
 
     @field_validator("optimizer")

@@ -151,6 +151,7 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"privacy.noise_multiplier": None}, r"give exactly one of .*\(neither is set"),
         ({"dataset": "../adult"}, r"Unknown dataset"),
         ({"privacy.epsilon": True}, r"privacy\.epsilon=True: true and false are no numbers"),
+        ({"training.class_weights": [True, 1]}, r"training\.class_weights.*: true and false are no numbers"),
         ({"run_label": "../../x"}, r"run_label='../../x': use letters"),
         ({"run_label": "größe"}, r"run_label='größe': use letters a-z, digits"),
         ({"privacy.secure": True, "seed": 3}, r"privacy.secure=true draws .* that no seed can repeat"),

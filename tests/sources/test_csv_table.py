@@ -155,6 +155,7 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"features": {"w": {"kind": "numeric", "minimum": 3, "maximum": 2}}}, "minimum must be less than maximum"),
         ({"features": {"w": {"kind": "numeric", "minimum": -1e308, "maximum": 1e308}}}, "too far apart"),
         ({"features": {"w": {"kind": "categorical", "categories": ["a", "a"]}}}, "two categories have the same name"),
+        ({"features": {"w": {"kind": "numeric", "maximum": True}}}, "true and false are no numbers"),
         ({"groups": {"b": {"edges": [1], "minimum": 9, "maximum": 3}}}, "minimum must be less than maximum"),
         ({"classes": [0, 1]}, r"'classes\.0' is not valid: .*valid string \(given: 0\); put it in quotes\."),
         ({"classes": [False, True]}, r"\(given: False\); put it in quotes\."),
@@ -163,6 +164,7 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"groups": {"a*b": {"edges": [1]}}}, r"a grouping cannot be called 'a\*b'"),
         ({"groups": {"sex": {}}}, "give either categories or edges"),
         ({"groups": {"sex": {"edges": [2, 1]}}}, "edges must rise"),
+        ({"groups": {"sex": {"edges": [True, 2]}}}, "true and false are no numbers"),
         ({"lable": "x"}, r"Unknown data option of dataset 'csv' 'lable'\. Did you mean 'label'"),
     ],
 )

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from equidp.errors import EquidpError, listed_names, missing_column, unknown_name
+from equidp.options import Number
 from equidp.sources.files import content
 
 
@@ -41,8 +42,8 @@ class Numeric(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["numeric"] = "numeric"
-    minimum: float = 0.0
-    maximum: float
+    minimum: Number = 0.0
+    maximum: Number
 
     @model_validator(mode="after")
     def _ordered(self) -> Numeric:

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.options import Declared
+from equidp.options import Declared, Number
 from equidp.sources.columns import band_ids, bands, codes, numbers, require
 
 UNKNOWN = "unknown"
@@ -31,7 +31,7 @@ class Grouping(Declared):
 
     column: str = ""
     categories: tuple[str, ...] = ()
-    edges: tuple[float, ...] = ()
+    edges: tuple[Number, ...] = ()
     minimum: float = 0.0
     maximum: float = 1e9
     unknown: bool = False

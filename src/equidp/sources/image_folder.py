@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from equidp.errors import EquidpError, unknown_name
+from equidp.options import Number
 from equidp.records import Records, Schema
 from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import read_rows, require
@@ -41,8 +42,8 @@ class ImageFolderOptions(SourceOptions):
     size: Annotated[int, Field(ge=8, le=1024)] = 64
     channels: Literal[1, 3] = 3
     fit: Literal["squeeze", "crop"] = "squeeze"
-    mean: tuple[float, ...] = ()
-    sd: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    mean: tuple[Number, ...] = ()
+    sd: tuple[Annotated[Number, Field(gt=0)], ...] = ()
     metadata: str = ""
     image: str = "image"
     groups: dict[str, Grouping] = Field(default_factory=dict)
