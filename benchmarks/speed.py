@@ -22,6 +22,7 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+import torchvision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -63,7 +65,9 @@ GRID = [
 ]  # fmt: skip
 SLOW = ("resnet9", "bilstm")
 """A fifth of the rounds, in the grid."""
-DATA = {"logistic": "tabular", "resnet9": "colour", "bilstm": "text"}
+GPU_GRID = [("resnet_finetune", 64)]
+"""Measured besides on a GPU."""
+DATA = {"logistic": "tabular", "resnet9": "colour", "resnet_finetune": "colour", "bilstm": "text"}
 """Which data a model is measured on; MNIST-like images where nothing is said."""
 
 
@@ -95,6 +99,16 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
+def build(model: str, facts: Schema) -> nn.Module:
+    """The model; what wants pretrained weights gets random ones, which take the same time."""
+    if model != "resnet_finetune":
+        return build_model(model, facts, seed=SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights.pth"
+        torch.save(torchvision.models.resnet18().state_dict(), weights)
+        return build_model(model, facts, options={"weights": str(weights)}, seed=SEED)
+
+
 class Bench:
     """One model, one batch size, one device: builds every contender's step."""
 
@@ -103,7 +117,7 @@ class Bench:
         facts = schema(DATA.get(model, "grey"))
         self.records = random_records(facts, max(records, 2 * batch_size)).to(device)
         self.public = random_records(facts, PUBLIC_RECORDS).to(device)
-        self.model = build_model(model, facts, seed=SEED).to(device)
+        self.model = build(model, facts).to(device)
         self.plan = Plan(len(self.records), batch_size, 1_000, len(facts.classes), 1e-5, NOISE_MULTIPLIER)
         self.device = torch.device(device)
 
@@ -441,7 +455,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     settle_memory()
     rounds = args.rounds
-    for model, batch_size in GRID if args.grid else [(args.model, args.batch_size)]:
+    grid = GRID + (GPU_GRID if args.device.startswith("cuda") else [])
+    for model, batch_size in grid if args.grid else [(args.model, args.batch_size)]:
         args.rounds = max(5, rounds // 5) if args.grid and model in SLOW else rounds
         result = measure(args, model, batch_size)
         print(json.dumps(result), flush=True) if args.json else show(result)
