@@ -146,7 +146,7 @@ def looks(trainer: Trainer) -> list[Any]:
         sampling.noise(segment),
         sampling.shown(),
         trainer.accepting.shown(),
-        {key: value.tolist() for key, value in values.items()},
+        {key: torch.as_tensor(value).tolist() for key, value in values.items()},
         trainer.engine.flatten().tolist(),
     ]
 
