@@ -307,11 +307,12 @@ class GradientEngine:
                 outputs = self._outputs(features)
         finally:
             hook.remove()
-        if len(seen) == 1 and seen[0][2] is outputs and seen[0][3] == outputs._version:
-            _refuse_changed(site, *seen[0][:2])
-            backprop = self.loss.gradient(outputs, labels)
-            if backprop is not None:
-                return [(site, Call(seen[0][0], backprop, {}))]
+        if len(seen) == 1:
+            inputs, versions, output, version = seen[0]
+            if output is outputs and version == outputs._version:
+                _refuse_changed(site, inputs, versions)
+                if (backprop := self.loss.gradient(outputs, labels)) is not None:
+                    return [(site, Call(inputs, backprop, {}))]
         self._closed = False
         return None
 
