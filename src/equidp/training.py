@@ -302,10 +302,14 @@ class Prepared:
 
     def run(self, on_epoch: EpochCallback | None, *, progress: bool) -> list[dict[str, float]]:
         """Run it to its end; one row per epoch, those before a resumption included."""
+
+        def named(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
+            return on_epoch(named_columns(row, self.group_names), model) if on_epoch is not None else {}
+
         if self.keeper is None:
-            return self.trainer.train(on_epoch, progress=progress)
+            return self.trainer.train(named, progress=progress)
         try:
-            rows = self.keeper.train(self.trainer, on_epoch, progress=progress)
+            rows = self.keeper.train(self.trainer, named, progress=progress)
             self.keeper.save(self.trainer)  # kept until the results are written, see `forget`
             return rows
         finally:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import mlflow
 import pytest
 from safetensors.torch import load_file
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
@@ -20,7 +21,8 @@ from equidp.engine.checkpoint import Checkpointer
 from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
 
-PARAMS = {"training.epochs": 12, "training.batch_size": 64, "training.device": "cpu", "training.checkpoint_every": 1}
+PARAMS = {"training.epochs": 12, "training.batch_size": 64, "training.device": "cpu", "training.checkpoint_every": 1,
+          "training.evaluate_every": 1}  # fmt: skip
 
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals end a process at once on Windows")
@@ -81,7 +83,13 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
     assert read_json(cut / "privacy.json")["epsilon"] == read_json(whole / "privacy.json")["epsilon"]
     weights = [load_file(_weights(project, label)) for label in ("whole", "cut")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
-    assert [run.info.status for run in mlflow_runs(project)].count("FINISHED") == 2
+    finished = [run for run in mlflow_runs(project) if run.info.status == "FINISHED"]
+    assert len(finished) == 2
+    client = mlflow.MlflowClient()
+    for name in ("epsilon_rdp", "noise_multiplier", "test/accuracy"):
+        curves = [{(p.step, p.value) for p in client.get_metric_history(run.info.run_id, name)} for run in finished]
+        assert curves[0] == curves[1]
+        assert {step for step, _ in curves[0]} >= {1, 12}
 
 
 def test_ctrl_c_before_training_is_not_finished_in_mlflow(project: Path) -> None:

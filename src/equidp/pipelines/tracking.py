@@ -259,8 +259,8 @@ def catch_up() -> None:
 
 def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
     """Live figures of one epoch; the epoch is the step. Written once a second: a call costs as much as an epoch may."""
-    figures = {k: v for k, v in row.items() if k != "epoch"}
-    _current.epochs[algorithm] = epoch = int(row["epoch"])
+    figures, epoch = {k: v for k, v in row.items() if k != "epoch"}, int(row["epoch"])
+    _current.epochs[algorithm] = max(epoch, _current.epochs.get(algorithm, 0))
     _current.live.setdefault(algorithm, set()).update(figures)
     _current.rows.setdefault(algorithm, []).extend(_metrics(figures, epoch))
     if time.monotonic() - _current.written >= SECONDS_BETWEEN_ROWS:

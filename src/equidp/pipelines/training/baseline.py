@@ -29,13 +29,13 @@ def digest(train: Records, settings: Mapping[str, Any]) -> str:
 
 def trained_once(
     folder: Path, name: str, train: Callable[[], tuple[Weights, pd.DataFrame]]
-) -> tuple[Weights, pd.DataFrame, bool]:
-    """The baseline of that name from `folder`, or a freshly trained one that is kept there; whether it was there."""
+) -> tuple[Weights, pd.DataFrame]:
+    """The baseline of that name from `folder`, or a freshly trained one that is kept there."""
     weights, history = WeightsDataset(filepath=str(folder / f"{name}.safetensors")), folder / f"{name}.parquet"
     if weights.exists() and history.exists():
-        return weights.load(), pd.read_parquet(history), True
+        return weights.load(), pd.read_parquet(history)
     fresh = train()
     with replacing(history) as part:
         fresh[1].to_parquet(part)
     weights.save(fresh[0])  # last: both files are there once this one is
-    return *fresh, False
+    return fresh

@@ -111,6 +111,7 @@ def train_network(
         due = row["epoch"] % settings.evaluate_every == 0 or row["epoch"] == settings.epochs
         figures = live_metrics(predict(network, test.features).numpy(), test.labels.numpy(), arrays) if due else {}
         tracking.log_epoch(algorithm, row | figures)
+        told.add(row["epoch"])
         return figures
 
     def fresh() -> Trained:
@@ -129,7 +130,7 @@ def train_network(
             resume=resume,
         )
 
-    arrays = group_arrays(test, groups)
+    arrays, told = group_arrays(test, groups), set[float]()
     built = imposed(ModelSettings(**model), chosen, train.schema)
     card = {
         "model": built.name,
@@ -141,6 +142,7 @@ def train_network(
     }
     if chosen.private:
         trained = fresh()
+        _complete_curves(algorithm, trained.history, told)
         return Weights(trained.weights, card), trained.history, trained.privacy
     everything = {
         "plan": plan,
@@ -151,9 +153,18 @@ def train_network(
         "unit": privacy["unit"],
         "seed": seed,
     }
-    return _baseline(
+    found = _baseline(
         fresh, workplace, digest(train, everything), card, Plan(**plan), privacy, training, seed, algorithm
     )
+    _complete_curves(algorithm, found[1], told)
+    return found
+
+
+def _complete_curves(algorithm: str, history: pd.DataFrame, told: set[float]) -> None:
+    """Log the epochs that an earlier process trained: before an interruption, or of a baseline that is reused."""
+    for row in history.to_dict("records"):
+        if row["epoch"] not in told:  # ε of an epoch is known at the end only, and no run's curves have it
+            tracking.log_epoch(algorithm, {str(k): v for k, v in row.items() if pd.notna(v) and k != "epsilon"})
 
 
 def _baseline(
@@ -173,10 +184,7 @@ def _baseline(
         trained = fresh()
         return Weights(trained.weights, card), trained.history
 
-    weights, history, shelved = trained_once(workplace, name, train)
-    if shelved:
-        for row in history.to_dict("records"):
-            tracking.log_epoch(algorithm, {str(k): v for k, v in row.items() if pd.notna(v)})
+    weights, history = trained_once(workplace, name, train)
     statement = privacy_statement(
         algorithm_settings(algorithm).build(),
         plan,
