@@ -142,29 +142,25 @@ def train_network(
     }
     if chosen.private:
         trained = fresh()
-        _complete_curves(algorithm, trained.history, told)
-        return Weights(trained.weights, card), trained.history, trained.privacy
-    everything = {
-        "plan": plan,
-        "data": data,
-        "model": model,
-        "training": training,
-        "options": options,
-        "unit": privacy["unit"],
-        "seed": seed,
-    }
-    found = _baseline(
-        fresh, workplace, digest(train, everything), card, Plan(**plan), privacy, training, seed, algorithm
-    )
-    _complete_curves(algorithm, found[1], told)
-    return found
-
-
-def _complete_curves(algorithm: str, history: pd.DataFrame, told: set[float]) -> None:
-    """Log the epochs that an earlier process trained: before an interruption, or of a baseline that is reused."""
-    for row in history.to_dict("records"):
-        if row["epoch"] not in told:  # ε of an epoch is known at the end only, and no run's curves have it
+        found = Weights(trained.weights, card), trained.history, trained.privacy
+    else:
+        everything = {
+            "plan": plan,
+            "data": data,
+            "model": model,
+            "training": training,
+            "options": options,
+            "unit": privacy["unit"],
+            "seed": seed,
+        }
+        found = _baseline(
+            fresh, workplace, digest(train, everything), card, Plan(**plan), privacy, training, seed, algorithm
+        )
+    for row in found[1].to_dict("records"):
+        # what an earlier process trained; ε of an epoch is known at the end only, and no run's curves have it
+        if row["epoch"] not in told:
             tracking.log_epoch(algorithm, {str(k): v for k, v in row.items() if pd.notna(v) and k != "epsilon"})
+    return found
 
 
 def _baseline(
