@@ -24,6 +24,7 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit import AuditSettings, Recipe
 from equidp.audit.canaries import coins, gradient_scores, verdict
 from equidp.audit.run import audited_delta, claimed
+from equidp.engine.losses import CrossEntropy
 from equidp.engine.noise import SeededRandom
 from equidp.engine.plan import Plan
 from equidp.records import Records, Schema
@@ -60,7 +61,7 @@ def recipe(name: str, epsilon: float, rate: float) -> Recipe:
         build_model=lambda schema: nn.Linear(4, 2),
         algorithm=algorithm,
         plan=algorithm.calibrated(plan, epsilon),
-        loss=nn.CrossEntropyLoss(reduction="none"),
+        loss=CrossEntropy(),
         learning_rate=0.1,
         public=toy_records(64, 2),
     )

@@ -38,6 +38,7 @@ from tqdm import tqdm
 from equidp.algorithms import algorithm_settings
 from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer, read_checkpoint
 from equidp.engine.journal import Journal
+from equidp.engine.losses import CrossEntropy
 from equidp.engine.noise import RandomSource, SeededRandom
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
@@ -114,7 +115,7 @@ def live(folder: Path, name: str, secure: bool, begun: Any, point: int | None) -
     torch.manual_seed(1)
     trainer = holder["it"] = Trainer(
         model=nn.Linear(6, 3),
-        loss=nn.CrossEntropyLoss(reduction="none"),
+        loss=CrossEntropy(),
         algorithm=algorithm_settings(name).build(),
         plan=PLAN,
         population=Population(data, data.labels),

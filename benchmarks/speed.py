@@ -52,6 +52,7 @@ from equidp.records import Records, Schema
 
 Step = Callable[[], object]
 
+LOSS = CrossEntropy()
 NOISE_MULTIPLIER, CLIP_NORM, LEARNING_RATE, SEED = 1.0, 1.0, 0.05, 0
 WARM_UP, PUBLIC_RECORDS = 3, 1_024
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt's parameters
@@ -94,11 +95,6 @@ def random_records(facts: Schema, size: int) -> Records:
     return Records(features, labels, {"class": labels}, facts)
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """One loss per record."""
-    return F.cross_entropy(outputs, labels, reduction="none")
-
-
 def build(model: str, facts: Schema) -> nn.Module:
     """The model; what wants pretrained weights gets random ones, which take the same time."""
     if model != "resnet_finetune":
@@ -125,7 +121,7 @@ class Bench:
         """A trainer on a copy of the model."""
         return Trainer(
             model=copy.deepcopy(self.model),
-            loss=CrossEntropy(),
+            loss=LOSS,
             algorithm=algorithm_settings(algorithm).build(),
             plan=self.plan,
             population=Population(self.records, self.records.labels),
@@ -168,7 +164,7 @@ class Bench:
         def step() -> None:
             features, labels = draw()
             optimizer.zero_grad()
-            (cross_entropy(model(features), labels).sum() / self.plan.batch_size).backward()
+            (LOSS(model(features), labels).sum() / self.plan.batch_size).backward()
             optimizer.step()
 
         return step

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from equidp.algorithms import algorithm_settings
 from equidp.engine.ledger import Ledger
+from equidp.engine.losses import CrossEntropy
 from equidp.engine.noise import SeededRandom
 from equidp.engine.parts import Plan
 from equidp.engine.sampling import Population
@@ -20,11 +21,7 @@ from equidp.engine.trainer import Trainer
 from equidp.records import Records, Schema
 
 FEATURES, CLASSES, GROUPS = 6, 3, 3
-
-
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Per-record loss."""
-    return nn.functional.cross_entropy(outputs, labels, reduction="none")
+cross_entropy = CrossEntropy()
 
 
 def zero_loss(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit import Recipe
 from equidp.engine.algorithm import Algorithm
+from equidp.engine.losses import CrossEntropy
 from equidp.engine.noise import SeededRandom
 from equidp.engine.plan import Plan
 from equidp.records import Records, Schema, Split
@@ -60,7 +61,7 @@ def recipe(name: str, *, count: int = 60, batch_size: int = 60, epochs: int = 10
         build_model=linear,
         algorithm=algorithm,
         plan=plan,
-        loss=nn.CrossEntropyLoss(reduction="none"),
+        loss=CrossEntropy(),
         learning_rate=0.5,
         public=records(64, 3) if algorithm.needs_public else None,
     )
