@@ -78,7 +78,6 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
         return kind(**(options or {}))
     except ValidationError as error:
         at = error.errors()[0]["loc"]
-        nested = bool(at) and isinstance(
-            (options or {}).get(str(at[0])), Mapping
-        )  # `custom.initial` has names below it
+        # `custom.initial` has names below it
+        nested = bool(at) and isinstance((options or {}).get(str(at[0])), Mapping)
         raise not_valid(place, error, below=1 + nested) from error

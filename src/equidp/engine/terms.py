@@ -312,7 +312,10 @@ class Convolutions(Term):
 
 
 _TF32 = threading.RLock()
-"""The switch is the process's: of two threads the first to leave would turn it on again under the other."""
+"""The switch is the process's: of two threads the first to leave would turn it on again under the other.
+
+Reentrant, as a model is tried out without TF32 as a whole, weighted sums included.
+"""
 
 
 @contextmanager
