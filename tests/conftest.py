@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # pytest's own processes share the cores; threads on top of them nearly double the time of the whole
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# the thread count decides the order of sums, and runs in here are compared with runs in processes of their own; and
+# pytest's own processes share the cores: threads on top of them nearly double the time of the whole
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # a property is true or false; how long an example takes depends on what else the machine does
 settings.register_profile("equidp", deadline=None)

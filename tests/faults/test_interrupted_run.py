@@ -44,7 +44,6 @@ def _interrupt(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=_one_thread(),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore Ctrl-C
     )
     deadline = time.monotonic() + 120
@@ -55,11 +54,6 @@ def _interrupt(
         time.sleep(0.005)
     out, err = run.communicate(timeout=120)
     return subprocess.CompletedProcess(command, run.returncode, out, err)
-
-
-def _one_thread() -> dict[str, str]:
-    # the thread count decides the order of sums, and with it what a repeated step gives
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path) -> None:
