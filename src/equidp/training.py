@@ -151,6 +151,21 @@ def _broken_promise(rule: WeightRule, public: Public) -> str:
     return ""
 
 
+def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Group ids `[N]` and names of the partition that the algorithm is told.
+
+    Raises:
+        EquidpError: where it needs the classes, and the grouping is another.
+    """
+    ids, names = records.grouping(grouping)
+    if algorithm.objective.by_class and names != records.schema.classes:
+        raise EquidpError(
+            f"{algorithm.name} allows for how rare each class is, so its groups have to be the classes, not "
+            f"{grouping!r}: put class first in data.groups."
+        )
+    return ids, names
+
+
 def units_in(records: Records, privacy: PrivacySettings) -> int:
     """Number of privacy units among the records."""
     return Population(records, records.labels, by_unit=privacy.by_unit).size
@@ -358,7 +373,7 @@ def prepare(
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
     lives = [] if peers is None else peers.gather(life_of(random))
     ledger: Ledger = keeper.ledger(random, lives[1:]) if keeper else Ledger()
-    ids, names = train.grouping(grouping)
+    ids, names = groups_of(algorithm, train, grouping)
     arguments: dict[str, Any] = {
         "model": network,
         "loss": loss,

@@ -14,6 +14,7 @@ from equidp.algorithms.dpis import DPIS
 from equidp.algorithms.dpsgd import DPSGD
 from equidp.algorithms.dpsgd_decay import DPSGDDecay
 from equidp.algorithms.dpsgd_f import DPSGDF
+from equidp.algorithms.dpsgd_f_adjusted import DPSGDFAdjusted
 from equidp.algorithms.dpsgd_f_balanced import DPSGDFBalanced
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth
 from equidp.algorithms.dpsgd_global import DPSGDGlobal, DPSGDGlobalAdapt
@@ -43,6 +44,7 @@ ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
     "dpsgd_f": DPSGDF,
     "dpsgd_f_smooth": DPSGDFSmooth,
     "dpsgd_f_balanced": DPSGDFBalanced,
+    "dpsgd_f_adjusted": DPSGDFAdjusted,
     "dpsgd_global": DPSGDGlobal,
     "dpsgd_global_adapt": DPSGDGlobalAdapt,
     "dpsgd_quantile": DPSGDQuantile,

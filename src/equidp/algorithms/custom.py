@@ -21,6 +21,7 @@ from equidp.algorithms.auto_s import Normalise
 from equidp.algorithms.dpis import ConstantLength, ImportanceSampler
 from equidp.algorithms.dpsgd_decay import ExponentialDecay
 from equidp.algorithms.dpsgd_f import GroupClipCounts
+from equidp.algorithms.dpsgd_f_adjusted import ClipCountsAndShares, LogitAdjusted
 from equidp.algorithms.dpsgd_f_balanced import BalancedClipCounts
 from equidp.algorithms.dpsgd_f_smooth import SmoothedClipCounts
 from equidp.algorithms.dpsgd_global import ScaleOrClip, ScaleOrDrop, StrictBoundCount
@@ -38,6 +39,7 @@ from equidp.engine.parts import (
     Constant,
     Contribution,
     FlatClip,
+    Objective,
     Part,
     PoissonSampler,
     Positive,
@@ -51,6 +53,7 @@ from equidp.options import not_valid
 
 PARTS: dict[str, dict[str, type[Part]]] = {
     "sampler": {"poisson": PoissonSampler, "full_batch": FullBatch, "importance": ImportanceSampler},
+    "objective": {"plain": Objective, "logit_adjusted": LogitAdjusted},
     "contribution": {"gradient": Contribution, "inner_momentum": InnerMomentum, "record_momentum": RecordMomentum},
     "weights": {
         "flat": FlatClip,
@@ -73,6 +76,7 @@ PARTS: dict[str, dict[str, type[Part]]] = {
         "group_clip_counts": GroupClipCounts,
         "smoothed_clip_counts": SmoothedClipCounts,
         "balanced_clip_counts": BalancedClipCounts,
+        "clip_counts_and_shares": ClipCountsAndShares,
         "group_size_counts": GroupSizeCounts,
         "quantile": QuantileCount,
         "strict_bound": StrictBoundCount,
@@ -117,6 +121,8 @@ class Custom(AlgorithmSettings):
 
     sampler: Choice = Field(default={"name": "poisson"})
     """Who is in the batch."""
+    objective: Choice = Field(default={"name": "plain"})
+    """Which loss a record has."""
     contribution: Choice = Field(default={"name": "gradient"})
     """Which vector stands for a record."""
     weights: Choice = Field(default={"name": "flat"})

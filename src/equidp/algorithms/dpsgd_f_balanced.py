@@ -39,12 +39,6 @@ class BalancedClipCounts(SmoothedClipCounts):
         scale = (expected / (above + not_above).clamp(min=1.0)).pow(self.balance)
         return {**super().of_counts(counts, public, plan), "scale": scale}
 
-    def objection(self, algorithm: Algorithm) -> str | None:
-        """Any rule uses the weights; but what is counted is gradients above a bound, which the rule has to have."""
-        if algorithm.weights is None or "clip_norm" in algorithm.weights.reads:
-            return super().objection(algorithm)
-        return f"it counts gradients above clip_norm, which {type(algorithm.weights).__name__} does not use"
-
 
 class DPSGDFBalanced(DPSGDFSmooth):
     """Settings of DPSGD-F with remembered counts and weights for rare groups."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from equidp.audit.one_run import CONFIDENCE, epsilon_lower_bound
 from equidp.audit.recipe import Recipe, losses
-from equidp.engine.gradients import LossFn
+from equidp.engine.losses import Loss
 from equidp.engine.noise import RandomSource, SeededRandom, Stream, derived_seed
 from equidp.engine.parts import WeightRule, tensors
 from equidp.engine.trainer import Trainer
@@ -138,7 +138,7 @@ class CanaryModel(nn.Module):
         return torch.cat([logits, real, canary], dim=1)
 
 
-def canary_loss(loss: LossFn) -> LossFn:
+def canary_loss(loss: Loss) -> Loss:
     """The recipe's loss for a real record; for a canary minus its coordinate's part, so that training adds it up."""
 
     def per_record(outputs: Tensor, labels: Tensor) -> Tensor:

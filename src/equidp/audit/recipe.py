@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from equidp.engine.algorithm import Algorithm
-from equidp.engine.gradients import LossFn
 from equidp.engine.ledger import Ledger
+from equidp.engine.losses import Loss
 from equidp.engine.noise import RandomSource
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
@@ -41,7 +41,7 @@ class Recipe:
     build_model: Callable[[Schema], nn.Module]
     algorithm: Algorithm
     plan: Plan
-    loss: LossFn
+    loss: Loss
     learning_rate: float
     optimizer: str = "sgd"
     grouping: str = "class"
@@ -58,7 +58,7 @@ class Recipe:
         random: RandomSource,
         *,
         model: nn.Module | None = None,
-        loss: LossFn | None = None,
+        loss: Loss | None = None,
         public: Records | None = None,
         before: Callable[[Trainer], None] = lambda trainer: None,
         progress: bool = False,
@@ -95,7 +95,7 @@ class Recipe:
 
 
 @torch.no_grad()
-def losses(model: nn.Module, records: Records, loss: LossFn) -> Tensor:
+def losses(model: nn.Module, records: Records, loss: Loss) -> Tensor:
     """`[N]` loss of each record under a trained model, on the CPU."""
     device = next(model.parameters()).device
     chunks = zip(records.features.split(SCORE_BATCH), records.labels.split(SCORE_BATCH), strict=True)

@@ -26,6 +26,7 @@ from equidp.engine.parts import (
     AlwaysAccept,
     Constant,
     Contribution,
+    Objective,
     Part,
     PoissonSampler,
     Sampler,
@@ -83,6 +84,7 @@ class Algorithm:
     weights: WeightRule | None
     initial: Mapping[str, float] = field(default_factory=dict)
     sampler: Sampler = field(default_factory=PoissonSampler)
+    objective: Objective = field(default_factory=Objective)
     contribution: Contribution = field(default_factory=Contribution)
     schedule: Schedule = field(default_factory=Constant)
     side_release: SideRelease | None = None
@@ -124,8 +126,9 @@ class Algorithm:
     @property
     def parts(self) -> tuple[Part, ...]:
         """All its parts."""
-        found = (self.sampler, self.contribution, self.weights, self.schedule, self.side_release, self.update)
-        return (*(part for part in found if part is not None), self.acceptance)
+        begin = (self.sampler, self.objective, self.contribution, self.weights)
+        found = (*begin, self.schedule, self.side_release, self.update, self.acceptance)
+        return tuple(part for part in found if part is not None)
 
     @property
     def private(self) -> bool:

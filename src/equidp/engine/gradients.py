@@ -18,15 +18,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.engine.layers import Call, Site, fallback, sites
-from equidp.engine.losses import KnowsGradient
+from equidp.engine.losses import KnowsGradient, Loss
 from equidp.engine.probe import probe
 from equidp.engine.recording import Recorder, Recordings
 from equidp.engine.terms import Term, Units, materialised_norms, unit_norms
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
-
-LossFn = Callable[[Tensor, Tensor], Tensor]
-"""`(outputs [b, …], labels [b])` to per-record losses `[b]` (reduction `none`)."""
 
 Precision = Literal["float32", "bf16"]
 Iterate = tuple[Tensor | None, float]
@@ -55,7 +52,7 @@ class GradientEngine:
     def __init__(
         self,
         model: nn.Module,
-        loss: LossFn,
+        loss: Loss,
         *,
         precision: Precision = "float32",
         new_recorder: Callable[[], Recorder] | None = None,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""`(outputs [b, …], labels [b])` to per-record losses `[b]` (reduction `none`)."""
 
 
 @runtime_checkable
@@ -35,3 +39,27 @@ class CrossEntropy:
         upstream = torch.zeros_like(outputs).scatter_(1, labels.unsqueeze(1), -1.0)
         gradient: Tensor = torch.ops.aten._log_softmax_backward_data(upstream, logarithms, 1, outputs.dtype)
         return gradient
+
+
+class Shifted:
+    """A loss of outputs `[b, K]` to which one vector is added, the same for every record.
+
+    Args:
+        loss: of the sum.
+        shift: `[K]`, public; it may be changed in place between steps. Columns beyond K (an audit has some) stay.
+    """
+
+    def __init__(self, loss: Loss, shift: Tensor) -> None:
+        self.loss, self.shift = loss, shift
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` losses."""
+        return self.loss(self._shifted(outputs), labels)
+
+    def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
+        """The loss's own, at the sum: adding a constant passes it on as it is."""
+        return self.loss.gradient(self._shifted(outputs), labels) if isinstance(self.loss, KnowsGradient) else None
+
+    def _shifted(self, outputs: Tensor) -> Tensor:
+        beyond = outputs.shape[1] - len(self.shift)
+        return outputs + (F.pad(self.shift, (0, beyond)) if beyond else self.shift)

@@ -1,8 +1,9 @@
 """What an algorithm is made of, and what each part must promise.
 
-An algorithm is one combination of seven kinds of parts:
+An algorithm is one combination of eight kinds of parts:
 
     sampler        who is in the batch                          Poisson
+    objective      which loss a record has                      the run's
     contribution   which vector stands for a record             its gradient
     weights        how much it counts, and the bound of that    min(1, C/n)
     side release   a noised statistic of the same batch         none
@@ -34,6 +35,7 @@ from torch import Tensor
 from equidp.engine.budget import Budget
 from equidp.engine.gradients import GradientEngine
 from equidp.engine.ledger import Event, Ledger
+from equidp.engine.losses import Loss
 from equidp.engine.noise import RandomSource
 from equidp.engine.plan import Plan, Segment
 from equidp.engine.poisson import poisson_sample
@@ -231,6 +233,39 @@ class PoissonSampling(Sampling):
         return torch.full((self.run.population.size,), self.rate)
 
 
+# -------------------------------------------------------------------------------------------------------- objective
+
+
+class Objective(Part):
+    """Which loss a record has, as a function of its own outputs and label and of released values: here, the run's."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """Names of the carried public values it needs."""
+
+    by_class: ClassVar[bool] = False
+    """Whether the groups have to be the classes."""
+
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        """The objective at work; `loss` is the run's."""
+        return Pursuing(loss)
+
+    def objection(self, algorithm: Algorithm) -> str | None:
+        """What it reads has to be released by somebody."""
+        side = algorithm.side_release
+        missing = self.reads - (side.steers if side else frozenset())
+        return f"it needs {_listed(missing)}, which {_name(side)} does not release" if missing else None
+
+
+class Pursuing:
+    """An objective during one run. What it depends on are public values that the loop carries; it keeps no others."""
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
+
+    def follow(self, public: Public) -> None:
+        """Take over the carried values; called between steps, so that a step has one loss from its start to its end."""
+
+
 # ----------------------------------------------------------------------------------------------------- contribution
 
 
@@ -374,7 +409,7 @@ class SideRelease(Part, ABC):
 
     def objection(self, algorithm: Algorithm) -> str | None:
         """A statistic that nobody uses costs privacy for nothing."""
-        used = algorithm.weights.reads | {"scale"} if algorithm.weights else frozenset()
+        used = algorithm.weights.reads | {"scale"} | algorithm.objective.reads if algorithm.weights else frozenset()
         if used & (self.gives | self.steers):
             return None
         return f"it releases {_listed(self.gives | self.steers)}, which {_name(algorithm.weights)} does not use"

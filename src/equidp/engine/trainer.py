@@ -15,6 +15,7 @@ from tqdm import tqdm
 from equidp.engine.algorithm import Algorithm, Outcome, Published
 from equidp.engine.gradients import GradientEngine, all_finite
 from equidp.engine.ledger import Ledger, live_epsilon
+from equidp.engine.losses import Loss
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Draw, per_record, scheduled, sensitivity, tensors
 from equidp.engine.plan import Plan, Segment, segment_at
@@ -141,7 +142,7 @@ class Trainer:
         self,
         *,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         algorithm: Algorithm,
         plan: Plan,
         population: Population,
@@ -161,8 +162,9 @@ class Trainer:
             )
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
+        self.pursuing = algorithm.objective.start(loss, self.plan, population.device)
         self.engine = GradientEngine(
-            model, loss, precision=precision, new_recorder=new_recorder, limit=physical_batch_size
+            model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, limit=physical_batch_size
         )
         self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
         # without what torch wraps around it for its profiler: more work than a small model's whole update
@@ -297,6 +299,7 @@ class Trainer:
             rollback()
         elif before is not None:
             self.contributing.advance(before)
+        self.pursuing.follow(self.public)
 
     def draw(self) -> Draw:
         """The units of the next batch."""
@@ -523,6 +526,7 @@ class Trainer:
         self.optimizer.load_state_dict(_with_number_keys(state["optimizer"]))
         device = self.population.device
         self.public, self.shown = _moved(state["public"], device), dict(state["shown"])
+        self.pursuing.follow(self.public)
         self.random.load_state_dict(state["random"])
         if not self.random.renewed:
             _set_global_random(state.get("global_random", {}), device)

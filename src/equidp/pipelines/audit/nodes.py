@@ -16,7 +16,7 @@ from equidp.pipelines import tracking
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.records import Records, Split
-from equidp.training import make_model, plan_run, record_loss, units_in
+from equidp.training import groups_of, make_model, plan_run, record_loss, units_in
 
 RUN = "audit"
 """The name under which the audit's MLflow run is tracked."""
@@ -42,7 +42,7 @@ def audit_algorithm(
     plan = plan_run(
         algorithm,
         units=units_in(train, wanted),
-        groups=len(train.grouping(groups[0])[1]),
+        groups=len(groups_of(algorithm, train, groups[0])[1]),
         privacy=wanted,
         training=loop,
     )

@@ -24,7 +24,16 @@ from equidp.pipelines.datasets import Recipe, Weights
 from equidp.pipelines.ingestion.nodes import features_recipe
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.records import Records, Schema, Split
-from equidp.training import Trained, imposed, plan_run, predict, privacy_statement, train_model, units_in
+from equidp.training import (
+    Trained,
+    groups_of,
+    imposed,
+    plan_run,
+    predict,
+    privacy_statement,
+    train_model,
+    units_in,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +56,8 @@ def plan_training(
 ) -> dict[str, Any]:
     """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
     wanted = PrivacySettings(**privacy)
-    _, names = train.grouping(DataSettings(**data).groups[0])
     chosen = algorithm_settings(algorithm, options).build()
+    _, names = groups_of(chosen, train, DataSettings(**data).groups[0])
     plan = plan_run(
         chosen,
         units=units_in(train, wanted),
