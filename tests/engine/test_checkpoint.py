@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -144,6 +145,19 @@ class TestResume:
         assert not torch.equal(random.uniform(5), continued.uniform(5))
         keeper.close()
 
+    def test_what_another_machine_began_right_after_a_stop_is_owed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its first word is the journal's first line after the checkpoint."""
+        with pytest.raises(StoppedError):
+            live(tmp_path, at_step=lambda done: os.kill(os.getpid(), signal.SIGTERM) if done == 9 else None)
+        monkeypatch.setattr(checkpoint, "life_of", lambda random: "seeded, elsewhere")
+        with pytest.raises(Crash):
+            live(tmp_path, at_step=crash_at(15))
+        monkeypatch.undo()
+        trainer, _ = live(tmp_path)
+        assert releases(trainer.ledger.events) >= PLAN.steps + 6
+
     def test_other_code_pays_again(self, tmp_path: Path) -> None:
         for code, owed in (("before", 0), ("after", 8), ("after", 16)):
             keeper = Checkpointer(tmp_path, SETTINGS, resume=True, block=8, code=code)
@@ -156,6 +170,16 @@ class TestResume:
     def test_other_instructions_of_a_processor_are_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
         here = checkpoint.life_of(seeded())
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "of another processor")
+        assert checkpoint.life_of(seeded()) != here
+
+    def test_another_torch_is_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        here = checkpoint.life_of(seeded())
+        monkeypatch.setattr(torch, "__version__", "another")
+        assert checkpoint.life_of(seeded()) != here
+
+    def test_products_of_another_precision_are_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        here = checkpoint.life_of(seeded())
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
         assert checkpoint.life_of(seeded()) != here
 
     def test_another_number_of_threads_is_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,6 +482,18 @@ class TestDisk:
         monkeypatch.undo()
         assert os.listdir(tmp_path) == [CHECKPOINT_FILE]
         assert read_checkpoint(path, SETTINGS).journal_lines == 7
+
+    @pytest.mark.skipif(os.name != "posix", reason="elsewhere the system does so itself")
+    def test_names_are_as_durable_as_contents(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Or a power cut would take a new journal, with its charges, or bring an old checkpoint back."""
+        synced: list[bool] = []
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+        keeper = Checkpointer(tmp_path, SETTINGS)
+        assert synced[-1]
+        synced.clear()
+        write_checkpoint(keeper.path, EMPTY, SETTINGS)
+        keeper.close()
+        assert synced == [False, True]
 
     @pytest.mark.parametrize(("number", "reason"), [(errno.EROFS, "read-only"), (errno.EACCES, "not allowed")])
     def test_a_folder_that_may_not_be_written_is_refused(

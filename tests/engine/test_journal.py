@@ -178,6 +178,14 @@ def test_a_shortened_journal_does_not_satisfy_its_checkpoint(journal: Journal) -
         journal.charged_since(journal.lines + 1)
 
 
+def test_more_is_not_taken_back_than_was_charged(journal: Journal) -> None:
+    journal.charge(GRADIENT)
+    journal.settle()
+    journal.cancel([_times(GRADIENT, 2)])
+    with pytest.raises(EquidpError, match="cancels more than it charged"):
+        journal.charged_since(0)
+
+
 def test_other_settings_are_refused_with_the_difference(journal: Journal, path: Path) -> None:
     journal.close()
     with pytest.raises(EquidpError, match=r"training\.batch_size was 64 and is 128; training\.epochs was 'not set'"):

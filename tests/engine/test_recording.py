@@ -129,6 +129,18 @@ def test_what_rows_held_before_adds_nothing() -> None:
     compare(engine, features[:12], labels[:12])
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_nobody_ends_a_trial(value: float) -> None:
+    """Whose gradient is no number weighs nothing, from the first batch on: a run that ended would tell of it."""
+    engine = mlp()
+    features, labels = rows(20)
+    compare(engine, features, labels)
+    features[3] = value
+    for _ in range(TRIALS):
+        compare(engine, features, labels)
+        move(engine)
+
+
 def test_norms_and_sums_are_their_own() -> None:
     engine = mlp()
     first, second = engine.norms(*rows(20, 1)), engine.norms(*rows(20, 2))
