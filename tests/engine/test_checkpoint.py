@@ -182,6 +182,21 @@ class TestResume:
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
         assert checkpoint.life_of(seeded()) != here
 
+    def test_torchs_switches_are_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        here = checkpoint.life_of(seeded())
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+            assert checkpoint.life_of(seeded()) != here
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.backends.mkldnn, "enabled", False)
+            assert checkpoint.life_of(seeded()) != here
+        try:
+            if torch.set_flush_denormal(True):  # not every processor can
+                assert checkpoint.life_of(seeded()) != here
+        finally:
+            torch.set_flush_denormal(False)
+        assert checkpoint.life_of(seeded()) == here
+
     def test_another_number_of_threads_is_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
         here = checkpoint.life_of(seeded())
         monkeypatch.setattr(torch, "get_num_threads", lambda: 97)

@@ -305,8 +305,14 @@ def life_of(random: RandomSource) -> str:
     # libraries choose their kernels, which round differently, by the processor and by what they are told
     on_cpu = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, processor {processor()}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
-    told = {name: value for name, value in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
+    told: dict[str, object] = {name: v for name, v in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
     told["matmul"] = torch.get_float32_matmul_precision()
+    told["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    told["mkldnn"] = torch.backends.mkldnn.enabled
+    told["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch tells nobody otherwise
+    if device.type == "cuda":
+        cudnn = torch.backends.cudnn
+        told["cudnn"] = [cudnn.version(), cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark]
     told["libc"] = "-".join(platform.libc_ver())  # whose exponentials and logarithms schedules and kernels take
     thread = "" if alone() else ", in a thread"
     return f"seeded, torch {torch.__version__}, {device.type}, {name}, told {_short(told)}{thread}"
