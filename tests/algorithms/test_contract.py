@@ -101,7 +101,7 @@ GOLDEN: dict[str, list[Golden]] = {
             events=[Event(QUARTER, TENFOLD, 4)],
         ),
     ],
-    # gradients of another loss, weighed alike; b̂ = m̃ + õ = (10, 5, 1)
+    # gradients of another loss, weighed alike; b̂ = m̃ + õ = (10, 5, 1), and at least σ_1·√2 = 7.07; 1.04: counts at 5
     "dpsgd_f_adjusted": [
         Golden(
             norms=(2.4, 2.6, 4),
@@ -109,8 +109,8 @@ GOLDEN: dict[str, list[Golden]] = {
             released=(1, 4, -2, 9, 1, 3),
             weights=(0.5, 1, 0.25),
             sensitivity=2.6,
-            later={"group_shares": [10 / 16, 5 / 16, 1 / 16]},
-            events=[Event(QUARTER, TENFOLD, 4)],
+            later={"group_shares": [0.41421356, 0.29289322, 0.29289322]},
+            events=[Event(QUARTER, 1.04**-0.5, 4)],
         ),
     ],
     # the same C^k = (1.2, 2.6, 1), and θ^k = ((10/3)/(10, 5, 3))^p

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 
 from equidp.algorithms import algorithm_settings
 from equidp.engine.losses import CrossEntropy, Shifted
@@ -17,25 +18,37 @@ from equidp.training import groups_of
 SHARES = torch.tensor([0.7, 0.25, 0.05])
 
 
+def shares(lab: Any, released: Tensor, **options: Any) -> Tensor:
+    """π̂^k after the last of the released counts `[T, 2K]`; the noise multiplier is 1."""
+    release, public = algorithm_settings("dpsgd_f_adjusted", options).build().side_release, dict[str, Tensor]()
+    for noised in released:
+        public |= release.later(noised, public, lab.plan())
+    return public["group_shares"]
+
+
 def test_without_adjustment_it_is_dpsgd_f_smooth(lab: Any) -> None:
-    found, expected = lab.trained("dpsgd_f_adjusted", {"adjustment": 0.0}), lab.trained("dpsgd_f_smooth")
-    assert torch.equal(found.trainer.engine.flatten(), expected.trainer.engine.flatten())
+    found = lab.trained("dpsgd_f_adjusted", {"adjustment": 0.0, "count_noise_multiplier": "10x"})
+    assert torch.equal(found.parameters, lab.trained("dpsgd_f_smooth").parameters)
 
 
-def test_shares_are_the_remembered_sizes(lab: Any) -> None:
-    """Noise of ±30 around sizes 4, 9 and 2 averages out."""
-    release, plan = algorithm_settings("dpsgd_f_adjusted", {"memory": 0.9999}).build().side_release, lab.plan()
-    stream, public = torch.Generator().manual_seed(0), {}
-    for _ in range(20_000):
-        noised = torch.tensor([1.0, 9.0, 0.5, 3.0, 0.0, 1.5]) + 30 * torch.randn(6, generator=stream)
-        public |= release.later(noised, public, plan)
-    assert public["group_shares"].tolist() == pytest.approx([4 / 15, 9 / 15, 2 / 15], rel=0.2)
+def test_shares_are_those_of_all_counts_so_far(lab: Any) -> None:
+    """Noise of ±30 around sizes 4, 9 and 2 averages out, however short the memory of the bounds."""
+    sizes = torch.tensor([1.0, 9.0, 0.5, 3.0, 0.0, 1.5])
+    noise = 30 * torch.randn(20_000, 6, generator=torch.Generator().manual_seed(0))
+    found = shares(lab, sizes + noise, count_noise_multiplier=30.0, memory=0.5)
+    assert found.tolist() == pytest.approx([4 / 15, 9 / 15, 2 / 15], rel=0.2)
 
 
-def test_a_class_that_is_never_counted_keeps_a_share(lab: Any) -> None:
-    release = algorithm_settings("dpsgd_f_adjusted").build().side_release
-    shares = release.later(torch.tensor([5.0, 3.0, -90.0, 4.0, 0.0, -9.0]), {}, lab.plan())["group_shares"]
-    assert shares.tolist() == pytest.approx([9 / 13, 3 / 13, 1 / 13])
+def test_counts_that_are_all_noise_tell_nothing(lab: Any) -> None:
+    released = torch.tensor([[30.0, 2.0, -90.0, 4.0, 0.0, -9.0]])
+    assert shares(lab, released, count_noise_multiplier=100.0).tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_a_class_that_is_never_counted_keeps_the_share_of_one_record(lab: Any) -> None:
+    """B/N = 1/4 of a record in a batch, where the noise is less than that."""
+    released = torch.tensor([[5.0, 3.0, -90.0, 4.0, 0.0, -9.0]])
+    found = shares(lab, released, count_noise_multiplier=0.01)
+    assert found.tolist() == pytest.approx([9 / 12.25, 3 / 12.25, 0.25 / 12.25])
 
 
 def test_a_steps_loss_is_that_of_the_counts_of_earlier_steps(lab: Any) -> None:
@@ -62,15 +75,16 @@ def test_a_resumed_run_goes_on_with_the_same_loss(lab: Any) -> None:
     assert torch.equal(second.engine.flatten(), whole.engine.flatten())
 
 
-def test_it_costs_what_dpsgd_f_costs(lab: Any) -> None:
-    events = [algorithm_settings(name).build().events(lab.plan()) for name in ("dpsgd_f", "dpsgd_f_adjusted")]
-    assert events[0] == events[1]
+def test_it_costs_what_dpsgd_f_costs_with_such_counts(lab: Any) -> None:
+    options = {"count_noise_multiplier": "5x"}
+    plain, adjusted = algorithm_settings("dpsgd_f", options), algorithm_settings("dpsgd_f_adjusted")
+    assert plain.build().events(lab.plan()) == adjusted.build().events(lab.plan())
 
 
 def test_shares_are_in_the_history(lab: Any) -> None:
     last = lab.trained("dpsgd_f_adjusted").history[-1]
     assert {"clip_norm/2", "group_shares/2"} <= set(last)
-    assert not [name for name in last if "remembered" in name]
+    assert not [name for name in last if "remembered" in name or "counted" in name]
 
 
 def test_groups_that_are_not_the_classes_are_refused(lab: Any) -> None:

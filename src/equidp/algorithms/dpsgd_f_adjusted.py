@@ -1,18 +1,20 @@
 """DPSGD-F with logit adjustment: this project's own, for rare classes; one more use of what DPSGD-F releases already.
 
 A rare class loses because it is rare: whatever the bounds, cross-entropy learns its share along with its looks. Where
-the groups are the classes, the remembered counts of `dpsgd_f_smooth` tell the shares, and the loss can be told them
-instead of the model (Menon et al. 2021, "Long-tail learning via logit adjustment"). With m̂, ô those averages and z a
-record's outputs,
+the groups are the classes, the released counts tell the shares, and the loss can be told them instead of the model
+(Menon et al. 2021, "Long-tail learning via logit adjustment"). After t steps, z a record's outputs,
 
-    b̂^k = max(m̂^k + ô^k, 1),   π̂^k = b̂^k/Σb̂,   ℓ(z, y) = −log softmax(z + τ·log π̂)_y
+    b̂^k = max(mean over the steps of m̃^k + õ^k, σ_1·√(2/t), B/N),   π̂^k = b̂^k/Σb̂,
+    ℓ(z, y) = −log softmax(z + τ·log π̂)_y
 
-and bounds C^k, weights and Δ are `dpsgd_f_smooth`'s, of the gradients of that loss. τ = 0 is `dpsgd_f_smooth`; τ = 1
+and bounds C^k, weights and Δ are `dpsgd_f_smooth`'s, of the gradients of that loss. Shares do not change, so their
+average is over all steps; no class is thought smaller than the average's own standard deviation, hence in the first
+steps, which are noise, all of one size, nor smaller than one record. τ = 0 is `dpsgd_f_smooth`; τ = 1
 asks for the classifier that is best where all classes are equally likely; what is trained little, under noise, gains by
 more. Unlike weights for rare groups (`dpsgd_f_balanced`, `naive`) this costs no noise: Δ stays.
 
 A step's loss is made of the counts of earlier steps, which are noised: given them it depends on the record alone, so
-events, ε and Δ are DPSGD-F's own.
+event and Δ are DPSGD-F's own.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from torch import Tensor
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth, SmoothedClipCounts
 from equidp.engine.algorithm import Algorithm
 from equidp.engine.losses import Loss, Shifted
-from equidp.engine.parts import Objective, Plan, Public, Pursuing
+from equidp.engine.parts import NoiseLevel, Objective, Plan, Public, Pursuing
 
-SHARES = "group_shares"
+SHARES, COUNTED = "group_shares", "counted_sizes"
 
 Adjustment = Annotated[float, Field(ge=0, le=10)]
 
@@ -37,16 +39,19 @@ Adjustment = Annotated[float, Field(ge=0, le=10)]
 class ClipCountsAndShares(SmoothedClipCounts):
     """The remembered counts, turned into bounds C^k and shares π̂^k."""
 
+    keeps: ClassVar[frozenset[str]] = SmoothedClipCounts.keeps | {COUNTED}
     steers: ClassVar[frozenset[str]] = frozenset({SHARES})
     defaults: ClassVar[dict[str, float]] = {SHARES: 1.0}
 
     def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """The sums to go on from, and π̂^k, `[K]`."""
-        kept = super().later(noised, public, plan)
-        (average,) = kept.values()
-        above, not_above = (average[:-1] / average[-1]).chunk(2)
-        sizes = (above + not_above).clamp(min=1.0)
-        return {**kept, SHARES: sizes / sizes.sum()}
+        above, not_above = noised.chunk(2)
+        counted = torch.cat([above + not_above, noised.new_ones(1)])  # the last one counts the steps
+        counted += public.get(COUNTED, 0.0)
+        steps = counted[-1]
+        least = (self.noise(plan) * (2 / steps).sqrt()).clamp(min=plan.sampling_rate)
+        sizes = torch.maximum(counted[:-1] / steps, least)
+        return {**super().later(noised, public, plan), COUNTED: counted, SHARES: sizes / sizes.sum()}
 
 
 class LogitAdjusted(Objective):
@@ -78,6 +83,8 @@ class Adjusting(Pursuing):
 class DPSGDFAdjusted(DPSGDFSmooth):
     """Settings of DPSGD-F with remembered counts and logit adjustment. The groups have to be the classes."""
 
+    count_noise_multiplier: NoiseLevel = "5x"
+    """σ_1, noise on each of the 2K counts; half of DPSGD-F's, as shares are made of them: 2 % more noise elsewhere."""
     adjustment: Adjustment = 1.5
     """τ, how far the loss allows for the classes' shares: 0 not at all, 1 until rare and common ones weigh alike."""
 
