@@ -93,7 +93,9 @@ def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError |
     name, cause = str(error).split(":")[0], error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    saving = isinstance(error, DatasetError) and "while saving" in str(error) and name in catalog
+    # of a versioned dataset's folder Kedro says something else
+    told = "while saving" in str(error) or isinstance(cause, NotADirectoryError)
+    saving = isinstance(error, DatasetError) and told and name in catalog
     if not (saving and isinstance(cause, OSError) and cause.errno in REFUSALS):
         return None
     path = _filepath(catalog, name)
@@ -147,7 +149,7 @@ class RunHook:
         _tell_unread(run_params, sorted(options))
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)
-        self._catalog = catalog
+        self._catalog, self._made = catalog, pipeline.all_outputs()
         tracking.begin(mlflow.active_run() is None)
         # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
         mlflow_hook.run_id = None
@@ -169,10 +171,12 @@ class RunHook:
         """
         name, _, kind = dataset_name.rpartition(".")
         if kind == "model" and name in ALGORITHMS:
-            said = [_filepath(self._catalog, f"{name}.{stale}") for stale in ARTIFACTS]
-            if name != BASELINE and (earlier := next((path for path in said if path.exists()), None)):
+            said = {stale: _filepath(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in ARTIFACTS)}
+            # a baseline comes with every run, and of its figures no more than a run makes is missed
+            missed = (path for stale, path in said.items() if name != BASELINE or stale not in self._made)
+            if earlier := next((path for path in missed if path.exists()), None):
                 logger.info("An earlier run's results in %s are replaced; run_label=… keeps both.", earlier.parent)
-            for path in said:
+            for path in said.values():
                 path.unlink(missing_ok=True)
 
     @hook_impl(wrapper=True)
@@ -323,7 +327,8 @@ class TrackingHook:
             "device": str(choose_device(self._parameters["training"]["device"])),
             "git_commit": git_commit(),
         }
-        return shared | ({"algorithm": algorithm} if algorithm else {})
+        given = {"algorithm": algorithm, "run_label": self._parameters["run_label"]}
+        return shared | {name: value for name, value in given.items() if value}
 
 
 def _evaluated(pipeline: Pipeline) -> tuple[str, ...]:

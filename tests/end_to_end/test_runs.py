@@ -339,6 +339,22 @@ def test_what_has_no_effect_and_what_is_lost_is_told(project, caplog):
     assert str(report_folder(project, "dpsgd").relative_to(project)) in told
 
 
+def test_a_baselines_own_report_does_not_go_unsaid(project, caplog):
+    kedro_run(project, "sgd", **QUICK)
+    assert "are replaced" not in caplog.text
+    kedro_run(project, "dpsgd", **QUICK)
+    (told,) = (r.message for r in caplog.records if "are replaced" in r.message)
+    assert str(report_folder(project, "sgd").relative_to(project)) in told
+
+
+@pytest.mark.parametrize("stage", ["06_models", "08_reporting"])
+def test_a_file_where_a_folder_belongs_is_told(project, stage):
+    (project / "data" / stage).mkdir(parents=True, exist_ok=True)
+    (project / "data" / stage / "digits").touch()
+    with pytest.raises(EquidpError, match="a file stands where a folder should be; move it"):
+        kedro_run(project, "dpsgd", **QUICK)
+
+
 def test_processes_that_cannot_see_the_run_are_refused(project):
     runner = ParallelRunner()
     try:

@@ -1,0 +1,10 @@
+"""The packaged project, where `kedro` finds none: `python -m equidp --conf-source=conf-equidp.tar.gz …` is `kedro run …`."""
+
+from __future__ import annotations
+
+from kedro.framework.cli.project import run
+from kedro.framework.project import configure_project
+
+if __name__ == "__main__":
+    configure_project("equidp")
+    run()
