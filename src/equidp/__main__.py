@@ -1,4 +1,4 @@
-"""The packaged project, where `kedro` finds none: `python -m equidp --conf-source=conf-equidp.tar.gz …` is `kedro run …`."""
+"""The packaged project, where `kedro` finds none: `python -m equidp --conf-source=conf-equidp.tar.gz` is `kedro run`."""
 
 from __future__ import annotations
 
