@@ -1,4 +1,4 @@
-"""The packaged project, where `kedro` finds none: `python -m equidp --conf-source=conf-equidp.tar.gz` is `kedro run`."""
+"""The packaged project: `python -m equidp --conf-source=conf-equidp.tar.gz` is what `kedro run` is in a checkout."""
 
 from __future__ import annotations
 
