@@ -1,6 +1,6 @@
 """The best learning rate of every algorithm for its worst group, on records held back from training.
 
-    python benchmarks/reproduce/tune.py            # the grid `tuning` of sweeps.yml; a quarter of an hour on one core
+    python benchmarks/reproduce/tune.py            # the grid `tuning` of sweeps.yml; three quarters of an hour on one core
 
 Trains every cell of the grid in this process, without reports and tracking, and prints per dataset and algorithm the
 accuracy of the worst group (and overall) at every rate, best first. The best rates are those of `worst_group_table`. A
@@ -50,16 +50,19 @@ def main() -> None:
         if cell.settings["data"]["evaluate_on"] != "validation":
             raise EquidpError(f"{cell} evaluates on test records, by which nothing may be chosen.")
     raw = Path(project.config()["parameters"]["raw_dir"])
-    found: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for cell in tqdm(cells, disable=not sys.stderr.isatty()):
-        found[cell.dataset, cell.algorithm][cell.settings["training"]["learning_rate"]].append(
+        by = f"{cell.dataset} by {cell.settings['data']['groups'][0]}"
+        adjustment = cell.settings[cell.algorithm]["options"].get("adjustment")
+        rate = f"{cell.settings['training']['learning_rate']:g}" + (f" τ {adjustment:g}" if adjustment else "")
+        found[by, cell.algorithm][rate].append(
             scores(cell.settings, cell.algorithm, raw if raw.is_absolute() else ROOT / raw)
         )
     for (dataset, algorithm), rates in found.items():
         means = {rate: tuple(map(statistics.mean, zip(*seeds, strict=True))) for rate, seeds in rates.items()}
         best_first = sorted(means.items(), key=lambda item: item[1], reverse=True)
-        shown = "   ".join(f"{rate:g}: {worst:.3f} ({overall:.3f})" for rate, (worst, overall) in best_first)
-        print(f"{dataset:8s} {algorithm:16s} {shown}")
+        shown = "   ".join(f"{rate}: {worst:.3f} ({overall:.3f})" for rate, (worst, overall) in best_first)
+        print(f"{dataset:25s} {algorithm:16s} {shown}")
 
 
 @cache

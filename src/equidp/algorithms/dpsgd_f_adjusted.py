@@ -10,8 +10,8 @@ the groups are the classes, the released counts tell the shares, and the loss ca
 and bounds C^k, weights and Δ are `dpsgd_f_smooth`'s, of the gradients of that loss. Shares do not change, so their
 average is over all steps; no class is thought smaller than the average's own standard deviation, hence in the first
 steps, which are noise, all of one size, nor smaller than one record. τ = 0 is `dpsgd_f_smooth`; τ = 1
-asks for the classifier that is best where all classes are equally likely; what is trained little, under noise, gains by
-more. Unlike weights for rare groups (`dpsgd_f_balanced`, `naive`) this costs no noise: Δ stays.
+asks for the classifier that is best where all classes are equally likely; where a class is so rare that little of it is
+learnt, more may serve it better. Unlike weights for rare groups (`dpsgd_f_balanced`, `naive`) this costs no noise: Δ stays.
 
 A step's loss is made of the counts of earlier steps, which are noised: given them it depends on the record alone, so
 event and Δ are DPSGD-F's own.
@@ -60,7 +60,7 @@ class LogitAdjusted(Objective):
     reads: ClassVar[frozenset[str]] = frozenset({SHARES})
     by_class: ClassVar[bool] = True
 
-    adjustment: Adjustment = 1.5
+    adjustment: Adjustment = 1.0
     """τ."""
 
     def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
@@ -85,7 +85,7 @@ class DPSGDFAdjusted(DPSGDFSmooth):
 
     count_noise_multiplier: NoiseLevel = "5x"
     """σ_1, noise on each of the 2K counts; half of DPSGD-F's, as shares are made of them: 2 % more noise elsewhere."""
-    adjustment: Adjustment = 1.5
+    adjustment: Adjustment = 1.0
     """τ, how far the loss allows for the classes' shares: 0 not at all, 1 until rare and common ones weigh alike."""
 
     def build(self) -> Algorithm:
