@@ -9,9 +9,9 @@ the groups are the classes, the released counts tell the shares, and the loss ca
 
 and bounds C^k, weights and Δ are `dpsgd_f_smooth`'s, of the gradients of that loss. Shares do not change, so their
 average is over all steps; no class is thought smaller than the average's own standard deviation, hence in the first
-steps, which are noise, all of one size, nor smaller than one record. τ = 0 is `dpsgd_f_smooth`; τ = 1
-asks for the classifier that is best where all classes are equally likely; where a class is so rare that little of it is
-learnt, more may serve it better. Unlike weights for rare groups (`dpsgd_f_balanced`, `naive`) this costs no noise: Δ stays.
+steps, which are noise, all of one size, nor smaller than one record. τ = 0 is `dpsgd_f_smooth`; τ = 1 asks for the
+classifier that is best where all classes are equally likely; where a class is so rare that little of it is learnt, more
+may serve it better. Unlike weights for rare groups (`dpsgd_f_balanced`, `naive`) this costs no noise: Δ stays.
 
 A step's loss is made of the counts of earlier steps, which are noised: given them it depends on the record alone, so
 event and Δ are DPSGD-F's own.
