@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import pandas as pd
 import pytest
@@ -159,6 +160,14 @@ def test_groups_table_lists_the_group_without_a_test_record(sample):
     assert frame.loc["Male", "excess loss dpsgd"] == expected["excess_loss"]
     assert "AUROC sgd" in frame
     assert "AUROC sgd" not in groups_table(sample.documents, "class", pd.DataFrame())
+
+
+def test_a_groups_table_of_many_settings_is_built_without_pandas_warning_of_its_columns(sample):
+    documents = {f"dpsgd ε={k}": sample.documents["dpsgd"] for k in range(60)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.PerformanceWarning)
+        frame = groups_table(documents, "sex", sample.group_table).reset_index()
+    assert list(frame.columns[:4]) == ["group", "train", "tested", "accuracy sgd"]
 
 
 def test_one_private_models_costs_have_their_intervals_beside_them(sample):

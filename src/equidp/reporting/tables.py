@@ -261,15 +261,14 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     """
     every = with_baseline(documents)
     groups = _groups_of(every, grouping)
-    frame = pd.DataFrame(index=pd.Index(groups, name="group"))
+    tested = {group: _tested(every, grouping, group) for group in groups}
     sizes = counts[counts["grouping"] == grouping].set_index("group") if len(counts) else pd.DataFrame()
-    for part in ("train", "public"):
-        if part in sizes and sizes[part].any():
-            frame[part] = sizes[part].reindex(groups)
-    frame["tested"] = [_tested(every, grouping, group) for group in groups]
+    parts = [part for part in ("train", "public") if part in sizes and sizes[part].any()]
+    columns = {part: sizes[part].reindex(groups) for part in parts} | {"tested": pd.Series(tested)}
     for title, values in _group_columns(every, grouping):
-        frame[title] = pd.Series({g: values.get(g) for g in groups}, dtype=object if title == INTERVAL else float)
-    frame = frame.rename(index=marked(dict(zip(groups, frame["tested"], strict=True))))
+        columns[title] = pd.Series({g: values.get(g) for g in groups}, dtype=object if title == INTERVAL else float)
+    # at once: a page of many settings has hundreds of columns, and pandas warns of each that is added alone
+    frame = pd.DataFrame(columns, index=pd.Index(groups, name="group")).rename(index=marked(tested))
     return frame.dropna(axis="columns", how="all")
 
 
