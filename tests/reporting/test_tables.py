@@ -17,6 +17,7 @@ from equidp.reporting.tables import (
     group_figures,
     groups_table,
     metrics_table,
+    other_baseline,
     print_table,
     results_table,
     with_baseline,
@@ -51,6 +52,15 @@ def test_a_single_run_brings_its_baseline_along(sample):
     assert list(with_baseline(alone.documents)) == ["sgd", "dpsgd_f"]
     frame = results_table(alone.documents, alone.privacy)
     assert frame.loc["sgd", "accuracy"] == sample.documents["sgd"]["overall"]["accuracy"]
+
+
+def test_of_several_baselines_none_is_shown_for_all(sample):
+    documents = {k: copy.deepcopy(sample.documents[k]) for k in ("dpsgd", "dpsgd_f")}
+    assert next(iter(with_baseline(documents))) == "sgd"
+    documents["dpsgd"]["baseline"]["overall"]["accuracy"] = 0.25
+    assert list(with_baseline(documents)) == ["dpsgd", "dpsgd_f"]
+    assert other_baseline(documents) == []
+    assert other_baseline({"sgd": sample.documents["sgd"], **documents}) == ["dpsgd"]
 
 
 def test_over_seeds_the_worst_group_is_the_mean_of_each_seeds_worst(sample):

@@ -60,19 +60,22 @@ _HEADINGS = {
 
 
 def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:
-    """The documents with the baseline's own figures as algorithm `sgd`, first, where a run carries them."""
+    """The documents with the baseline's own figures as algorithm `sgd`, first, where the runs carry one and the same.
+
+    Of several baselines none stands for all: each row's cost is against its own.
+    """
     if BASELINE in documents:
         return {BASELINE: documents[BASELINE], **{k: v for k, v in documents.items() if k != BASELINE}}
-    for document in documents.values():
-        if "baseline" in document:
-            return {BASELINE: document["baseline"], **documents}
-    return dict(documents)
+    first, *others = [document["baseline"] for document in documents.values() if "baseline" in document] or [None]
+    alike = first is not None and all(other["overall"] == first["overall"] for other in others)
+    return {BASELINE: first, **documents} if alike else dict(documents)
 
 
 def other_baseline(documents: Mapping[str, Mapping]) -> list[str]:
-    """Algorithms whose cost of privacy was measured against another baseline than the one that is shown."""
-    shown = with_baseline(documents).get(BASELINE, {}).get("overall")
-    return [name for name, d in documents.items() if "baseline" in d and d["baseline"]["overall"] != shown]
+    """Algorithms whose cost of privacy was measured against another baseline than the one that is shown, if any is."""
+    shown = with_baseline(documents).get(BASELINE)
+    costs = {name: d["baseline"]["overall"] for name, d in documents.items() if "baseline" in d}
+    return [name for name, overall in costs.items() if shown and overall != shown["overall"]]
 
 
 def groupings_of(documents: Mapping[str, Mapping]) -> list[str]:

@@ -226,12 +226,6 @@ def write_summary(rows: Sequence[Row], table: pd.DataFrame, folder: Path, title:
 
 def _page(rows: Sequence[Row], title: str) -> str:
     documents = {row.label: averaged(row.algorithm, row.metrics) for row in rows}
-    baselines = {json.dumps(document.get("baseline", {}).get("overall")) for document in documents.values()}
-    if len(baselines - {"null"}) > 1:
-        # several baselines: each row's cost is against its own, and none of them stands for all
-        documents = {
-            label: {k: v for k, v in document.items() if k != "baseline"} for label, document in documents.items()
-        }
     counts = sorted({len(row.metrics) for row in rows})
     seeds = " or ".join(map(str, counts))
     return html_report(
