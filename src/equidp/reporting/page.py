@@ -106,11 +106,13 @@ def html_report(
         cards=_cards(documents, privacy),
         overview=_grid(overview.reset_index()),
         marked=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)[:1]) else "",
+        left_out=tables.left_out(overview),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
+        fairlearn="demographic parity difference" in disparity,
         statements={name: privacy_sections(_facts(name, privacy)) for name in documents},
     )
 

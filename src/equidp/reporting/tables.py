@@ -193,6 +193,12 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
     console.print(_rich(frame), width=width)
 
 
+def left_out(frame: pd.DataFrame) -> str:
+    """How a `results_table`'s groups were chosen, where it does not show them all."""
+    shown, every = sum(":" in column for column in frame.columns), frame.attrs.get("groups", 0)
+    return f"Of {every} groups the {shown} that paid most are shown." if 0 < shown < every else ""
+
+
 def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
     few = frame.attrs.get("few", {})
     order = [few.get(group, group) for group in frame.attrs.get("dearest_first", ())]
@@ -202,8 +208,7 @@ def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
 def _rich(frame: pd.DataFrame) -> Table:
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
-    every = frame.attrs.get("groups", 0)
-    part_of = f" Of {every} groups the {len(groups)} that paid most are shown." if 0 < len(groups) < every else ""
+    part_of = f" {chosen}" if (chosen := left_out(frame)) else ""
     table = Table(
         title=f"Accuracy on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
         if names
