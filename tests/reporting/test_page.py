@@ -141,8 +141,11 @@ def test_captions_speak_of_the_lines_that_are_drawn(sample):
 
     several = {"seeds": 2}
     assert "Lines are 95 % intervals over test records." in captions()
-    assert "over seeds, of a single seed over test records." in captions(dpsgd=several)
-    assert "Lines are 95 % intervals over seeds." in captions(sgd=several, dpsgd=several, dpsgd_f=several)
+    assert "over seeds, of a single seed over test records, cut at 0 and 1." in captions(dpsgd=several)
+    cost = sample.documents["dpsgd"]["cost_of_privacy"] | {"intervals": {"groups": {"sex": {"Male": [-2, 1]}}}}
+    every = captions(sgd=several, dpsgd=several | {"cost_of_privacy": cost}, dpsgd_f=several)
+    assert "Lines are 95 % intervals over seeds, cut at 0 and 1." in every
+    assert "Lines are 95 % intervals over seeds, cut at −1 and 1." in every
     none = {"intervals": {}}
     assert "Lines are" not in captions(sgd=none, dpsgd=none, dpsgd_f=none)
 

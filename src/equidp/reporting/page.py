@@ -226,22 +226,23 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
             continue
         few = f" {tables.FEW_MEANS}" if tables.has_small_groups(documents, [g]) else ""
         accuracy, cost = figures.metric_per_group(documents, g), figures.cost_per_group(documents, g)
-        yield accuracy, f"Accuracy on the test records of each {g} group.{_lines(accuracy, documents)}{few}"
-        told = f"{_lines(cost, documents)}{few}"
+        yield accuracy, f"Accuracy on the test records of each {g} group.{_lines(accuracy, documents, '0')}{few}"
+        told = f"{_lines(cost, documents, '−1')}{few}"
         yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{told}"
         if len(counts) and (counts["grouping"] == g).any():
             sizes = f"Number of records of each {g} group in each part of the split.{few if 'test' in counts else ''}"
             yield figures.group_counts(counts, g), sizes
 
 
-def _lines(chart: go.Figure, documents: Mapping[str, Mapping]) -> str:
-    """What the lines on the bars are, if there are any."""
+def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> str:
+    """What the lines on the bars are, if there are any; `least` is the lowest value possible."""
     if all(bar.error_y.array is None for bar in chart.data):
         return ""
     if not _several(documents):
         return " Lines are 95 % intervals over test records."
     single = any(document.get("seeds", 1) == 1 for document in documents.values())
-    return f" Lines are 95 % intervals over seeds{', of a single seed over test records' if single else ''}."
+    of_single = ", of a single seed over test records" if single else ""
+    return f" Lines are 95 % intervals over seeds{of_single}, cut at {least} and 1."
 
 
 def _training_figures(
