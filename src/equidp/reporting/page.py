@@ -350,17 +350,27 @@ _HEADINGS = {
 
 
 _WITH_SIGN = ("cost", "Δ", "excess")
+_WITH_HALVES = ("accuracy", "cost", "worst_accuracy", "gap")
 
 
 def _grid(frame: pd.DataFrame, *, caption: str = "") -> Grid:
-    """A frame as headings and cells; differences to the baseline carry signs."""
-    formats = [_format(str(column)) for column in frame.columns]
-    rows = (
-        tuple(_cell(value, shown) for value, shown in zip(row, formats, strict=True))
-        for row in frame.itertuples(index=False, name=None)
-    )
+    """A frame as headings and cells; differences to the baseline carry signs, means over seeds their ±."""
+    halves = {name: frame[f"{name}±"] for name in _WITH_HALVES if f"{name}±" in frame}
+    frame = frame.drop(columns=[f"{name}±" for name in halves])
+    columns = [
+        [_cell(value, _format(str(name))) for value in frame[name]]
+        if name not in halves
+        else [_mean(*pair, sign="+" if name == "cost" else "") for pair in zip(frame[name], halves[name], strict=True)]
+        for name in frame.columns
+    ]
     header = ((_HEADINGS.get(c, str(c)), pd.api.types.is_numeric_dtype(frame[c])) for c in frame.columns)
-    return Grid(caption, tuple(header), tuple(rows))
+    return Grid(caption, tuple(header), tuple(zip(*columns, strict=True)))
+
+
+def _mean(value: float, half: float, *, sign: str) -> Cell:
+    """A mean over seeds with half of its interval, sorted by the mean; a single seed has no interval."""
+    told = "" if pd.isna(half) else f" ± {half:.3f}"
+    return _cell(value, lambda mean: f"{mean:{sign}.3f}{told}")
 
 
 def _format(column: str) -> Callable:

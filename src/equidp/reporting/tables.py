@@ -103,7 +103,8 @@ def results_table(
         A frame indexed by `algorithm` with the columns `epsilon`, `epsilon_published`, `accuracy`, `cost` (against the
         baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy` and `gap`. Undefined values are NaN.
         Names are as they are in the data: `with_marks` is what readers see.
-        Documents that are means over seeds say so: their number comes first, as `seeds`.
+        Documents that are means over seeds say so: their number comes first, as `seeds`, and `accuracy±`, `cost±`,
+        `worst_accuracy±` and `gap±` come last where there are several, half of each 95 % interval over seeds.
     """
     documents = with_baseline(documents)
     groupings = groupings_of(documents)
@@ -138,7 +139,20 @@ def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Seque
         "worst_group": worst["group"],
         "worst_accuracy": worst["accuracy"],
         "gap": cost.get("gap", {}).get(grouping, {}).get("accuracy"),
+        **(_halves(document, grouping) if document.get("seeds", 1) > 1 else {}),
     }
+
+
+def _halves(document: Mapping, grouping: str | None) -> dict[str, float | None]:
+    """Half of the intervals over seeds."""
+    own, cost = (of.get("intervals") or {} for of in (document, document.get("cost_of_privacy") or {}))
+    ends = {
+        "accuracy±": own.get("overall"),
+        "cost±": cost.get("overall"),
+        "worst_accuracy±": own.get("worst", {}).get(grouping),
+        "gap±": cost.get("gap", {}).get(grouping),
+    }
+    return {name: (pair[1] - pair[0]) / 2 if pair else None for name, pair in ends.items()}
 
 
 def _dearest_first(documents: Mapping[str, Mapping], grouping: str) -> list[str]:

@@ -260,16 +260,18 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
 
 
 def _intervals(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The accuracies' intervals over seeds, where one run has those over test records."""
+    """The accuracies' intervals over seeds, where one run has those over test records; and worst groups' and gaps'."""
 
     def ends(of: Mapping[str, Any] | None) -> list[float] | None:
         accuracy = (of or {}).get("accuracy")
         return [accuracy["low"], accuracy["high"]] if accuracy and accuracy["low"] is not None else None
 
     groups = figures["groups"].items()
+    between = {name: figures.get(name) or {} for name in ("worst", "gap")}
     return {
         "overall": ends(figures["overall"]),
         "groups": {grouping: {group: ends(values) for group, values in of.items()} for grouping, of in groups},
+        **{name: {grouping: ends(values) for grouping, values in of.items()} for name, of in between.items()},
     }
 
 
