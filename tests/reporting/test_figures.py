@@ -65,6 +65,15 @@ def test_bars_of_accuracy_carry_their_intervals_small_groups_too(sample):
         assert trace(without, "dpsgd").error_y.array is None
 
 
+def test_an_interval_is_drawn_as_far_as_its_figure_can_be(sample):
+    documents = copy.deepcopy(sample.documents)
+    for part in (documents["dpsgd"], documents["dpsgd"]["cost_of_privacy"]):
+        part["intervals"] = {"groups": {"sex": {"Female": [-1.4, 1.65], "Male": None}}}
+    for chart, least in ((figures.metric_per_group, 0), (figures.cost_per_group, -1)):
+        bar = trace(chart(documents, "sex"), "dpsgd")
+        assert (bar.y[0] - bar.error_y.arrayminus[0], bar.y[0] + bar.error_y.array[0]) == pytest.approx((least, 1))
+
+
 def test_groups_with_few_test_records_are_marked(sample):
     documents = copy.deepcopy(sample.documents)
     for group, count in (("Female", 9), ("Male", 10)):

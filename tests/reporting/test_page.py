@@ -119,6 +119,20 @@ def test_small_groups_are_marked_and_the_mark_explained_wherever_they_are_shown(
     assert page.text.count(tables.FEW_MEANS) == 5
 
 
+def test_notes_explain_what_the_tables_show(sample, page):
+    assert "as Fairlearn defines them" in page.text
+    assert "Of 10 groups the 4 that paid most are shown." in page.text
+    by = {}
+    for grouping in ("class", "sex"):
+        document = sample.documents["sgd"]
+        parts = {k: {g: of for g, of in document[k].items() if g == grouping} for k in ("groups", "disparity")}
+        arguments = sample.arguments() | {"documents": {"sgd": document | parts}}
+        by[grouping] = Reader(html_report(**arguments)).text
+    assert "Differences between groups" in by["class"]
+    assert "Fairlearn" not in by["class"]
+    assert "that paid most" not in by["sex"]
+
+
 def test_captions_speak_of_the_lines_that_are_drawn(sample):
     def captions(**changes: object) -> str:
         arguments = sample.arguments()
@@ -127,8 +141,11 @@ def test_captions_speak_of_the_lines_that_are_drawn(sample):
 
     several = {"seeds": 2}
     assert "Lines are 95 % intervals over test records." in captions()
-    assert "over seeds, of a single seed over test records." in captions(dpsgd=several)
-    assert "Lines are 95 % intervals over seeds." in captions(sgd=several, dpsgd=several, dpsgd_f=several)
+    assert "over seeds, of a single seed over test records, cut at 0 and 1." in captions(dpsgd=several)
+    cost = sample.documents["dpsgd"]["cost_of_privacy"] | {"intervals": {"groups": {"sex": {"Male": [-2, 1]}}}}
+    every = captions(sgd=several, dpsgd=several | {"cost_of_privacy": cost}, dpsgd_f=several)
+    assert "Lines are 95 % intervals over seeds, cut at 0 and 1." in every
+    assert "Lines are 95 % intervals over seeds, cut at −1 and 1." in every
     none = {"intervals": {}}
     assert "Lines are" not in captions(sgd=none, dpsgd=none, dpsgd_f=none)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from equidp.reporting.tables import (
     group_figures,
     groups_table,
     metrics_table,
+    other_baseline,
     print_table,
     results_table,
     with_baseline,
@@ -50,6 +52,15 @@ def test_a_single_run_brings_its_baseline_along(sample):
     assert list(with_baseline(alone.documents)) == ["sgd", "dpsgd_f"]
     frame = results_table(alone.documents, alone.privacy)
     assert frame.loc["sgd", "accuracy"] == sample.documents["sgd"]["overall"]["accuracy"]
+
+
+def test_of_several_baselines_none_is_shown_for_all(sample):
+    documents = {k: copy.deepcopy(sample.documents[k]) for k in ("dpsgd", "dpsgd_f")}
+    assert next(iter(with_baseline(documents))) == "sgd"
+    documents["dpsgd"]["baseline"]["overall"]["accuracy"] = 0.25
+    assert list(with_baseline(documents)) == ["dpsgd", "dpsgd_f"]
+    assert other_baseline(documents) == []
+    assert other_baseline({"sgd": sample.documents["sgd"], **documents}) == ["dpsgd"]
 
 
 def test_over_seeds_the_worst_group_is_the_mean_of_each_seeds_worst(sample):
@@ -159,6 +170,14 @@ def test_groups_table_lists_the_group_without_a_test_record(sample):
     assert frame.loc["Male", "excess loss dpsgd"] == expected["excess_loss"]
     assert "AUROC sgd" in frame
     assert "AUROC sgd" not in groups_table(sample.documents, "class", pd.DataFrame())
+
+
+def test_a_groups_table_of_many_settings_is_built_without_pandas_warning_of_its_columns(sample):
+    documents = {f"dpsgd ε={k}": sample.documents["dpsgd"] for k in range(60)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.PerformanceWarning)
+        frame = groups_table(documents, "sex", sample.group_table).reset_index()
+    assert list(frame.columns[:4]) == ["group", "train", "tested", "accuracy sgd"]
 
 
 def test_one_private_models_costs_have_their_intervals_beside_them(sample):

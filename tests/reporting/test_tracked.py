@@ -65,6 +65,12 @@ def test_settings_that_end_alike_have_their_full_names() -> None:
     assert found == {"dpsgd a.x=1": ["1"], "dpsgd b.x=1": ["2"]}
 
 
+def test_rows_are_called_as_on_the_page_of_a_sweep() -> None:
+    settings = {"privacy.epsilon": ("1.0", "0.5"), "training.epochs": ("1000000", "2"), "data.keep.8": ("a", "1.50")}
+    found = rows(*(run(k, "dpsgd", 0, **{n: v[k] for n, v in settings.items()}) for k in range(2)))
+    assert sorted(found) == ["dpsgd 8=1.5 ε=0.5 epochs=2", "dpsgd 8=a ε=1 epochs=1000000"]
+
+
 def test_a_setting_that_is_not_given_is_not_told() -> None:
     """A run of one algorithm logs the baseline's options, one of several does not."""
     own, rate = {"sgd.options.learning_rate": "None"}, {"training.learning_rate": "0.5"}

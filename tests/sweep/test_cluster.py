@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,3 +42,11 @@ def test_dask_starts_its_workers_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     assert heard == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_busy_dashboard_port_is_no_cause_for_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        with Machines(workers=1, dashboard=port).connect() as client:
+            assert f":{port}/" not in client.dashboard_link
+    assert not [one for one in recwarn if "already in use" in str(one.message)]

@@ -111,7 +111,7 @@ def test_a_baseline_that_diverged_counts_neither_in_its_mean_nor_in_a_cost(cells
     assert "0.650±0.635 " in shown.getvalue()
     assert "In 1 of the seeds of dpsgd the non-private baseline diverged" in page
     baseline = next(line for line in re.findall(r"<tr>(.*?)</tr>", page, flags=re.S) if ">sgd<" in line)
-    assert re.findall(r">([^<>]*)</td>", baseline)[:5] == ["sgd", "1", "–", "–", "0.8500"]
+    assert re.findall(r">([^<>]*)</td>", baseline)[:5] == ["sgd", "1", "–", "–", "0.850"]
 
 
 def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():
@@ -191,6 +191,26 @@ def test_a_page_shows_no_common_baseline_where_there_is_none(cells, tmp_path):
     page = write_summary(rows, table_of(rows), tmp_path, "demo")[1].read_text()
 
     assert "sgd" not in page.split("<table", 1)[1].split("</table>", 1)[0].replace("dpsgd", "")
+
+
+def test_the_overview_tells_the_same_intervals_as_the_table(cells, tmp_path):
+    for cell in cells:
+        run = json.loads(cell.outputs["metrics"].read_text())
+        run["worst"] = {"class": {"group": "b", "accuracy": run["groups"]["class"]["b"]["accuracy"]}}
+        cell.outputs["metrics"].write_text(json.dumps(run))
+    rows = rows_of(cells)
+
+    table = table_of(rows)
+    page = write_summary(rows, table, tmp_path, "demo")[1].read_text()
+
+    low, high = re.findall(r"<tr>(.*?)</tr>", page, flags=re.S)[2:4]
+    for name in ("accuracy", "cost", "worst", "gap"):
+        mean, half = table.loc[0, [name, f"{name}±"]]
+        text = f"{mean:{'+' if name == 'cost' else ''}.3f} ± {half:.3f}"
+        (key,) = re.findall(rf'<td class="number" data-key="([^"]*)">{re.escape(text)}<', low)
+        assert float(key) == pytest.approx(mean)
+    assert "±" not in high  # one seed
+    assert "±</button>" not in page
 
 
 def test_damaged_results_say_what_to_do(cells):

@@ -345,8 +345,10 @@ def _grouped_bars(
 ) -> go.Figure:
     """One bar per algorithm in every group, small ones marked, those without a value included as gaps.
 
-    `intervals` has the ends of a bar's interval by algorithm and group, where there is one.
+    `intervals` has the ends of a bar's interval by algorithm and group, where there is one. It is drawn as far as an
+    accuracy, or a difference of two, can be: a t-interval over few seeds goes far beyond, and would squeeze the bars.
     """
+    least = -1 if column.startswith("cost/") else 0
     tested = {str(group): count for group, count in frame.groupby("group")["count"].max().items()}
     frame = frame.assign(name=frame["group"], group=frame["group"].map(marked(tested)))
     for algorithm, look in looks(frame["algorithm"]).items():
@@ -354,6 +356,7 @@ def _grouped_bars(
         if rows[column].notna().any():
             hover = [f"{count} test records" for count in rows["count"]]
             ends = [intervals.get(algorithm, {}).get(group) for group in rows["name"]]
+            ends = [pair and (max(pair[0], least), min(pair[1], 1)) for pair in ends]
             values = _gaps(rows[column])
             chart.add_trace(bars(algorithm, look, rows["group"], values, _reach(values, ends), hovertext=hover))
     chart.update_layout(barmode="group")

@@ -106,11 +106,13 @@ def html_report(
         cards=_cards(documents, privacy),
         overview=_grid(overview.reset_index()),
         marked=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)[:1]) else "",
+        left_out=tables.left_out(overview),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
+        fairlearn="demographic parity difference" in disparity,
         statements={name: privacy_sections(_facts(name, privacy)) for name in documents},
     )
 
@@ -224,22 +226,23 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
             continue
         few = f" {tables.FEW_MEANS}" if tables.has_small_groups(documents, [g]) else ""
         accuracy, cost = figures.metric_per_group(documents, g), figures.cost_per_group(documents, g)
-        yield accuracy, f"Accuracy on the test records of each {g} group.{_lines(accuracy, documents)}{few}"
-        told = f"{_lines(cost, documents)}{few}"
+        yield accuracy, f"Accuracy on the test records of each {g} group.{_lines(accuracy, documents, '0')}{few}"
+        told = f"{_lines(cost, documents, '−1')}{few}"
         yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{told}"
         if len(counts) and (counts["grouping"] == g).any():
             sizes = f"Number of records of each {g} group in each part of the split.{few if 'test' in counts else ''}"
             yield figures.group_counts(counts, g), sizes
 
 
-def _lines(chart: go.Figure, documents: Mapping[str, Mapping]) -> str:
-    """What the lines on the bars are, if there are any."""
+def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> str:
+    """What the lines on the bars are, if there are any; `least` is the lowest value possible."""
     if all(bar.error_y.array is None for bar in chart.data):
         return ""
     if not _several(documents):
         return " Lines are 95 % intervals over test records."
     single = any(document.get("seeds", 1) == 1 for document in documents.values())
-    return f" Lines are 95 % intervals over seeds{', of a single seed over test records' if single else ''}."
+    of_single = ", of a single seed over test records" if single else ""
+    return f" Lines are 95 % intervals over seeds{of_single}, cut at {least} and 1."
 
 
 def _training_figures(
@@ -347,17 +350,27 @@ _HEADINGS = {
 
 
 _WITH_SIGN = ("cost", "Δ", "excess")
+_WITH_HALVES = ("accuracy", "cost", "worst_accuracy", "gap")
 
 
 def _grid(frame: pd.DataFrame, *, caption: str = "") -> Grid:
-    """A frame as headings and cells; differences to the baseline carry signs."""
-    formats = [_format(str(column)) for column in frame.columns]
-    rows = (
-        tuple(_cell(value, shown) for value, shown in zip(row, formats, strict=True))
-        for row in frame.itertuples(index=False, name=None)
-    )
+    """A frame as headings and cells; differences to the baseline carry signs, means over seeds their ±."""
+    halves = {name: frame[f"{name}±"] for name in _WITH_HALVES if f"{name}±" in frame}
+    frame = frame.drop(columns=[f"{name}±" for name in halves])
+    columns = [
+        [_cell(value, _format(str(name))) for value in frame[name]]
+        if name not in halves
+        else [_mean(*pair, sign="+" if name == "cost" else "") for pair in zip(frame[name], halves[name], strict=True)]
+        for name in frame.columns
+    ]
     header = ((_HEADINGS.get(c, str(c)), pd.api.types.is_numeric_dtype(frame[c])) for c in frame.columns)
-    return Grid(caption, tuple(header), tuple(rows))
+    return Grid(caption, tuple(header), tuple(zip(*columns, strict=True)))
+
+
+def _mean(value: float, half: float, *, sign: str) -> Cell:
+    """A mean over seeds with half of its interval, sorted by the mean; a single seed has no interval."""
+    told = "" if pd.isna(half) else f" ± {half:.3f}"
+    return _cell(value, lambda mean: f"{mean:{sign}.3f}{told}")
 
 
 def _format(column: str) -> Callable:

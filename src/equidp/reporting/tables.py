@@ -60,19 +60,22 @@ _HEADINGS = {
 
 
 def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:
-    """The documents with the baseline's own figures as algorithm `sgd`, first, where a run carries them."""
+    """The documents with the baseline's own figures as algorithm `sgd`, first, where the runs carry one and the same.
+
+    Of several baselines none stands for all: each row's cost is against its own.
+    """
     if BASELINE in documents:
         return {BASELINE: documents[BASELINE], **{k: v for k, v in documents.items() if k != BASELINE}}
-    for document in documents.values():
-        if "baseline" in document:
-            return {BASELINE: document["baseline"], **documents}
-    return dict(documents)
+    first, *others = [document["baseline"] for document in documents.values() if "baseline" in document] or [None]
+    alike = first is not None and all(other["overall"] == first["overall"] for other in others)
+    return {BASELINE: first, **documents} if alike else dict(documents)
 
 
 def other_baseline(documents: Mapping[str, Mapping]) -> list[str]:
-    """Algorithms whose cost of privacy was measured against another baseline than the one that is shown."""
-    shown = with_baseline(documents).get(BASELINE, {}).get("overall")
-    return [name for name, d in documents.items() if "baseline" in d and d["baseline"]["overall"] != shown]
+    """Algorithms whose cost of privacy was measured against another baseline than the one that is shown, if any is."""
+    shown = with_baseline(documents).get(BASELINE)
+    costs = {name: d["baseline"]["overall"] for name, d in documents.items() if "baseline" in d}
+    return [name for name, overall in costs.items() if shown and overall != shown["overall"]]
 
 
 def groupings_of(documents: Mapping[str, Mapping]) -> list[str]:
@@ -100,7 +103,8 @@ def results_table(
         A frame indexed by `algorithm` with the columns `epsilon`, `epsilon_published`, `accuracy`, `cost` (against the
         baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy` and `gap`. Undefined values are NaN.
         Names are as they are in the data: `with_marks` is what readers see.
-        Documents that are means over seeds say so: their number comes first, as `seeds`.
+        Documents that are means over seeds say so: their number comes first, as `seeds`, and `accuracy±`, `cost±`,
+        `worst_accuracy±` and `gap±` come last where there are several, half of each 95 % interval over seeds.
     """
     documents = with_baseline(documents)
     groupings = groupings_of(documents)
@@ -135,7 +139,20 @@ def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Seque
         "worst_group": worst["group"],
         "worst_accuracy": worst["accuracy"],
         "gap": cost.get("gap", {}).get(grouping, {}).get("accuracy"),
+        **(_halves(document, grouping) if document.get("seeds", 1) > 1 else {}),
     }
+
+
+def _halves(document: Mapping, grouping: str | None) -> dict[str, float | None]:
+    """Half of the intervals over seeds."""
+    own, cost = (of.get("intervals") or {} for of in (document, document.get("cost_of_privacy") or {}))
+    ends = {
+        "accuracy±": own.get("overall"),
+        "cost±": cost.get("overall"),
+        "worst_accuracy±": own.get("worst", {}).get(grouping),
+        "gap±": cost.get("gap", {}).get(grouping),
+    }
+    return {name: (pair[1] - pair[0]) / 2 if pair else None for name, pair in ends.items()}
 
 
 def _dearest_first(documents: Mapping[str, Mapping], grouping: str) -> list[str]:
@@ -190,6 +207,12 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
     console.print(_rich(frame), width=width)
 
 
+def left_out(frame: pd.DataFrame) -> str:
+    """How a `results_table`'s groups were chosen, where it does not show them all."""
+    shown, every = sum(":" in column for column in frame.columns), frame.attrs.get("groups", 0)
+    return f"Of {every} groups the {shown} that paid most are shown." if 0 < shown < every else ""
+
+
 def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
     few = frame.attrs.get("few", {})
     order = [few.get(group, group) for group in frame.attrs.get("dearest_first", ())]
@@ -199,8 +222,7 @@ def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
 def _rich(frame: pd.DataFrame) -> Table:
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
-    every = frame.attrs.get("groups", 0)
-    part_of = f" Of {every} groups the {len(groups)} that paid most are shown." if 0 < len(groups) < every else ""
+    part_of = f" {chosen}" if (chosen := left_out(frame)) else ""
     table = Table(
         title=f"Accuracy on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
         if names
@@ -261,15 +283,14 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     """
     every = with_baseline(documents)
     groups = _groups_of(every, grouping)
-    frame = pd.DataFrame(index=pd.Index(groups, name="group"))
+    tested = {group: _tested(every, grouping, group) for group in groups}
     sizes = counts[counts["grouping"] == grouping].set_index("group") if len(counts) else pd.DataFrame()
-    for part in ("train", "public"):
-        if part in sizes and sizes[part].any():
-            frame[part] = sizes[part].reindex(groups)
-    frame["tested"] = [_tested(every, grouping, group) for group in groups]
+    parts = [part for part in ("train", "public") if part in sizes and sizes[part].any()]
+    columns = {part: sizes[part].reindex(groups) for part in parts} | {"tested": pd.Series(tested)}
     for title, values in _group_columns(every, grouping):
-        frame[title] = pd.Series({g: values.get(g) for g in groups}, dtype=object if title == INTERVAL else float)
-    frame = frame.rename(index=marked(dict(zip(groups, frame["tested"], strict=True))))
+        columns[title] = pd.Series({g: values.get(g) for g in groups}, dtype=object if title == INTERVAL else float)
+    # at once: a page of many settings has hundreds of columns, and pandas warns of each that is added alone
+    frame = pd.DataFrame(columns, index=pd.Index(groups, name="group")).rename(index=marked(tested))
     return frame.dropna(axis="columns", how="all")
 
 

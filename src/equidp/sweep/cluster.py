@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,9 @@ class Machines:
                 with self._remote() as client:
                     yield client
             else:
-                with deaf_to_ctrl_c():
+                with deaf_to_ctrl_c(), warnings.catch_warnings():
+                    # another port is taken then, and the line that tells the dashboard's address names it
+                    warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
                     cluster = self._local()
                 with cluster, Client(cluster) as client:
                     yield client

@@ -226,12 +226,6 @@ def write_summary(rows: Sequence[Row], table: pd.DataFrame, folder: Path, title:
 
 def _page(rows: Sequence[Row], title: str) -> str:
     documents = {row.label: averaged(row.algorithm, row.metrics) for row in rows}
-    baselines = {json.dumps(document.get("baseline", {}).get("overall")) for document in documents.values()}
-    if len(baselines - {"null"}) > 1:
-        # several baselines: each row's cost is against its own, and none of them stands for all
-        documents = {
-            label: {k: v for k, v in document.items() if k != "baseline"} for label, document in documents.items()
-        }
     counts = sorted({len(row.metrics) for row in rows})
     seeds = " or ".join(map(str, counts))
     return html_report(
@@ -266,16 +260,18 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
 
 
 def _intervals(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The accuracies' intervals over seeds, where one run has those over test records."""
+    """The accuracies' intervals over seeds, where one run has those over test records; and worst groups' and gaps'."""
 
     def ends(of: Mapping[str, Any] | None) -> list[float] | None:
         accuracy = (of or {}).get("accuracy")
         return [accuracy["low"], accuracy["high"]] if accuracy and accuracy["low"] is not None else None
 
     groups = figures["groups"].items()
+    between = {name: figures.get(name) or {} for name in ("worst", "gap")}
     return {
         "overall": ends(figures["overall"]),
         "groups": {grouping: {group: ends(values) for group, values in of.items()} for grouping, of in groups},
+        **{name: {grouping: ends(values) for grouping, values in of.items()} for name, of in between.items()},
     }
 
 

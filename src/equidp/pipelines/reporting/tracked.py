@@ -100,9 +100,17 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {label: list(rows[key].values()) for key, label in labels.items()}
 
 
-def _told(settings: Mapping[str, str], differing: Sequence[str]) -> dict[str, str]:
+def _told(settings: Mapping[str, str], differing: Sequence[str]) -> dict[str, str | float]:
     """The settings that a label tells; "None" is as good as not given."""
-    return {name: settings[name] for name in differing if settings.get(name, "None") != "None"}
+    return {name: _value(settings[name]) for name in differing if settings.get(name, "None") != "None"}
+
+
+def _value(text: str) -> str | float:
+    """A fraction as a number, for labels to be those of a sweep: MLflow keeps 1.0 as text."""
+    try:
+        return text if text.isdigit() else float(text)
+    except ValueError:
+        return text
 
 
 def _differing(rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
