@@ -292,6 +292,11 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
             f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as where "
             "all records are put into one class. Beside it privacy looks free: costs and gaps near 0 say nothing here."
         )
+    if empty := [name for name, document in documents.items() if learnt_nothing(document)]:
+        found.append(
+            f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as where all records are put "
+            "into one class. Its accuracy is then that of the most frequent class."
+        )
     for name, document in documents.items():
         if lost := document.get("diverged"):
             found.append(
