@@ -26,3 +26,11 @@ def test_any_model_that_puts_all_into_one_class_is_said_by_its_name(caplog):
     assert "dpsgd: the model has learnt nothing" in said(caplog, "dpsgd", (0, 0, 0, 0), LABELS)
     assert "The non-private baseline has learnt nothing" in said(caplog, "sgd", (0, 0, 0, 0), LABELS)
     assert not said(caplog, "dpsgd", LABELS, LABELS)
+
+
+def test_a_class_that_the_test_part_lacks_is_said_once_for_all_algorithms(caplog):
+    told = said(caplog, "sgd", (0, 0, 0), (0, 0, 0))
+    assert "The test part has no record of class yes" in told
+    assert "any model looks perfect" in told
+    assert not said(caplog, "dpsgd", (0, 0, 0), (0, 0, 0))
+    assert not said(caplog, "sgd", LABELS, LABELS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from equidp.errors import listed_names
 from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, learnt_nothing, metrics_document
 from equidp.parameters import DataSettings
 from equidp.pipelines.training.nodes import group_arrays
@@ -23,6 +24,8 @@ def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any], *, 
     figures = evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes)
     if learnt_nothing(figures):  # said here, of each model once, however many are compared with the baseline
         _tell_of_guessing(algorithm)
+    if algorithm == BASELINE:  # part of every run, and the part is the same for all its algorithms
+        _tell_of_absent_classes(test, settings.evaluate_on)
     return figures | ({"evaluated_on": settings.evaluate_on} if settings.evaluate_on != "test" else {})
 
 
@@ -66,4 +69,15 @@ def _tell_of_guessing(algorithm: str) -> None:
             "%s: the model has learnt nothing (its MCC is not above 0: it may put all test records into one class). "
             "Its accuracy is then that of the most frequent class and says nothing.",
             algorithm,
+        )
+
+
+def _tell_of_absent_classes(test: Records, part: str) -> None:
+    counts = np.bincount(test.labels.numpy(), minlength=len(test.schema.classes))
+    if absent := [name for name, count in zip(test.schema.classes, counts, strict=True) if not count]:
+        logger.warning(
+            "The %s part has no record of class %s: the figures say nothing about it%s.",
+            part,
+            listed_names(absent),
+            ", and of one class alone any model looks perfect" if np.count_nonzero(counts) == 1 else "",
         )
