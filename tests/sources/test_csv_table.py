@@ -151,7 +151,7 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"unit": "persn"}, r"No column 'persn' in .*people\.csv\. Did you mean 'person'"),
         ({"classes": ["ill"]}, r"data option of dataset 'csv' 'classes' is not valid: .*at least 2"),
         ({"classes": ["a", "a"]}, r"'classes' is not valid: .*two classes have the same name"),
-        ({"features": {"w": {"kind": "number"}}}, r"'features\.w' is not valid: .*'categorical', 'numeric'"),
+        ({"features": {"w": {"kind": "numerc"}}}, r"'features\.w' is not valid: Unknown kind .* mean 'numeric'\?"),
         ({"features": {"w": {"kind": "numeric", "minimum": 3, "maximum": 2}}}, "minimum must be less than maximum"),
         ({"features": {"w": {"kind": "numeric", "minimum": -1e308, "maximum": 1e308}}}, "too far apart"),
         ({"features": {"w": {"kind": "categorical", "categories": ["a", "a"]}}}, "two categories have the same name"),
