@@ -179,6 +179,12 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
         source("csv", CSV_OPTIONS).locate(tmp_path)
 
 
+def test_a_folder_is_not_called_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(EquidpError, match=r"data\.options\.path: .*mine is a folder; name the file in it\."):
+        source("csv", {**CSV_OPTIONS, "path": "mine"}).locate(tmp_path)
+
+
 def test_encode_takes_rows_with_the_declared_names(tmp_path: Path) -> None:
     records = read(tmp_path, "p1,ill,A,50,f,30")
     frame = pd.DataFrame({"weight": [50], "ward": ["A"]})

@@ -74,8 +74,10 @@ class Csv(Source):
 
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The file the options name, plain or gzipped."""
-        inside(raw_dir, self.options.path)
+        named = inside(raw_dir, self.options.path)
         path = find(raw_dir, self.wanted(raw_dir))
+        if path is None and named.is_dir():
+            raise EquidpError(f"data.options.path: {named} is a folder; name the file in it.")
         return None if path is None else RawFiles({"table": path}, fingerprint([digest(path)]))
 
     def wanted(self, raw_dir: Path) -> Published:
