@@ -115,6 +115,10 @@ def test_missing_values_are_refused_or_dropped(tmp_path: Path, caplog: pytest.Lo
     assert "2 of 3 rows miss a feature or the label and are left out" in caplog.text
     with pytest.raises(EquidpError, match=r"people\.csv: every row misses a feature or the label"):
         read(tmp_path, *rows[1:], missing="drop")
+    caplog.clear()
+    with pytest.raises(EquidpError, match="column 'weight': '999' is out of bounds"):
+        read(tmp_path, *rows, "p4,well,B,999,f,30", missing="drop")
+    assert not caplog.text  # nothing was left out of a table that is refused
 
 
 @pytest.mark.parametrize(
