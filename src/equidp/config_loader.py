@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from equidp.errors import EquidpError, unknown_name
-from equidp.parameters import SECTIONS, block, resolve
+from equidp.parameters import SECTIONS, TOP_LEVEL, block, check_names, resolve
 from equidp.sources import SOURCES
 
 PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
@@ -77,6 +77,8 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 f"presets: is empty in a file of settings in {self.conf_source}, which hides the presets of all "
                 "datasets: write a dataset's block below it, or delete the line."
             )
+        # before the dataset is looked up: the presets may be what is mistyped
+        check_names((str(name) for name in files if not str(name).startswith("_")), ("presets", *TOP_LEVEL))
         presets = block("presets", files.pop("presets", None))
         dataset = str(files.get("dataset"))
         if dataset not in presets:

@@ -106,6 +106,10 @@ def _reason(error: ErrorDetails) -> str:
     match error["type"]:
         case "union_tag_not_found":
             return f"it needs the key {error['ctx']['discriminator']}, which says what it is"
+        case "union_tag_invalid":
+            kinds = [name.strip("'") for name in error["ctx"]["expected_tags"].split(", ")]
+            told = unknown_name(error["ctx"]["discriminator"].strip("'"), error["ctx"]["tag"], kinds).message
+            return told.rstrip(".")
         case "model_attributes_type" | "model_type" | "dict_type" | "mapping_type":
             return "Input should have settings below it, such as name: {...}"
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == RATIO:

@@ -208,6 +208,8 @@ PLAIN = ("dataset", "seed", "raw_dir", "run_label", "resume", "algorithm")
 PIPELINE_SECTIONS: dict[str, type[BaseModel]] = {"audit": AuditSettings, "report": ReportSettings}
 """Blocks that one pipeline alone reads."""
 
+TOP_LEVEL = (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS)
+
 AUDITED = "dpsgd_f"
 """The algorithm that the pipeline `audit` takes unless `algorithm` names another."""
 
@@ -241,7 +243,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
         EquidpError: for anything a user could have mistyped, naming the nearest valid name.
     """
     given = {key: value for key, value in parameters.items() if key != "presets" and not key.startswith("_")}
-    check_names(given, (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS))
+    check_names(given, TOP_LEVEL)
     dataset, seed = _folder_name("dataset", given.get("dataset", "")), given.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise EquidpError(f"seed={seed!r}: give a whole number.")

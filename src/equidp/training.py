@@ -500,6 +500,7 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
     )
     if algorithm.private:
         history.insert(1, "epsilon", _epsilon_path(trainer, statement, history))
+        history["epsilon_rdp"] = _ending_in(statement["epsilon_rdp"], history["epsilon_rdp"])
     return Trained(weights_of(trainer.model), history, statement)
 
 
@@ -507,7 +508,12 @@ def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.Da
     """ε after every epoch: the plan's, or what the ledger held then where a crash made it charge more."""
     if trainer.algorithm.covers(trainer.plan, trainer.outcome().events, trainer.steps_done):
         return trainer.algorithm.epsilon_path(trainer.plan)[: len(history)]
-    return [min(value, statement["epsilon"]) for value in history["epsilon_rdp"][:-1]] + [statement["epsilon"]]
+    return _ending_in(statement["epsilon"], history["epsilon_rdp"])
+
+
+def _ending_in(stated: float, live: pd.Series) -> list[float]:
+    """The live figures, which integer orders bound alone, with the statement's at the end and none above it."""
+    return [min(value, stated) for value in live[:-1]] + [stated]
 
 
 def forget(workplace: Path) -> None:

@@ -48,6 +48,8 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert cost == pytest.approx(by_hand)
     assert len(history) == 2
     assert history["epsilon"].iloc[-1] == pytest.approx(privacy["epsilon"], rel=1e-6)
+    assert history["epsilon_rdp"].iloc[-1] == privacy["epsilon_rdp"]
+    assert history["epsilon_rdp"].is_monotonic_increasing
     assert (folder / "report.html").stat().st_size > 100_000
 
     runs = mlflow_runs(project)

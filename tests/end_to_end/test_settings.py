@@ -70,6 +70,7 @@ def test_a_file_in_conf_local_overrides_the_preset_and_keeps_its_other_keys(proj
     [
         ("presets:\n  clinic:\n", "give exactly one of privacy.epsilon and privacy.noise_multiplier"),
         ("presets:\n", "presets: is empty in a file of settings in .*conf, which hides"),
+        ("preset: {clinic: {data: {source: csv}}}\n", r"Unknown setting 'preset'\. Did you mean 'presets'\?"),
         ("presets: {clinic: 5}\n", "presets.clinic=5: give settings below it"),
         ("presets: {clinic: {data: csv}}\n", "data='csv': give settings below it"),
         ("presets: {clinic: {model: logistic}}\n", "model='logistic': give settings below it"),

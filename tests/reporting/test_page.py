@@ -167,6 +167,23 @@ def test_a_baseline_that_guesses_is_said_as_privacy_looks_free_beside_it(sample,
     assert "The non-private baseline of dpsgd has learnt nothing" in text
 
 
+def test_a_private_model_that_guesses_is_said(sample):
+    guessing = sample.documents["dpsgd"]["overall"] | {"mcc": 0.0}
+    documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": guessing}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "The model of dpsgd has learnt nothing" in text
+    assert "The non-private baseline" not in text[: text.index("Overview")]
+
+
+def test_a_class_without_test_records_is_said(sample, page):
+    assert "No test record is of class" not in page.text
+    one = sample.documents["sgd"]
+    classes = one["groups"]["class"] | {"3": one["groups"]["class"]["3"] | {"count": 0}}
+    documents = sample.documents | {"sgd": one | {"groups": one["groups"] | {"class": classes}}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "No test record is of class 3: the figures say nothing about it." in text
+
+
 def test_research_mode_is_announced_once_and_secure_mode_is_not(sample, page):
     notes = [attrs for tag, attrs in page.tags if attrs.get("class") == "warning"]
     assert len(notes) == 2  # one seed for both algorithms; and one published figure that understates

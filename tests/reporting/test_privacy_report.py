@@ -42,6 +42,21 @@ def test_privacy_json_suffices_to_recompute_epsilon_in_ten_lines():
     assert accountant.get_epsilon(facts["delta"]) == pytest.approx(facts["epsilon"], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("unit", "weaker"),
+    [
+        ("record", "A person with k records in the data"),
+        ("image", "A person with k images in the data"),
+        ("patient", "A person who is several patients in the data"),
+        ("unit", "A person who is several units in the data"),
+    ],
+)
+def test_the_statement_speaks_of_the_unit_that_is_protected(unit, weaker):
+    text = privacy_report(honest(unit=unit))
+    assert weaker in text
+    assert f"over the most that one {unit} can change" in text
+
+
 def test_the_statement_has_every_part_a_data_protection_officer_needs():
     text = privacy_report(honest())
     for part in (

@@ -120,6 +120,13 @@ def test_quotes_are_refused_in_a_sentence(store: MlflowClient, report: dict[str,
         compare_tracked_runs(report)
 
 
+def test_a_mistyped_dataset_is_told_the_nearest(store: MlflowClient) -> None:
+    with pytest.raises(EquidpError, match=r"Unknown dataset of tracked runs 'adlt'\. Did you mean 'adult'\?"):
+        compare_tracked_runs({"dataset": "adlt"})
+    with pytest.raises(EquidpError, match=r"No finished run fits .*'dutch'.*: train one first"):
+        compare_tracked_runs({"dataset": "dutch"})
+
+
 def test_two_names_of_a_dataset_are_refused(store: MlflowClient) -> None:
     with pytest.raises(EquidpError, match=r"report\.dataset is 'digits' and report\.tags\.dataset 'adult'; give one"):
         compare_tracked_runs({"dataset": "digits", "tags": {"dataset": "adult"}})

@@ -115,6 +115,10 @@ def test_missing_values_are_refused_or_dropped(tmp_path: Path, caplog: pytest.Lo
     assert "2 of 3 rows miss a feature or the label and are left out" in caplog.text
     with pytest.raises(EquidpError, match=r"people\.csv: every row misses a feature or the label"):
         read(tmp_path, *rows[1:], missing="drop")
+    caplog.clear()
+    with pytest.raises(EquidpError, match="column 'weight': '999' is out of bounds"):
+        read(tmp_path, *rows, "p4,well,B,999,f,30", missing="drop")
+    assert not caplog.text  # nothing was left out of a table that is refused
 
 
 @pytest.mark.parametrize(
@@ -151,7 +155,7 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"unit": "persn"}, r"No column 'persn' in .*people\.csv\. Did you mean 'person'"),
         ({"classes": ["ill"]}, r"data option of dataset 'csv' 'classes' is not valid: .*at least 2"),
         ({"classes": ["a", "a"]}, r"'classes' is not valid: .*two classes have the same name"),
-        ({"features": {"w": {"kind": "number"}}}, r"'features\.w' is not valid: .*'categorical', 'numeric'"),
+        ({"features": {"w": {"kind": "numerc"}}}, r"'features\.w' is not valid: Unknown kind .* mean 'numeric'\?"),
         ({"features": {"w": {"kind": "numeric", "minimum": 3, "maximum": 2}}}, "minimum must be less than maximum"),
         ({"features": {"w": {"kind": "numeric", "minimum": -1e308, "maximum": 1e308}}}, "too far apart"),
         ({"features": {"w": {"kind": "categorical", "categories": ["a", "a"]}}}, "two categories have the same name"),
@@ -177,6 +181,12 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
     message = r"mine/people\.csv, plain or as \.gz, is missing: put it there, or point raw_dir .* holds it\.$"
     with pytest.raises(EquidpError, match=message):
         source("csv", CSV_OPTIONS).locate(tmp_path)
+
+
+def test_a_folder_is_not_called_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(EquidpError, match=r"data\.options\.path: .*mine is a folder; name the file in it\."):
+        source("csv", {**CSV_OPTIONS, "path": "mine"}).locate(tmp_path)
 
 
 def test_encode_takes_rows_with_the_declared_names(tmp_path: Path) -> None:

@@ -295,9 +295,13 @@ def _metrics(scores: NDArray, predicted: NDArray) -> dict[str, Callable[[NDArray
     }
 
 
-def _balanced_accuracy(labels: NDArray, predicted: NDArray) -> float:
-    """Mean recall of the classes that occur: `balanced_accuracy_score` without its warning about the others."""
-    return sk.recall_score(labels, predicted, labels=np.unique(labels), average="macro")
+def _balanced_accuracy(labels: NDArray, predicted: NDArray) -> float | None:
+    """Mean recall of the classes that occur: `balanced_accuracy_score` without its warning about the others.
+
+    Undefined for one class only, of which it would be the accuracy.
+    """
+    present = np.unique(labels)
+    return sk.recall_score(labels, predicted, labels=present, average="macro") if len(present) > 1 else None
 
 
 def _macro_f1(labels: NDArray, predicted: NDArray) -> float | None:

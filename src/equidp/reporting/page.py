@@ -22,6 +22,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from equidp.errors import listed_names
 from equidp.evaluation.metrics import learnt_nothing
 from equidp.notebooks import without_ipython
 from equidp.reporting import figures, tables
@@ -295,6 +296,14 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
             f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as where "
             "all records are put into one class. Beside it privacy looks free: costs and gaps near 0 say nothing here."
         )
+    if empty := [name for name, document in documents.items() if learnt_nothing(document)]:
+        found.append(
+            f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as where all records are put "
+            "into one class. Its accuracy is then that of the most frequent class."
+        )
+    of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
+    if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
+        found.append(f"No test record is of class {listed_names(absent)}: the figures say nothing about it.")
     for name, document in documents.items():
         if lost := document.get("diverged"):
             found.append(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from equidp.parameters import RECORDS
 from equidp.reporting.tuning import Trials, tuning_epsilon
 
 FALSE_ALARMS = 0.01
@@ -110,13 +111,14 @@ def _no_guarantee() -> Section:
 
 def _protected(privacy: Mapping) -> Section:
     unit, size, public = _unit(privacy), privacy.get("records"), privacy.get("public_records")
+    several, k = (f"with k {unit}s", "k") if unit in RECORDS else (f"who is several {unit}s", "so many")
     return Section(
         "Who is protected",
         (
             f"Each single {unit} of the training data"
             + (f" ({size:,} of them)" if size else "")
             + f". Neighbouring data sets differ by: {privacy['adjacency']}. Batches: {privacy['sampling']}.",
-            f"A person with k {unit}s in the data has a weaker guarantee: k times the ε, and a δ that grows faster. "
+            f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster. "
             "The test records are not protected at all: accuracies are exact counts over them.",
             *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
         ),
@@ -234,8 +236,8 @@ def _ledger(privacy: Mapping) -> Section:
         "The ledger: every noisy look at the training data",
         (
             f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation "
-            "over the most that one record can change; releases computed from the same sample are one event. "
-            + _recomputed(privacy),
+            f"over the most that one {_unit(privacy)} can change; releases computed from the same sample are one "
+            "event. " + _recomputed(privacy),
         ),
         ("event", "times", "sampling rate", "noise multiplier"),
         tuple(map(_ledger_row, rows)),

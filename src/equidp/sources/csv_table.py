@@ -74,8 +74,10 @@ class Csv(Source):
 
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The file the options name, plain or gzipped."""
-        inside(raw_dir, self.options.path)
+        named = inside(raw_dir, self.options.path)
         path = find(raw_dir, self.wanted(raw_dir))
+        if path is None and named.is_dir():
+            raise EquidpError(f"data.options.path: {named} is a folder; name the file in it.")
         return None if path is None else RawFiles({"table": path}, fingerprint([digest(path)]))
 
     def wanted(self, raw_dir: Path) -> Published:
@@ -98,11 +100,12 @@ class Csv(Source):
     def read(self, files: RawFiles) -> Records:
         """The rows of the table, float32 `[N, d]`."""
         where = str(files.paths["table"])
-        frame = self._without_missing(read_rows(files.paths["table"], None), where)
+        rows = read_rows(files.paths["table"], None)
+        frame = self._without_missing(rows, where)
         require(frame, [name for name in (self.options.unit, self.options.part) if name], where)
         labels = codes(frame[self.options.label], self.options.classes, where)
         part = codes(frame[self.options.part], PARTS, where).to(torch.uint8) if self.options.part else None
-        return Records(
+        records = Records(
             features=encode(frame, self.options.features, where),
             labels=labels,
             groups={"class": labels, **group_ids(frame, self.options.groups, where)},
@@ -110,6 +113,9 @@ class Csv(Source):
             part=part,
             unit=unit_ids(frame[self.options.unit], where) if self.options.unit else None,
         )
+        if lost := len(rows) - len(frame):  # said of a table that was read, not beside the error of one that was not
+            logger.warning("%s: %d of %d rows miss a feature or the label and are left out.", where, lost, len(rows))
+        return records
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Features float32 `[N, d]` of rows with the declared column names."""
@@ -136,8 +142,6 @@ class Csv(Source):
         complete = frame[~absent.any(axis=1)]
         if complete.empty:
             raise EquidpError(f"{where}: every row misses a feature or the label; declare fewer columns.")
-        if lost := len(frame) - len(complete):
-            logger.warning("%s: %d of %d rows miss a feature or the label and are left out.", where, lost, len(frame))
         return complete
 
 

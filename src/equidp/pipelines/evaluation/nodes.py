@@ -7,19 +7,25 @@ from typing import Any
 
 import numpy as np
 
+from equidp.errors import listed_names
 from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, learnt_nothing, metrics_document
 from equidp.parameters import DataSettings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.records import Records
+from equidp.reporting.tables import BASELINE
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any]) -> dict[str, Any]:
+def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any], *, algorithm: str) -> dict[str, Any]:
     """Metrics overall and in every group of the test part."""
     settings = DataSettings(**data)
     groups = group_arrays(test, settings.groups)
     figures = evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes)
+    if learnt_nothing(figures):  # said here, of each model once, however many are compared with the baseline
+        _tell_of_guessing(algorithm)
+    if algorithm == BASELINE:  # part of every run, and the part is the same for all its algorithms
+        _tell_of_absent_classes(test, settings.evaluate_on)
     return figures | ({"evaluated_on": settings.evaluate_on} if settings.evaluate_on != "test" else {})
 
 
@@ -39,12 +45,6 @@ def cost_against_baseline(
         )
     if diverged(evaluation):
         logger.warning("The private model diverged, every prediction counts as wrong: lower training.learning_rate.")
-    if learnt_nothing(baseline):
-        logger.warning(
-            "The non-private baseline has learnt nothing (its MCC is not above 0: it may put all test records into one "
-            "class), so that privacy looks free beside it: give it more training.epochs, a learning rate of its own by "
-            "--params=sgd.options.learning_rate=1, or training.class_weights where a class is rare."
-        )
     document = metrics_document(evaluation, baseline)
     if not diverged(baseline):
         groups = group_arrays(test, DataSettings(**data).groups)
@@ -55,3 +55,29 @@ def cost_against_baseline(
 def baseline_metrics(evaluation: dict[str, Any]) -> dict[str, Any]:
     """metrics.json of the baseline itself."""
     return metrics_document(evaluation, None)
+
+
+def _tell_of_guessing(algorithm: str) -> None:
+    if algorithm == BASELINE:
+        logger.warning(
+            "The non-private baseline has learnt nothing (its MCC is not above 0: it may put all test records into one "
+            "class), so that privacy looks free beside it: give it more training.epochs, a learning rate of its own by "
+            "--params=sgd.options.learning_rate=1, or training.class_weights where a class is rare."
+        )
+    else:
+        logger.warning(
+            "%s: the model has learnt nothing (its MCC is not above 0: it may put all test records into one class). "
+            "Its accuracy is then that of the most frequent class and says nothing.",
+            algorithm,
+        )
+
+
+def _tell_of_absent_classes(test: Records, part: str) -> None:
+    counts = np.bincount(test.labels.numpy(), minlength=len(test.schema.classes))
+    if absent := [name for name, count in zip(test.schema.classes, counts, strict=True) if not count]:
+        logger.warning(
+            "The %s part has no record of class %s: the figures say nothing about it%s.",
+            part,
+            listed_names(absent),
+            ", and of one class alone any model looks perfect" if np.count_nonzero(counts) == 1 else "",
+        )

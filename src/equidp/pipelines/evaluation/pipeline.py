@@ -1,5 +1,7 @@
 """scores → evaluation → metrics, against the baseline where there is one."""
 
+from functools import partial, update_wrapper
+
 from kedro.pipeline import Node, Pipeline
 
 from equidp.pipelines.evaluation import nodes
@@ -11,7 +13,7 @@ GROUP = "evaluation"
 def create_pipeline(algorithm: str) -> Pipeline:
     """Evaluation of one algorithm; the cost of privacy is measured against the `sgd` baseline of the same run."""
     measure = Node(
-        nodes.evaluate_groups,
+        update_wrapper(partial(nodes.evaluate_groups, algorithm=algorithm), nodes.evaluate_groups),
         inputs=[f"{algorithm}.scores", "test", "params:data"],
         outputs=f"{algorithm}.evaluation",
         name=f"evaluate_{algorithm}",

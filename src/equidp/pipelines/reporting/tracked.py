@@ -19,7 +19,10 @@ from equidp.parameters import ReportSettings
 from equidp.reporting.page import html_report
 from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.tables import results_table
+from equidp.sources import SOURCES
 from equidp.sweep.summary import averaged, of_seeds, row_labels
+
+DONE = "attributes.status = 'FINISHED'"
 
 WITH_NOISE_ONLY = ("privacy.epsilon", "privacy.noise_multiplier", "privacy.delta", "privacy.trials")
 """Parameters that every run logs and that nothing depends on where there is no noise."""
@@ -69,10 +72,14 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], 
         )
     if any(mark in text for pair in wanted.items() for text in pair for mark in "'\"`"):
         raise EquidpError(f"MLflow's search takes no quotes: there is one in report.dataset or report.tags, {wanted}.")
-    query = " and ".join(["attributes.status = 'FINISHED'", *(f"tags.`{k}` = '{v}'" for k, v in wanted.items())])
+    query = " and ".join([DONE, *(f"tags.`{k}` = '{v}'" for k, v in wanted.items())])
     found = client.search_runs([experiment.experiment_id], query, max_results=settings.runs)
     runs = [run for run in found if "private" in run.data.tags]
     if not runs:
+        finished = client.search_runs([experiment.experiment_id], DONE, max_results=settings.runs)
+        known = SOURCES.keys() | {run.data.tags["dataset"] for run in finished if "dataset" in run.data.tags}
+        if settings.dataset and settings.dataset not in known:
+            raise unknown_name("dataset of tracked runs", settings.dataset, known)
         raise EquidpError(
             f"No finished run fits {wanted or 'the experiment'} in {settings.experiment!r}: train one first, "
             "or loosen report.dataset and report.tags."
