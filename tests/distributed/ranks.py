@@ -57,12 +57,14 @@ def ready(name: str, batch_size: int, peers: Peers | None, **changes: Any) -> Pr
         epochs=epochs, batch_size=batch_size, learning_rate=0.5, device="cpu", devices=2, **changes.pop("training", {})
     )
     units = RECORDS // 2 if private.by_unit else RECORDS
-    plan = plan_run(algorithm, units=units, groups=3, privacy=private, training=training)
+    grouping = "class" if algorithm.objective.by_class else "sex"
+    groups = len(split.train.schema.groupings[grouping])
+    plan = plan_run(algorithm, units=units, groups=groups, privacy=private, training=training)
     return prepare(
         algorithm,
         plan,
         split,
-        grouping="sex",
+        grouping=grouping,
         model=ModelSettings(name="logistic"),
         privacy=private,
         training=training,

@@ -312,7 +312,7 @@ def life_of(random: RandomSource) -> str:
     told["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch tells nobody otherwise
     if device.type == "cuda":
         cudnn = torch.backends.cudnn
-        told["cudnn"] = [cudnn.version(), cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark]
+        told["cudnn"] = [cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark]
     told["libc"] = "-".join(platform.libc_ver())  # whose exponentials and logarithms schedules and kernels take
     thread = "" if alone() else ", in a thread"
     return f"seeded, torch {torch.__version__}, {device.type}, {name}, told {_short(told)}{thread}"
