@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from hypothesis import settings
 # the thread count decides the order of sums, and runs in here are compared with runs in processes of their own; and
 # pytest's own processes share the cores: threads on top of them nearly double the time of the whole
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# what a shell starts in the background is deaf to Ctrl-C, which some tests try, here and in processes of their own
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a property is true or false; how long an example takes depends on what else the machine does
 settings.register_profile("equidp", deadline=None)

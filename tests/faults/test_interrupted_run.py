@@ -44,7 +44,6 @@ def _interrupt(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore Ctrl-C
     )
     deadline = time.monotonic() + 120
     while run.poll() is None and time.monotonic() < deadline:
