@@ -198,6 +198,7 @@ def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
 def test_the_baseline_may_have_a_learning_rate_of_its_own(project):
     kedro_run(project, "dpsgd", **QUICK, dataset="digits", run_label="shared")
     kedro_run(project, "dpsgd", **QUICK, **{"sgd.options.learning_rate": 1e-6}, dataset="digits", run_label="own")
+    assert sorted(run.data.tags["run_label"] for run in mlflow_runs(project)) == ["own", "shared"]
     shared, own = (read_json(report_folder(project, "dpsgd") / label / "metrics.json") for label in ("shared", "own"))
     assert own["overall"] == shared["overall"]
     assert own["baseline"]["overall"]["loss"] > shared["baseline"]["overall"]["loss"] + 0.1
