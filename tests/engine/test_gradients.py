@@ -463,11 +463,32 @@ def test_batch_norm_is_refused_in_training_mode_only(check) -> None:
         (nn.InstanceNorm2d(2, affine=True, track_running_stats=True), "keeps statistics of the records"),
         (nn.Sequential(nn.Embedding(4, 3, scale_grad_by_freq=True)), "mixes records"),
         (nn.Sequential(nn.Flatten()), "no trainable parameters"),
+        (nn.Sequential(nn.Linear(2, 2).double()), r"Parameter '0\.weight' is float64, and .* float32"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()), r"Parameter '1\.weight' is bfloat16"),
+        (nn.Sequential(nn.LazyLinear(2)), r"Parameter '0\.weight' has no shape before the first batch"),
     ],
 )
 def test_layers_that_cannot_be_private_are_refused(model, message) -> None:
     with pytest.raises(EquidpError, match=message):
         GradientEngine(model, cross_entropy)
+
+
+class Shifted(nn.Module):
+    """A parameter of its own beside dropout, as in many a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.dropout, self.last = nn.Parameter(torch.zeros(6)), nn.Dropout(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.dropout(x + self.shift))
+
+
+def test_what_torch_func_cannot_take_is_refused_by_name() -> None:
+    with pytest.warns(UserWarning, match="no gradient rule for shift"):
+        engine = GradientEngine(Shifted(), cross_entropy)
+    with pytest.raises(EquidpError, match=r"'model' \(Shifted\) has no gradient rule, and .*\(vmap: .*random"):
+        engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
 
 
 def test_a_loss_that_averages_is_refused() -> None:
