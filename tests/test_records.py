@@ -21,6 +21,9 @@ WHOLE = Records(torch.zeros(3, 2), LABELS, {"class": LABELS}, SCHEMA)
     [
         ({"features": torch.zeros(2, 2)}, "features has 2 rows, labels have 3"),
         ({"features": torch.zeros(3, 4)}, r"features have shape \(4,\), the schema says \(2,\)"),
+        ({"features": torch.zeros(3, 2).double()}, r"features are float64, and must be float32 \(images uint8, .*\)"),
+        ({"labels": LABELS.int()}, "labels are int32, and must be int64"),
+        ({"groups": {"class": LABELS.float()}}, r"groups\[class\] are float32, and must be int64"),
         ({"unit": torch.zeros(1)}, "unit has 1 rows, labels have 3"),
         ({"labels": LABELS + 1}, "labels are from 1 to 2, and must be from 0 to 1"),
         ({"groups": {"class": LABELS - 1}}, r"groups\[class\] are from -1 to 0, and must be from 0 to 1"),

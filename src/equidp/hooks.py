@@ -425,6 +425,13 @@ def _print_audit(findings: dict[str, Any]) -> None:
                 f"ε ≤ {epsilon_text(found['epsilon_claimed'], 3)} claimed at δ = {found['delta']:.2g}",
                 highlight=False,
             )
+            if not found["refutable"]:
+                terminal().print(
+                    f"  With all {found['guesses']} guesses right it would have shown ε ≥ "
+                    f"{found['epsilon_within_reach']:.3f}, so this claim was not put to the test: audit at a smaller "
+                    "privacy.epsilon, or with more canaries and guesses.",
+                    highlight=False,
+                )
 
 
 def _epsilons(privacy: dict[str, Any]) -> dict[str, float]:

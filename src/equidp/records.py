@@ -95,10 +95,14 @@ class Records:
         found = tuple(self.features.shape[1:])
         if found != self.schema.shape:
             raise self._unlike(f"features have shape {found}, the schema says {self.schema.shape}")
+        if self.features.dtype == torch.float64:  # what NumPy gives
+            raise self._unlike("features are float64, and must be float32 (images uint8, token ids int64)")
         if set(self.groups) != set(self.schema.groupings):
             raise self._unlike(f"groupings are {sorted(self.groups)}, the schema says {sorted(self.schema.groupings)}")
         named = {f"groups[{k}]": (ids, self.schema.groupings[k]) for k, ids in self.groups.items()}
         for name, (ids, names) in {"labels": (self.labels, self.schema.classes), **named}.items():
+            if ids.dtype != torch.int64:
+                raise self._unlike(f"{name} are {str(ids.dtype).removeprefix('torch.')}, and must be int64")
             # records are made on the CPU; once on another device they are no longer asked, as each answer is waited for
             if n and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < len(names):
                 raise self._unlike(

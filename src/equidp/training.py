@@ -1,8 +1,8 @@
 """Train one model: from a split and settings to weights, history and a privacy statement. No Kedro, no MLflow.
 
-plan = plan_run(algorithm, train, privacy=…, training=…, groups=K)
-trained = train_model(algorithm, plan, split, …)
-scores = predict(model, split.test.features)
+plan = plan_run(algorithm, units=len(split.train), groups=K, privacy=…, training=…)
+trained = train_model(algorithm, plan, split, grouping=…, model=…, privacy=…, training=…, seed=0)
+scores = predict(network, split.test.features)      # a `build_model` that has loaded trained.weights
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def exposure(auc: float | None, tpr: float | None = 0.02) -> dict:
     }
 
 
-def canaries(bound: float, claimed: float) -> dict:
+def canaries(bound: float, claimed: float, within_reach: float = 4.1325) -> dict:
     return {
         "canaries": 10_000,
         "guesses": 500,
@@ -37,7 +37,9 @@ def canaries(bound: float, claimed: float) -> dict:
         "delta": 3e-5,
         "epsilon_lower_bound": bound,
         "epsilon_claimed": claimed,
+        "epsilon_within_reach": within_reach,
         "consistent": bound <= claimed,
+        "refutable": within_reach > claimed,
         "confidence": 0.95,
     }
 
@@ -98,6 +100,19 @@ def test_the_verdict_accuses_only_a_bound_above_its_claim(findings):
     untried = findings | {"gradient_canaries": None, "input_canaries": None}
     assert "not put to the test" in verdict_sentence(untried)
     assert "not put to the test" in page(untried).text
+
+
+def test_a_claim_beyond_what_all_guesses_could_show_was_not_put_to_the_test(findings):
+    beyond = canaries(4.1325, 7.1)
+    one = findings | {"input_canaries": beyond}
+    assert verdict_sentence(one).startswith("Not refuted: ")
+    assert "Mislabelled records could not have shown more with every guess right." in verdict_sentence(one)
+    assert rows(page(one)).count("out of reach") == 1
+    both = findings | {"gradient_canaries": beyond, "input_canaries": None}
+    assert verdict_sentence(both).startswith(
+        "Not put to the test: with every guess right gradient canaries would have shown ε ≥ 4.1325, no more than dpsgd"
+    )
+    assert "could not have shown more" not in verdict_sentence(findings)
 
 
 def test_every_group_is_told_before_and_after_with_intervals(findings):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.audit.toy import recipe, split
 from torch import nn
 
-from equidp.audit import AuditSettings, run
+from equidp.audit import AuditSettings, epsilon_lower_bound, run
 from equidp.audit.figures import bounds_beside_claims, exposure_by_group
 from equidp.errors import EquidpError
 from equidp.records import Schema
@@ -45,6 +45,9 @@ def test_canaries_are_told_beside_the_claim(findings: dict) -> None:
     assert (found["canaries"], found["guesses"], found["delta"]) == (2000, 100, 0.3 / 2000)
     assert found["epsilon_lower_bound"] <= found["epsilon_claimed"] < findings["claim"]["epsilon"] <= 2.0
     assert found["consistent"] is True
+    assert found["epsilon_within_reach"] == epsilon_lower_bound(2000, 100, 100, 0.3 / 2000)
+    assert found["refutable"] is True
+    assert findings["input_canaries"]["refutable"] is False  # two guesses
     assert findings["input_canaries"]["canaries"] == 50
 
 

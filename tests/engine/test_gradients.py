@@ -463,11 +463,32 @@ def test_batch_norm_is_refused_in_training_mode_only(check) -> None:
         (nn.InstanceNorm2d(2, affine=True, track_running_stats=True), "keeps statistics of the records"),
         (nn.Sequential(nn.Embedding(4, 3, scale_grad_by_freq=True)), "mixes records"),
         (nn.Sequential(nn.Flatten()), "no trainable parameters"),
+        (nn.Sequential(nn.Linear(2, 2).double()), r"Parameter '0\.weight' is float64, and .* float32"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()), r"Parameter '1\.weight' is bfloat16"),
+        (nn.Sequential(nn.LazyLinear(2)), r"Parameter '0\.weight' has no shape before the first batch"),
     ],
 )
 def test_layers_that_cannot_be_private_are_refused(model, message) -> None:
     with pytest.raises(EquidpError, match=message):
         GradientEngine(model, cross_entropy)
+
+
+class Shifted(nn.Module):
+    """A parameter of its own beside dropout, as in many a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.dropout, self.last = nn.Parameter(torch.zeros(6)), nn.Dropout(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.dropout(x + self.shift))
+
+
+def test_what_torch_func_cannot_take_is_refused_by_name() -> None:
+    with pytest.warns(UserWarning, match="no gradient rule for shift"):
+        engine = GradientEngine(Shifted(), cross_entropy)
+    with pytest.raises(EquidpError, match=r"'model' \(Shifted\) has no gradient rule, and .*\(vmap: .*random"):
+        engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
 
 
 def test_a_loss_that_averages_is_refused() -> None:
@@ -640,6 +661,66 @@ def test_a_buffer_that_learns_of_the_records_is_found_out(model, shape, buffer) 
     engine = GradientEngine(model, cross_entropy)
     with pytest.raises(EquidpError, match=f"Buffer '{buffer}' of the model changes in a forward pass"):
         engine.norms(torch.randn(4, *shape), torch.arange(4) % 3)
+
+
+class Capped(nn.Module):
+    """Looks features up in a frozen table, whose rows torch shortens as they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(5, 6).requires_grad_(False), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.embedding(x, self.table.weight, max_norm=0.5).mean(1))
+
+
+def test_a_parameter_that_learns_of_the_records_is_found_out_too() -> None:
+    engine = GradientEngine(Capped(), cross_entropy)
+    with pytest.raises(EquidpError, match=r"Parameter 'table\.weight' of the model changes in a forward pass"):
+        engine.norms(torch.tensor([[0, 1], [2, 3], [4, 4]]), torch.arange(3))
+
+
+class Mixup(nn.Module):
+    """Half of another record, drawn anew in every batch; of two records each is its own in half of the draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_records_that_meet_by_chance_are_found_out_whatever_the_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    engine = GradientEngine(nn.Sequential(nn.Linear(6, 8), Mixup(), nn.Linear(8, 3)), cross_entropy)
+    with pytest.raises(EquidpError, match="mixes records"):
+        engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
+
+
+def test_mixing_is_found_out_where_the_first_records_are_alike() -> None:
+    features = torch.randn(2, 6)[[0, 0, 0, 1]]
+    with pytest.raises(EquidpError, match="mixes records"):
+        GradientEngine(Mixing(), cross_entropy).norms(features, torch.arange(4) % 3)
+
+
+@pytest.mark.parametrize("layers", [[], [nn.Dropout(0.1)]], ids=["", "dropout"])
+@pytest.mark.parametrize("labels", [[0, 1, 2, 0], [1, 1, 2, 0]], ids=["different", "alike"])
+def test_a_loss_that_counts_classes_or_records_mixes_them(layers, labels) -> None:
+    def by_class(outputs: Tensor, classes: Tensor) -> Tensor:
+        return cross_entropy(outputs, classes) / torch.bincount(classes, minlength=3)[classes]
+
+    def by_size(outputs: Tensor, classes: Tensor) -> Tensor:
+        return cross_entropy(outputs, classes) / len(classes)
+
+    for loss in (by_class, by_size):
+        engine = GradientEngine(nn.Sequential(nn.Linear(6, 8), *layers, nn.Linear(8, 3)), loss)
+        with pytest.raises(EquidpError, match="mixes records"):
+            engine.norms(torch.randn(4, 6), torch.tensor(labels))
+
+
+def test_the_probe_leaves_every_layer_in_its_mode() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Dropout().eval(), nn.Linear(8, 3))
+    modes = [layer.training for layer in model.modules()]
+    GradientEngine(model, cross_entropy).norms(torch.randn(4, 6), torch.arange(4) % 3)
+    assert [layer.training for layer in model.modules()] == modes
 
 
 def test_dropout_is_trained_and_the_probe_leaves_its_random_numbers_alone() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from equidp.pipelines.evaluation.nodes import evaluate_groups
+from equidp.pipelines.evaluation.nodes import cost_against_baseline, evaluate_groups
 from equidp.records import Records, Schema
 
 LABELS = (0, 0, 0, 1)
@@ -34,3 +34,22 @@ def test_a_class_that_the_test_part_lacks_is_said_once_for_all_algorithms(caplog
     assert "any model looks perfect" in told
     assert not said(caplog, "dpsgd", (0, 0, 0), (0, 0, 0))
     assert not said(caplog, "sgd", LABELS, LABELS)
+
+
+def test_a_baseline_that_is_outdone_is_no_measure_of_the_cost(caplog):
+    labels = (0, 1) * 40
+    schema = Schema(name="made", kind="tabular", shape=(1,), classes=("no", "yes"), groupings={"class": ("no", "yes")})
+    of_class = torch.tensor(labels)
+    test = Records(features=torch.zeros(80, 1), labels=of_class, groups={"class": of_class}, schema=schema)
+    good, poor = np.eye(2, dtype=np.float32)[list(labels)], np.eye(2, dtype=np.float32)[[0, 1] * 25 + [0, 0] * 15]
+
+    def told(private: np.ndarray, baseline: np.ndarray) -> str:
+        caplog.clear()
+        both = [evaluate_groups(scores, test, {}, algorithm="dpsgd") for scores in (private, baseline)]
+        cost_against_baseline(*both, private, baseline, test, {})
+        return caplog.text
+
+    assert "more accurate than its non-private baseline, by more than chance" in told(good, poor)
+    assert not told(good, good)
+    assert not told(poor, good)
+    assert "by more than chance" not in told(good, np.zeros_like(good))  # one that guesses is told of already

@@ -167,6 +167,15 @@ def test_a_baseline_that_guesses_is_said_as_privacy_looks_free_beside_it(sample,
     assert "The non-private baseline of dpsgd has learnt nothing" in text
 
 
+def test_a_baseline_that_is_outdone_is_said(sample, page):
+    assert "did better than the non-private baseline" not in page.text
+    cost = sample.documents["dpsgd"]["cost_of_privacy"]
+    better = cost | {"intervals": cost.get("intervals", {}) | {"overall": [0.1, 0.2]}}
+    documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"cost_of_privacy": better}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "dpsgd did better than the non-private baseline, by more than chance" in text
+
+
 def test_a_private_model_that_guesses_is_said(sample):
     guessing = sample.documents["dpsgd"]["overall"] | {"mcc": 0.0}
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": guessing}}

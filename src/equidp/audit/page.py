@@ -55,6 +55,11 @@ READING = (
 )
 
 
+REMEDY = (
+    "Audit it at a smaller privacy.epsilon, or with more canaries and guesses (audit.gradient_canaries, audit.guesses)."
+)
+
+
 def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, provenance: Mapping) -> str:
     """The page as the text of one HTML file.
 
@@ -90,9 +95,17 @@ def verdict_sentence(findings: Mapping[str, Any]) -> str:
         return "No canaries were run: the claimed ε was not put to the test."
     refuting = [name for name, one in found.items() if not one["consistent"]]
     if not refuting:
+        beyond = [name for name, one in found.items() if not one["refutable"]]
+        if len(beyond) == len(found):
+            most = " and ".join(f"ε ≥ {_lower(one['epsilon_within_reach'])}" for one in found.values())
+            return (
+                f"Not put to the test: with every guess right {' and '.join(found)} would have shown {most}, no more "
+                f"than {findings['algorithm']} claims. {REMEDY}"
+            )
         return (
             f"Not refuted: {' and '.join(found)} showed no more than the ε that {findings['algorithm']} claims. "
-            "That is no proof that the claim holds."
+            + (f"{beyond[0].capitalize()} could not have shown more with every guess right. " if beyond else "")
+            + "That is no proof that the claim holds."
         )
     shown = " and ".join(
         f"{name} show ε ≥ {_lower(found[name]['epsilon_lower_bound'])} where "
@@ -150,7 +163,7 @@ def _bounds(findings: Mapping[str, Any]) -> Grid | None:
             Cell(f"{found['delta']:.2g}", found["delta"]),
             Cell(f"≥ {_lower(found['epsilon_lower_bound'])}", found["epsilon_lower_bound"]),
             Cell(f"≤ {epsilon_text(found['epsilon_claimed'])}", found["epsilon_claimed"]),
-            _words("not refuted" if found["consistent"] else "REFUTED"),
+            _words("REFUTED" if not found["consistent"] else "not refuted" if found["refutable"] else "out of reach"),
         )
         for name, found in _attacks(findings).items()
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores, joined, seeded, verdict
 from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
+from equidp.audit.one_run import epsilon_lower_bound
 from equidp.audit.recipe import Recipe, losses
 from equidp.audit.settings import AuditSettings
 from equidp.engine.noise import derived_seed
@@ -99,7 +100,7 @@ def _input(train: Records, recipe: Recipe, settings: AuditSettings, seed: int) -
 
 
 def _judged(scores: Tensor, included: Tensor, recipe: Recipe, settings: AuditSettings) -> dict[str, Any]:
-    """The verdict beside the claim at the same δ."""
+    """The verdict beside the claim at the same δ, and the most that any guesses could have shown."""
     canaries = len(scores)
     found: Verdict = verdict(
         scores,
@@ -109,9 +110,12 @@ def _judged(scores: Tensor, included: Tensor, recipe: Recipe, settings: AuditSet
         confidence=settings.confidence,
     )
     claim = claimed(recipe, found.delta)
+    every = epsilon_lower_bound(canaries, found.guesses, found.guesses, found.delta, confidence=found.confidence)
     return dataclasses.asdict(found) | {
         "epsilon_claimed": claim,
+        "epsilon_within_reach": every,
         "consistent": found.epsilon_lower_bound <= claim,
+        "refutable": every > claim,
     }
 
 

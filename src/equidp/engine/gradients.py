@@ -46,7 +46,8 @@ class GradientEngine:
         limit: no batch that is recorded will have more records; None where that is not known.
 
     Raises:
-        EquidpError: for a model without trainable parameters, or with a layer that mixes records.
+        EquidpError: for a model without trainable parameters, with some that are no float32, or with a layer that mixes
+            records.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class GradientEngine:
         self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
         if not self.parameters:
             raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
+        _refuse_unfit(model)
         _refuse_mixing(model)
         self.sites = sites(model)
         self._batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, _BATCH_NORMS)]
@@ -449,6 +451,21 @@ def _to_channels_last(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, .
 
 def _snapshot(site: Site) -> dict[str, Tensor]:
     return {k: p.detach() for k, p in site.parameters.items()} if site.rule is fallback else {}
+
+
+def _refuse_unfit(model: nn.Module) -> None:
+    """Refuse, by name, trainable parameters that a flat float32 vector cannot hold."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise EquidpError(f"Parameter {name!r} has no shape before the first batch; give its layer all its sizes.")
+        if parameter.dtype != torch.float32:
+            raise EquidpError(
+                f"Parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, and gradients are summed and "
+                "noised in float32: make every trainable parameter one of that type (model.float() does); for cheaper "
+                "passes there is training.precision=bf16."
+            )
 
 
 def _refuse_mixing(model: nn.Module) -> None:

@@ -248,8 +248,22 @@ class Site:
     parameters: Mapping[str, nn.Parameter]
 
     def terms(self, calls: Sequence[Call], workspace: Workspace) -> dict[str, Term]:
-        """One term per trainable parameter."""
-        return self.rule(Page(self.layer, calls, frozenset(self.parameters), workspace))
+        """One term per trainable parameter.
+
+        Raises:
+            EquidpError: for a layer without a rule that `torch.func` cannot take record by record.
+        """
+        try:
+            return self.rule(Page(self.layer, calls, frozenset(self.parameters), workspace))
+        except RuntimeError as error:
+            reason = str(error).partition(". ")[0]
+            if self.rule is not fallback or not reason.startswith("vmap:"):
+                raise
+            raise EquidpError(
+                f"Layer {self.name or 'model'!r} ({type(self.layer).__name__}) has no gradient rule, and torch.func "
+                f"cannot take it record by record ({reason}); give its own parameters layers of their own, so that the "
+                "rest of it, dropout above all, stays outside them."
+            ) from error
 
 
 def sites(model: nn.Module) -> list[Site]:

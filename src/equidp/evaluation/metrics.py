@@ -127,6 +127,12 @@ def learnt_nothing(figures: Mapping) -> bool:
     return mcc is not None and mcc <= 0 and not diverged(figures)
 
 
+def outdone(document: Mapping) -> bool:
+    """Whether the private model of this `metrics.json` is more accurate than its baseline, by more than chance."""
+    interval = document.get("cost_of_privacy", {}).get("intervals", {}).get("overall")
+    return interval is not None and interval[0] > 0
+
+
 def metrics_document(private: Mapping, baseline: Mapping | None) -> dict:
     """The content of `metrics.json`: the private model's figures, the baseline's, and the cost of privacy between them.
 

@@ -23,7 +23,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from equidp.errors import listed_names
-from equidp.evaluation.metrics import learnt_nothing
+from equidp.evaluation.metrics import learnt_nothing, outdone
 from equidp.notebooks import without_ipython
 from equidp.reporting import figures, tables
 from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode, understated
@@ -295,6 +295,12 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
         found.append(
             f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as where "
             "all records are put into one class. Beside it privacy looks free: costs and gaps near 0 say nothing here."
+        )
+    if weak := [name for name, document in documents.items() if outdone(document) and name not in guessing]:
+        found.append(
+            f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
+            "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
+            "small."
         )
     if empty := [name for name, document in documents.items() if learnt_nothing(document)]:
         found.append(

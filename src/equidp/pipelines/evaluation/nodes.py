@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from equidp.errors import listed_names
-from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, learnt_nothing, metrics_document
+from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, learnt_nothing, metrics_document, outdone
 from equidp.parameters import DataSettings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.records import Records
@@ -49,6 +49,12 @@ def cost_against_baseline(
     if not diverged(baseline):
         groups = group_arrays(test, DataSettings(**data).groups)
         document["cost_of_privacy"]["intervals"] = cost_intervals(scores, baseline_scores, test.labels.numpy(), groups)
+    if outdone(document) and not learnt_nothing(baseline):
+        logger.warning(
+            "The private model is more accurate than its non-private baseline, by more than chance: costs and gaps say "
+            "nothing while the baseline can do better. Give it a learning rate of its own, by "
+            "--params=sgd.options.learning_rate=1, or more training.epochs."
+        )
     return document
 
 
