@@ -371,7 +371,8 @@ def prepare(
         )
         if resume and not keeper.found:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
-    lives = [] if peers is None else peers.gather(life_of(random))
+    # each rank's own code, as it may have been installed on another machine
+    lives = [] if peers is None else peers.gather(f"{life_of(random)}, {CODE_DIGEST[:16]}")
     ledger: Ledger = keeper.ledger(random, lives[1:]) if keeper else Ledger()
     ids, names = groups_of(algorithm, train, grouping)
     arguments: dict[str, Any] = {

@@ -267,6 +267,8 @@ class TestResume:
         assert not checkpoint.repeats(random)
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         assert checkpoint.repeats(random)
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+        assert not checkpoint.repeats(random)
 
     def test_a_run_that_rounds_otherwise_is_renewed_on_the_same_machine(self, tmp_path: Path) -> None:
         """So it is with recorded passes: under the same noise two sums of a step would differ by rounding alone."""

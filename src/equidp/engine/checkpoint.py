@@ -291,10 +291,13 @@ def repeats(random: RandomSource) -> bool:
     """Whether a step done again gives the very same values: seeded streams, and arithmetic in a fixed order.
 
     Off the CPU sums may be formed in any order unless PyTorch is told otherwise; then the answer is no, to be safe. So
-    it is in a thread: what trains beside it draws from the same generator of torch's (dropout).
+    it is where cuDNN chooses its kernels by the clock, where several GPUs add up (in an order that NCCL takes from how
+    they are connected), and in a thread: what trains beside it draws from the same generator of torch's (dropout).
     """
     on_cpu = getattr(random, "device", torch.device("cpu")).type == "cpu"
-    return random.repeatable and alone() and (on_cpu or torch.are_deterministic_algorithms_enabled())
+    one_order = torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    together = getattr(random, "peers", None) is not None
+    return random.repeatable and alone() and (on_cpu or (one_order and not together))
 
 
 def life_of(random: RandomSource) -> str:
