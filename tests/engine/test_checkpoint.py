@@ -202,7 +202,11 @@ class TestResume:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
         assert checkpoint.life_of(seeded()) != here
 
-    @pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_SCHEDULE", "KMP_AFFINITY"])
+    @pytest.mark.parametrize(
+        "name",
+        ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_SCHEDULE", "KMP_AFFINITY", "TORCH_MKLDNN_MATMUL_MIN_SIZE",
+         "TORCH_BLAS_PREFER_CUBLASLT", "PYTORCH_TUNABLEOP_ENABLED", "DISABLE_ADDMM_CUDA_LT"],
+    )  # fmt: skip
     def test_libraries_told_otherwise_are_another_life(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         here = checkpoint.life_of(seeded())
         monkeypatch.setenv(name, "of another kind")

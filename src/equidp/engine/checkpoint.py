@@ -52,8 +52,8 @@ PROCESSOR_FACTS = {"vendor_id", "cpu family", "model", "model name", "stepping",
 }  # fmt: skip
 """Linux's words for what does not change from one core, or one moment, to the next: x86's and ARM's."""
 
-KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DNNL_", "KMP_", "MKL_", "NVIDIA_TF32", "OMP_", "ONEDNN_",
-                   "OPENBLAS_", "TORCH_ALLOW_TF32", "VECLIB_")  # fmt: skip
+KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DISABLE_ADDMM_", "DNNL_", "KMP_", "MKL_", "NVIDIA_TF32",
+                   "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_", "VECLIB_")  # fmt: skip
 """Beginnings of the environment variables by which libraries choose their kernels."""
 
 Row = dict[str, float]
