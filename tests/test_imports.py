@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -46,6 +48,26 @@ def test_training_imports_neither_opacus_nor_ipython_nor_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+CALLS_HOME = """
+from pathlib import Path
+import equidp.settings
+from kedro_telemetry.plugin import _check_for_telemetry_consent
+from mlflow.telemetry import get_telemetry_client
+
+print(get_telemetry_client() is None, _check_for_telemetry_consent(Path(".")) is False)
+"""
+
+
+def test_neither_mlflow_nor_kedro_reports_what_is_run(tmp_path: Path) -> None:
+    """Nor where the project is installed, and no `.telemetry` lies in the folder."""
+    # with pytest's own variables, or a CI's, MLflow would be silent of itself
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "SYSTEMROOT") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS_HOME], capture_output=True, text=True, env=kept, cwd=tmp_path, check=True
+    )
+    assert done.stdout.split()[-2:] == ["True", "True"]  # Kedro logs a line before
 
 
 def test_ipython_seems_absent_where_it_is_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -371,36 +371,42 @@ def prepare(
         )
         if resume and not keeper.found:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
-    lives = [] if peers is None else peers.gather(life_of(random))
-    ledger: Ledger = keeper.ledger(random, lives[1:]) if keeper else Ledger()
-    ids, names = groups_of(algorithm, train, grouping)
-    arguments: dict[str, Any] = {
-        "model": network,
-        "loss": loss,
-        "algorithm": algorithm,
-        "plan": plan,
-        "population": Population(train, ids, by_unit=privacy.by_unit),
-        "random": random,
-        "ledger": ledger,
-        "learning_rate": algorithm.learning_rate or training.rate(plan.steps),
-        "optimizer": training.optimizer,
-        "physical_batch_size": training.physical_batch_size,
-        "precision": training.precision,
-        "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs and algorithm.private else None,
-        "diagnostics": training.diagnostics,
-        "public": split.public.to(device) if len(split.public) else None,
-    }
-    renewed = keeper.renewed if keeper else 0
-    if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
-        random.renew(renewed)
-    # of models that draw (dropout): a step done again must repeat, in a secure run nobody may foretell it, and no rank
-    # or life may draw what another does: a record would shift whose masks are alike
-    stream = f"dropout/life {renewed}" if renewed else "dropout"
-    with GLOBAL_RANDOM:
-        torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
-    saved = keeper.saved.state if keeper and keeper.saved else None
-    trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
-    return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
+    try:
+        # each rank's own code, as it may have been installed on another machine
+        lives = [] if peers is None else peers.gather(f"{life_of(random)}, {CODE_DIGEST[:16]}")
+        ledger: Ledger = keeper.ledger(random, lives[1:]) if keeper else Ledger()
+        ids, names = groups_of(algorithm, train, grouping)
+        arguments: dict[str, Any] = {
+            "model": network,
+            "loss": loss,
+            "algorithm": algorithm,
+            "plan": plan,
+            "population": Population(train, ids, by_unit=privacy.by_unit),
+            "random": random,
+            "ledger": ledger,
+            "learning_rate": algorithm.learning_rate or training.rate(plan.steps),
+            "optimizer": training.optimizer,
+            "physical_batch_size": training.physical_batch_size,
+            "precision": training.precision,
+            "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs and algorithm.private else None,
+            "diagnostics": training.diagnostics,
+            "public": split.public.to(device) if len(split.public) else None,
+        }
+        renewed = keeper.renewed if keeper else 0
+        if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
+            random.renew(renewed)
+        # of models that draw (dropout): a step done again must repeat, in a secure run nobody may foretell it, and no
+        # rank or life may draw what another does: a record would shift whose masks are alike
+        stream = f"dropout/life {renewed}" if renewed else "dropout"
+        with GLOBAL_RANDOM:
+            torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
+        saved = keeper.saved.state if keeper and keeper.saved else None
+        trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
+        return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
+    except BaseException:
+        if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
+            keeper.close()
+        raise
 
 
 def device_of(training: TrainingSettings) -> torch.device:

@@ -136,6 +136,28 @@ class TestEnergy:
             trainer.run_steps(1)
             assert trainer.accepting.current == trainer.public_loss(1024)
 
+    def test_both_energies_of_a_comparison_are_of_one_loss_where_losses_move(
+        self, lab: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        release = {"name": "clip_counts_and_shares", "count_noise_multiplier": 1.0}
+        options = {"objective": "logit_adjusted", "side_release": release, "acceptance": "annealing"}
+        trainer = lab.trainer("custom", options)
+        compared: list[tuple[float, float]] = []
+
+        def decide(change: float) -> bool:
+            candidate, after = trainer.public_loss(16), trainer.engine.flatten()
+            trainer.engine.load_(before)
+            compared.append((change, candidate - trainer.public_loss(16)))
+            trainer.engine.load_(after)
+            return True
+
+        monkeypatch.setattr(trainer.accepting, "decide", decide)
+        for _ in range(3):
+            before = trainer.engine.flatten()
+            trainer.run_steps(1)
+        for change, expected in compared:
+            assert change == pytest.approx(expected, abs=1e-6)
+
     def test_is_refused_without_public_records(self, lab: Any) -> None:
         with pytest.raises(EquidpError, match=r"data\.public_fraction"):
             lab.trainer("sa_dpsgd", public=None)

@@ -16,6 +16,7 @@ import torch
 from tests.distributed.ranks import RECORDS, ready
 from torch import Tensor
 
+from equidp import training
 from equidp.distributed import launch as launching
 from equidp.distributed import peers as peers_module
 from equidp.distributed.peers import Peers
@@ -112,6 +113,30 @@ def test_a_life_is_that_of_all_ranks(tmp_path: Path) -> None:
     assert drawn[2][2]
     for once, again in zip(drawn[1][:2], drawn[2][:2], strict=True):
         assert once != again
+
+
+def test_the_code_of_every_rank_is_part_of_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine's may be of another version than rank 0's, and round a step done again otherwise."""
+
+    class Asked(Played):
+        def gather(self, value: Any) -> list[Any]:
+            seen.append(value)
+            return super().gather(value)
+
+    seen: list[str] = []
+    ready("dpsgd", 6, Asked(0, []))
+    monkeypatch.setattr(training, "CODE_DIGEST", "of another version")
+    ready("dpsgd", 6, Asked(0, []))
+    assert seen[0] != seen[1]
+
+
+def test_sums_of_several_gpus_are_not_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    alone, together = SeededRandom(5, "cpu"), Played(0, []).random(SeededRandom(5, "cpu"))
+    assert repeats(together)
+    alone.device = together.device = torch.device("cuda")
+    assert repeats(alone)
+    assert not repeats(together)
 
 
 def test_secure_streams_stay_secure_among_ranks() -> None:

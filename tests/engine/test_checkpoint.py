@@ -202,7 +202,11 @@ class TestResume:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
         assert checkpoint.life_of(seeded()) != here
 
-    @pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_SCHEDULE", "KMP_AFFINITY"])
+    @pytest.mark.parametrize(
+        "name",
+        ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_SCHEDULE", "KMP_AFFINITY", "TORCH_MKLDNN_MATMUL_MIN_SIZE",
+         "TORCH_BLAS_PREFER_CUBLASLT", "PYTORCH_TUNABLEOP_ENABLED", "DISABLE_ADDMM_CUDA_LT"],
+    )  # fmt: skip
     def test_libraries_told_otherwise_are_another_life(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         here = checkpoint.life_of(seeded())
         monkeypatch.setenv(name, "of another kind")
@@ -267,6 +271,8 @@ class TestResume:
         assert not checkpoint.repeats(random)
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         assert checkpoint.repeats(random)
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+        assert not checkpoint.repeats(random)
 
     def test_a_run_that_rounds_otherwise_is_renewed_on_the_same_machine(self, tmp_path: Path) -> None:
         """So it is with recorded passes: under the same noise two sums of a step would differ by rounding alone."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from equidp.engine.ledger import Ledger, rdp_epsilon
 from equidp.engine.noise import SeededRandom
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
-from equidp.engine.trainer import Diagnostics, Trainer, choose_device
+from equidp.engine.trainer import SHORTEST, Diagnostics, Trainer, choose_device
 from equidp.errors import EquidpError
 from equidp.records import Records, Schema
 
@@ -40,7 +42,7 @@ def trainer(
     seed: int = 0,
     model: nn.Module | None = None,
     noise: float = 1.0,
-    **options: float,
+    **options: Any,
 ) -> Trainer:
     torch.manual_seed(0)
     population = Population(data, data.groups["class"], by_unit=by_unit)
@@ -82,12 +84,27 @@ class TestDevice:
 class TestBuilding:
     """What is seen before the first step."""
 
-    @pytest.mark.parametrize("clip_norm", [1e-46, 1e-40])
+    @pytest.mark.parametrize("clip_norm", [1e-46, 1e-40, 1e-30])
     def test_a_bound_that_float32_does_not_hold_is_refused_as_it_does_not_hold_the_noise(
         self, clip_norm: float
     ) -> None:
         with pytest.raises(EquidpError, match=r"bounded by .*in float32"):
             trainer(records(), clip_norm=clip_norm)
+
+    @pytest.mark.parametrize("size", [1e14, 1e16, 1e18, 6e18])
+    def test_the_least_bound_holds_for_gradients_as_long_as_float32_has(self, size: float) -> None:
+        """Weights without their digits let one of 1e14 go a quarter beyond a bound of 1e-30."""
+        data = records()
+        trained = trainer(dataclasses.replace(data, features=size * data.features), clip_norm=SHORTEST)
+        public = trained.public_values(trained.segments[0])
+        moved = [trained.weighted_sum([trained.population.batch(torch.tensor([i]))], public) for i in range(len(data))]
+        lengths = torch.stack(moved).double().norm(dim=1) / SHORTEST
+        assert lengths.max() == pytest.approx(1.0, rel=1e-5)
+
+    def test_a_bound_that_is_led_far_down_and_then_scheduled_is_refused(self) -> None:
+        schedule = {"name": "phases", "phases": 2, "clip_decay": 1e-6}
+        with pytest.raises(EquidpError, match="bounded by 1e-18"):
+            trainer(records(), "custom", side_release="quantile", schedule=schedule)
 
     def test_a_noise_that_float32_does_not_hold_is_refused(self) -> None:
         with pytest.raises(EquidpError, match=r"noise be 1e\+42, in float32"):

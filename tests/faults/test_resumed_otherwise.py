@@ -252,3 +252,16 @@ def test_a_run_that_ends_does_not_forget_for_the_one_that_began_after_it(tmp_pat
     began.close()
     forget(tmp_path)
     assert not (tmp_path / JOURNAL_FILE).exists()
+
+
+def test_a_run_that_was_refused_before_its_first_step_lets_go_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook keeps its last error, and with it everything that was alive where it was raised."""
+    refused = EquidpError("too large")
+    with monkeypatch.context() as patched:
+        patched.setattr(training_module, "Trainer", lambda **arguments: (_ for _ in ()).throw(refused))
+        with pytest.raises(EquidpError, match="too large") as kept:
+            live(tmp_path, "dpsgd", {}, PARTS, resume=False)
+    assert live(tmp_path, "dpsgd", {}, PARTS, resume=False).privacy["epsilon"] is not None
+    assert kept.value is refused

@@ -178,8 +178,8 @@ class PublicAnnealing(_Annealing):
     current: float | None = None
 
     def begin(self) -> None:
-        """J(θ), once."""
-        if self.current is None:
+        """J(θ), once; anew in every step where the loss follows released values, which have moved since."""
+        if self.current is None or self.run.algorithm.objective.reads:
             self.current = self.run.public_loss(self.part.energy_records)
 
     def accept(self) -> bool:

@@ -52,8 +52,8 @@ PROCESSOR_FACTS = {"vendor_id", "cpu family", "model", "model name", "stepping",
 }  # fmt: skip
 """Linux's words for what does not change from one core, or one moment, to the next: x86's and ARM's."""
 
-KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DNNL_", "KMP_", "MKL_", "NVIDIA_TF32", "OMP_", "ONEDNN_",
-                   "OPENBLAS_", "TORCH_ALLOW_TF32", "VECLIB_")  # fmt: skip
+KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DISABLE_ADDMM_", "DNNL_", "KMP_", "MKL_", "NVIDIA_TF32",
+                   "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_", "VECLIB_")  # fmt: skip
 """Beginnings of the environment variables by which libraries choose their kernels."""
 
 Row = dict[str, float]
@@ -291,10 +291,13 @@ def repeats(random: RandomSource) -> bool:
     """Whether a step done again gives the very same values: seeded streams, and arithmetic in a fixed order.
 
     Off the CPU sums may be formed in any order unless PyTorch is told otherwise; then the answer is no, to be safe. So
-    it is in a thread: what trains beside it draws from the same generator of torch's (dropout).
+    it is where cuDNN chooses its kernels by the clock, where several GPUs add up (in an order that NCCL takes from how
+    they are connected), and in a thread: what trains beside it draws from the same generator of torch's (dropout).
     """
     on_cpu = getattr(random, "device", torch.device("cpu")).type == "cpu"
-    return random.repeatable and alone() and (on_cpu or torch.are_deterministic_algorithms_enabled())
+    one_order = torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    together = getattr(random, "peers", None) is not None
+    return random.repeatable and alone() and (on_cpu or (one_order and not together))
 
 
 def life_of(random: RandomSource) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -17,7 +18,7 @@ from equidp.engine.gradients import GradientEngine, all_finite
 from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.losses import Loss
 from equidp.engine.noise import RandomSource
-from equidp.engine.parts import Draw, per_record, scheduled, sensitivity, tensors
+from equidp.engine.parts import TINY, Draw, per_record, scheduled, sensitivity, tensors
 from equidp.engine.plan import Plan, Segment, segment_at
 from equidp.engine.recording import Recorder
 from equidp.engine.sampling import Batch, Population
@@ -79,7 +80,12 @@ def choose_device(name: str) -> torch.device:
 
 
 SMALLEST, LARGEST = 1e-37, 1e37
-"""What a bound and a noise must stay within, for float32 to hold them with all its digits."""
+"""What a noise must stay within, for float32 to hold it with all its digits; a bound too, which must also not be below
+`SHORTEST`."""
+
+SHORTEST = 1e-16
+"""The least bound. The longest finite gradients are of 2e19: to shorten one to less takes weights and products that
+float32 has no digits for, and by whose rounding, up to 1e-26, it would stay longer than its bound."""
 
 
 class EpochCallback(Protocol):
@@ -539,21 +545,24 @@ class Trainer:
 def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment]) -> None:
     """Bounds, noises and weights that float32 takes for 0 or infinite: noise would vanish, or the sum be NaN.
 
-    Where it loses digits, close to 0, a weighted gradient may even be rounded to more than its bound.
+    Where it loses digits, close to 0, a weighted gradient may even be rounded to more than its bound. Values that a
+    side release leads are taken at their least as well.
     """
-    rule, public = algorithm.weights, tensors(algorithm.initial, "cpu")
+    rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
     if rule is None:
         return
-    for segment in segments:
-        values = scheduled(public, segment)
+    led = rule.reads & side.steers if side else frozenset()
+    least = public | {name: torch.tensor(TINY) for name in led}
+    for segment, values in itertools.product(segments, (public, least) if led else (public,)):
+        values = scheduled(values, segment)
         known = rule.reads <= public.keys()  # else the sampler's, below the clip norm
         bound = float(sensitivity(rule, values) if known else values["clip_norm"])
         noise = bound * plan.noise_multiplier * segment.noise
-        if not all(SMALLEST <= size <= LARGEST for size in (bound, noise)):
+        if not (SHORTEST <= bound <= LARGEST and SMALLEST <= noise <= LARGEST):
             raise EquidpError(
                 f"{algorithm.name}: in some step a record's influence would be bounded by {bound:g}, and the noise be "
-                f"{noise:g}, in float32; choose clip norms, noise and decays for which both stay within "
-                f"{SMALLEST:g} and {LARGEST:g}."
+                f"{noise:g}, in float32; choose clip norms, noise and decays for which the bound stays within "
+                f"{SHORTEST:g} and {LARGEST:g}, the noise within {SMALLEST:g} and {LARGEST:g}."
             )
         if known and not rule.weights(torch.zeros(1), values).isfinite().all():
             raise EquidpError(
