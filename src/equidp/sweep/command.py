@@ -203,8 +203,8 @@ def fan_out(
     except KeyboardInterrupt:
         done = sum(outcome.reason is None for outcome in sweep.outcomes) if sweep else 0
         console.print(
-            f"Stopped. {done} cells were finished by this call and stay so; call it again for the rest: cells that were "
-            "at work go on where they stopped.",
+            f"Stopped. {done} cells were finished by this call and stay so; call it again for the rest. Cells at work "
+            "go on where they stopped.",
             highlight=False,
         )
         sys.exit(INTERRUPTED)
