@@ -7,9 +7,10 @@ for a dataset of one's own, kept in conf/local, would not be found.
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,13 @@ class EquidpConfigLoader(OmegaConfigLoader):
             if key == "parameters" and key not in self:
                 self["parameters"] = resolve(self._layered())
             return super().__getitem__(key)
-        except yaml.YAMLError as error:
-            told = " ".join(str(error).split()).rstrip(".")  # of a name that is there twice, it tells in several lines
-            raise EquidpError(f"A file of settings in {self.conf_source} cannot be read: {told}.") from error
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, OSError) as error:  # a list is an AttributeError
+            told = _fault_in(Path(self.conf_source), (self.base_env, self.env or self.default_run_env))
+            if told is None and isinstance(error, yaml.YAMLError):  # in an archive
+                told = f"A file of settings in {self.conf_source} cannot be read: {' '.join(str(error).split())}"
+            if told is None:
+                raise
+            raise EquidpError(told) from error
 
     def _layered(self) -> dict[str, Any]:
         """Preset, files and command line merged, the last one winning."""
@@ -108,6 +113,28 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _fault_in(folder: Path, environments: Iterable[str]) -> str | None:
+    """What is wrong with the first file that holds no settings: Kedro counts lines from 0, or names no file."""
+    files = (path for name in environments for path in sorted((folder / name).rglob("*")))
+    for path in files:
+        if path.suffix not in (".yml", ".yaml", ".json") or not path.is_file():
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")  # whole, or the byte would be a chunk's
+            read = OmegaConf.load(io.StringIO(text))
+        except UnicodeDecodeError as error:
+            return f"{path} is not UTF-8 text (byte {error.start}); save it in UTF-8."
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark
+            place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+            return f"{path}{place}: {error.problem}; repair it."
+        except (yaml.YAMLError, OSError) as error:  # a character that no YAML holds; a lone number
+            return f"{path} cannot be read: {' '.join(str(error).split()).rstrip('.')}; repair it."
+        if not OmegaConf.is_dict(read):
+            return f"{path} holds a list: give names with values, such as `dataset: adult`."
+    return None
 
 
 def _set_up_logging(file: Path) -> None:

@@ -74,12 +74,16 @@ def test_a_file_in_conf_local_overrides_the_preset_and_keeps_its_other_keys(proj
         ("presets: {clinic: 5}\n", "presets.clinic=5: give settings below it"),
         ("presets: {clinic: {data: csv}}\n", "data='csv': give settings below it"),
         ("presets: {clinic: {model: logistic}}\n", "model='logistic': give settings below it"),
-        ("presets:\n  clinic: {data: [}\n", r"cannot be read: .*local/parameters\.yml, unable to read line 1"),
-        ("presets:\n  clinic: {}\n  clinic: {}\n", "cannot be read: .*found duplicate key clinic"),
+        ("presets:\n  clinic: {data: [}\n", r"local/parameters\.yml, line 2, column 19: .* found '}'; repair it\.$"),
+        ("presets:\n\tclinic: {}\n", r"s\.yml, line 2, column 1: found character '\\t' .*; repair it\.$"),
+        ("presets:\n  clinic: {}\n  clinic: {}\n", r"s\.yml, line 3, column 3: found duplicate key clinic; "),
+        ("presets: {clinic: {model: {name: Größe}}}\n", r"s\.yml is not UTF-8 text \(byte 35\); save it in UTF-8\.$"),
+        ("- presets\n", r"local/parameters\.yml holds a list: give names with values"),
+        ("42\n", r"local/parameters\.yml cannot be read: Invalid loaded object type: int; repair it\.$"),
     ],
 )
 def test_a_file_in_conf_local_that_is_written_wrong_ends_in_a_sentence(project, text, words):
-    (project / "conf/local/parameters.yml").write_text(text)
+    (project / "conf/local/parameters.yml").write_text(text, encoding="latin-1")  # as an old editor saves umlauts
     with pytest.raises(EquidpError, match=words) as refused:
         resolved(project, dataset="clinic")
     assert "\n" not in refused.value.message

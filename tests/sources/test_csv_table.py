@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import unicodedata
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +24,7 @@ HEADER = "person,outcome,ward,weight,sex,age"
 def read(raw_dir: Path, *rows: str, **options):
     table = raw_dir / "mine" / "people.csv"
     table.parent.mkdir(exist_ok=True)
-    table.write_text("\n".join([HEADER, *rows, ""]))
+    table.write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
     csv = source("csv", {**CSV_OPTIONS, **options})
     return csv.read(csv.locate(raw_dir))
 
@@ -98,6 +99,14 @@ def test_an_edited_source_encodes_anew(tmp_path: Path, monkeypatch: pytest.Monke
     copy.unlink()
     keys = {encode_records(tmp_path, settings, "mine")[0].fingerprint for _ in range(2)}
     assert len(keys) == 2, "whose code cannot be read is encoded every time"
+
+
+def test_a_name_written_with_other_signs_for_its_accents_is_the_same_person(tmp_path: Path) -> None:
+    """As two units, the person would have twice the influence, and could be trained on and tested too."""
+    one, two = (unicodedata.normalize(form, "Zoë") for form in ("NFC", "NFD"))
+    assert one != two
+    rows = (f"{one},ill,A,50,f,30", f"{two},well,A,60,f,30", "p2,well,A,60,f,30")
+    assert read(tmp_path, *rows).unit.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("person", ["", " ", "NA", "?"])

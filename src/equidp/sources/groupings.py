@@ -94,13 +94,17 @@ def group_names(groupings: Mapping[str, Grouping]) -> dict[str, tuple[str, ...]]
 def unit_ids(column: pd.Series, where: str) -> Tensor:
     """One id per distinct value, int64 `[N]`, in order of first appearance.
 
+    An accented letter may be written as one sign or as two (as on a Mac): both are one name, or its person would be two
+    units, and have twice the influence.
+
     Raises:
         EquidpError: a row has none. Taken together, such rows of many persons would be protected as one person.
     """
-    absent = column.isna() | column.astype(str).str.strip().str.lower().isin(MISSING)
+    names = column.astype(str).str.strip().str.normalize("NFC")
+    absent = column.isna() | names.str.lower().isin(MISSING)
     if absent.any():
         row = column.index[int(absent.to_numpy().argmax())]
         raise EquidpError(
             f"{where}, row {row}, column {column.name!r}: no unit is named. Give every row one, or an id of its own."
         )
-    return torch.tensor(pd.factorize(column)[0], dtype=torch.int64)
+    return torch.tensor(pd.factorize(names)[0], dtype=torch.int64)
