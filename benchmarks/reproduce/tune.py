@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from kedro.framework.startup import bootstrap_project
+from torch import Tensor
 from tqdm import tqdm
 
 from equidp.algorithms import algorithm_settings
@@ -32,7 +33,7 @@ from equidp.pipelines.training.nodes import group_arrays
 from equidp.records import Records, Split
 from equidp.sources import source
 from equidp.sweep.grid import choose_grid
-from equidp.sweep.project import Project
+from equidp.sweep.project import Cell, Project
 from equidp.training import make_model, plan_run, predict, train_model, units_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,24 +46,36 @@ def main() -> None:
     torch.set_num_threads(1)
     bootstrap_project(ROOT)
     project = Project(ROOT)
-    cells = project.cells(choose_grid(project.grids(), arguments.parse_args().grid, {}))
-    for cell in cells:
-        if cell.settings["data"]["evaluate_on"] != "validation":
-            raise EquidpError(f"{cell} evaluates on test records, by which nothing may be chosen.")
-    raw = Path(project.config()["parameters"]["raw_dir"])
+    cells, raw = tuning_cells(project, arguments.parse_args().grid), raw_folder(project)
     found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for cell in tqdm(cells, disable=not sys.stderr.isatty()):
         by = f"{cell.dataset} by {cell.settings['data']['groups'][0]}"
         adjustment = cell.settings[cell.algorithm]["options"].get("adjustment")
         rate = f"{cell.settings['training']['learning_rate']:g}" + (f" τ {adjustment:g}" if adjustment else "")
-        found[by, cell.algorithm][rate].append(
-            scores(cell.settings, cell.algorithm, raw if raw.is_absolute() else ROOT / raw)
-        )
+        found[by, cell.algorithm][rate].append(scores(cell.settings, cell.algorithm, raw))
     for (dataset, algorithm), rates in found.items():
         means = {rate: tuple(map(statistics.mean, zip(*seeds, strict=True))) for rate, seeds in rates.items()}
         best_first = sorted(means.items(), key=lambda item: item[1], reverse=True)
         shown = "   ".join(f"{rate}: {worst:.3f} ({overall:.3f})" for rate, (worst, overall) in best_first)
         print(f"{dataset:25s} {algorithm:16s} {shown}")
+
+
+def tuning_cells(project: Project, grid: str) -> list[Cell]:
+    """The cells of a grid by which settings are chosen.
+
+    Raises:
+        EquidpError: for a grid that evaluates on test records.
+    """
+    cells = project.cells(choose_grid(project.grids(), grid, {}))
+    for cell in cells:
+        if cell.settings["data"]["evaluate_on"] != "validation":
+            raise EquidpError(f"{cell} evaluates on test records, by which nothing may be chosen.")
+    return cells
+
+
+def raw_folder(project: Project) -> Path:
+    """Where raw files are looked for."""
+    return ROOT / project.config()["parameters"]["raw_dir"]
 
 
 @cache
@@ -74,17 +87,35 @@ def records_of(name: str, options: str, raw: Path) -> Records:
 
 def scores(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[float, float]:
     """Accuracy of the worst group of the first grouping, and overall, of one cell."""
-    data, model = DataSettings(**settings["data"]), ModelSettings(**settings["model"])
-    privacy, training = PrivacySettings(**settings["privacy"]), TrainingSettings(**settings["training"])
-    options, seed, grouping = settings[name]["options"], settings["seed"], data.groups[0]
+    parts, outputs = trained(settings, name, raw)
+    return worst_and_overall(parts.test, outputs, settings["data"]["groups"][0])
+
+
+def worst_and_overall(test: Records, outputs: Tensor, grouping: str) -> tuple[float, float]:
+    """Accuracy of the worst group, and overall, from a model's `[n, K]` outputs for these records."""
+    figures = live_metrics(outputs.numpy(), test.labels.numpy(), group_arrays(test, (grouping,)))
+    overall = figures.pop("test/accuracy")
+    return min(value for figure, value in figures.items() if figure.startswith("test/accuracy/")), overall
+
+
+def divided(settings: Mapping[str, Any], name: str, raw: Path) -> Split:
+    """The parts of one cell's records."""
+    data = DataSettings(**settings["data"])
     records = records_of(data.source, json.dumps(data.options), raw)
-    parts = Split(*split_records(records, settings["data"], seed, {name: options}))
+    return Split(*split_records(records, settings["data"], settings["seed"], {name: settings[name]["options"]}))
+
+
+def trained(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[Split, Tensor]:
+    """Train one cell: the parts of its records, and the model's outputs for the test part."""
+    model, options, seed = ModelSettings(**settings["model"]), settings[name]["options"], settings["seed"]
+    privacy, training = PrivacySettings(**settings["privacy"]), TrainingSettings(**settings["training"])
+    grouping, parts = settings["data"]["groups"][0], divided(settings, name, raw)
     algorithm = algorithm_settings(name, options).build()
     _, names = parts.train.grouping(grouping)
     plan = plan_run(
         algorithm, units=units_in(parts.train, privacy), groups=len(names), privacy=privacy, training=training
     )
-    trained = train_model(
+    found = train_model(
         algorithm,
         plan,
         parts,
@@ -97,13 +128,8 @@ def scores(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[float, fl
         progress=False,
     )
     network = make_model(parts.train.schema, model, algorithm, seed)
-    network.load_state_dict(trained.weights)
-    test = parts.test
-    figures = live_metrics(
-        predict(network, test.features).numpy(), test.labels.numpy(), group_arrays(test, (grouping,))
-    )
-    overall = figures.pop("test/accuracy")
-    return min(value for figure, value in figures.items() if figure.startswith("test/accuracy/")), overall
+    network.load_state_dict(found.weights)
+    return parts, predict(network, parts.test.features)
 
 
 if __name__ == "__main__":
