@@ -109,6 +109,13 @@ def test_a_name_written_with_other_signs_for_its_accents_is_the_same_person(tmp_
     assert read(tmp_path, *rows).unit.tolist() == [0, 0, 1]
 
 
+def test_a_category_is_known_however_its_accents_are_written(tmp_path: Path) -> None:
+    one, two = (unicodedata.normalize(form, "Pädiatrie") for form in ("NFC", "NFD"))
+    features = {"ward": {"kind": "categorical", "categories": ["A", one]}}
+    records = read(tmp_path, f"p1,ill,{two},50,f,30", f"p2,well,{one},60,f,30", features=features)
+    assert records.features.tolist() == [[0, 1], [0, 1]]
+
+
 @pytest.mark.parametrize("person", ["", " ", "NA", "?"])
 def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
     """Many such rows would be protected as one person."""

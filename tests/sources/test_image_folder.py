@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,20 @@ def test_a_name_may_have_dots_with_and_without_its_suffix(tmp_path: Path, option
     for suffix in (".png", "", ".dcm"):  # .dcm: what the image was made from
         table.write_text("\n".join([header, *(f"scan.{row}".replace(".png", suffix) for row in rows), ""]))
         assert torch.equal(read(tmp_path, options).groups["sex"], expected), suffix
+
+
+def test_folders_and_names_fit_however_their_accents_are_written(tmp_path: Path, options: dict) -> None:
+    """As a Mac's archive unpacks them."""
+    composed, apart = (unicodedata.normalize(form, "Kätzchen") for form in ("NFC", "NFD"))
+    expected = read(tmp_path, options)
+    pets, table = tmp_path / "mine" / "pets", tmp_path / "mine" / "pets.csv"
+    for path in (pets / "cat").iterdir():
+        path.rename(path.with_name(path.name.replace("cat", apart)))
+    (pets / "cat").rename(pets / apart)
+    table.write_text(table.read_text().replace("cat", composed))
+    records = read(tmp_path, {**options, "classes": [composed, "dog"]})
+    assert torch.equal(records.labels, expected.labels)
+    assert torch.equal(records.groups["sex"], expected.groups["sex"])
 
 
 def test_an_image_of_more_than_eight_bits_is_refused_not_cut_off(tmp_path: Path, options: dict) -> None:

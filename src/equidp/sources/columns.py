@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -97,14 +98,19 @@ def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
             raise missing_column(where, name, frame.columns)
 
 
+def composed(name: object) -> str:
+    """As text in which an accented letter is one sign: on a Mac it may be two, and is the same letter."""
+    return unicodedata.normalize("NFC", str(name))
+
+
 def codes(column: pd.Series, categories: Sequence[str], where: str, *, otherwise: str = "") -> Tensor:
     """Position of each value in the declared categories, int64 `[N]`; `otherwise`: as for `numbers`.
 
     Raises:
         EquidpError: an undeclared value; the message names file, row and column.
     """
-    position = {category: i for i, category in enumerate(categories)}
-    found = np.array([position.get(str(value), -1) for value in column], dtype=np.int64)
+    position = {composed(category): i for i, category in enumerate(categories)}
+    found = np.array([position.get(composed(value), -1) for value in column], dtype=np.int64)
     if (found < 0).any():
         bad = int(np.argmax(found < 0))
         place = f"{where}, row {column.index[bad]}, column {column.name!r}:"

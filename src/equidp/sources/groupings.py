@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equidp.errors import EquidpError
 from equidp.options import Declared, Number
-from equidp.sources.columns import band_ids, bands, codes, numbers, require
+from equidp.sources.columns import band_ids, bands, codes, composed, numbers, require
 
 UNKNOWN = "unknown"
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", UNKNOWN})
@@ -94,13 +94,12 @@ def group_names(groupings: Mapping[str, Grouping]) -> dict[str, tuple[str, ...]]
 def unit_ids(column: pd.Series, where: str) -> Tensor:
     """One id per distinct value, int64 `[N]`, in order of first appearance.
 
-    An accented letter may be written as one sign or as two (as on a Mac): both are one name, or its person would be two
-    units, and have twice the influence.
+    However accents are written: else one person could be two units, and have twice the influence.
 
     Raises:
         EquidpError: a row has none. Taken together, such rows of many persons would be protected as one person.
     """
-    names = column.astype(str).str.strip().str.normalize("NFC")
+    names = column.astype(str).str.strip().map(composed)
     absent = column.isna() | names.str.lower().isin(MISSING)
     if absent.any():
         row = column.index[int(absent.to_numpy().argmax())]

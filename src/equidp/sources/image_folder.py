@@ -14,7 +14,7 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.options import Number
 from equidp.records import Records, Schema
 from equidp.sources.base import Source, SourceOptions
-from equidp.sources.columns import read_rows, require
+from equidp.sources.columns import composed, read_rows, require
 from equidp.sources.csv_table import PARTS, check_group_names
 from equidp.sources.files import Published, RawFiles, digest, find, fingerprint, folder_fingerprint, inside
 from equidp.sources.groupings import Grouping, group_ids, group_names, unit_ids
@@ -174,11 +174,13 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Image paths with their labels; every class folder must be declared and hold an image."""
     if unread := image_files(folder, OTHER_SUFFIXES):
         raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
-    present = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    for name in present:
-        if name not in classes:
-            raise unknown_name(f"class folder in {folder}:", name, classes)
-    found = [(path, label) for label, name in enumerate(classes) for path in image_files(folder / name)]
+    label_of = {composed(name): label for label, name in enumerate(classes)}
+    folders = []
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if composed(path.name) not in label_of:
+            raise unknown_name(f"class folder in {folder}:", path.name, classes)
+        folders.append((label_of[composed(path.name)], path))
+    found = [(image, label) for label, path in sorted(folders) for image in image_files(path)]
     for label, name in enumerate(classes):
         if not any(label == other for _, other in found):
             raise EquidpError(f"{folder / name} holds no JPEG or PNG image; add some, or remove it from classes.")
@@ -187,7 +189,7 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
 
 def _stem(name: str) -> str:
     """A file's name without folder and suffix. What follows another dot belongs to the name: `scan.017`."""
-    path = Path(name)
+    path = Path(composed(name))
     return path.stem if path.suffix.lower() in SUFFIXES + OTHER_SUFFIXES else path.name
 
 
@@ -196,7 +198,7 @@ def _rows_of(frame: pd.DataFrame, column: str, paths: list[Path], folder: Path, 
     keys = frame[column].map(_stem)
     for key, row in zip(keys[keys.duplicated()], frame.index[keys.duplicated()], strict=True):
         raise EquidpError(f"{where}, row {row}, column {column!r}: {key!r} stands in an earlier row too.")
-    stems = [path.stem for path in paths]
+    stems = [composed(path.stem) for path in paths]
     if len(set(stems)) < len(stems):
         repeated = next(stem for i, stem in enumerate(stems) if stem in stems[:i])
         raise EquidpError(f"{folder} holds two images called {repeated!r}; rename one, so that metadata fit.")
