@@ -383,3 +383,5 @@ def test_logged_model_predicts_raw_records_without_a_pickle(project):
     assert refused.value.error_code == "INVALID_PARAMETER_VALUE"
     artifacts = project / "mlartifacts"
     assert not [path for path in artifacts.rglob("*") if path.suffix in {".pkl", ".pt", ".pickle"}]
+    (described,) = artifacts.rglob("MLmodel")
+    assert not re.search(r"file:|: /", described.read_text()), "it would tell the paths of this machine"

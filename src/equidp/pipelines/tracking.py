@@ -335,7 +335,20 @@ def log_model(algorithm: str, weights: Path) -> None:
                 # stated, as guessing them would import the model in a process of its own
                 pip_requirements=[f"equidp=={equidp.__version__}"],
             )
+        _forget_paths(target)
         log_artifact(algorithm, target, "model")
+
+
+def _forget_paths(model: Path) -> None:
+    """MLflow notes where code and weights lay on this machine; whoever is handed the model need not know."""
+    from mlflow.models import Model
+
+    saved = Model.load(str(model))
+    kept = saved.flavors["python_function"]
+    kept["model_code_path"] = Path(kept["model_code_path"]).name  # all of it that loading looks at
+    for artifact in kept["artifacts"].values():
+        artifact.pop("uri", None)
+    saved.save(str(model / "MLmodel"))
 
 
 @contextmanager
