@@ -43,7 +43,9 @@ from equidp.training import device_of, forget
 with warnings.catch_warnings(record=True):
     from kedro_mlflow.framework.hooks.mlflow_hook import mlflow_hook
 
-ARTIFACTS = ("metrics", "privacy", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure")
+ARTIFACTS = (
+    "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
+)  # fmt: skip
 OF_ONE_RUN = ("plan", "model", *ARTIFACTS)
 """What a run leaves of each algorithm, under a name that the next run of other settings takes as well."""
 

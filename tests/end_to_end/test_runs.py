@@ -25,6 +25,7 @@ from equidp import hooks
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.pipeline_registry import DEMONSTRATION
+from equidp.reporting.privacy_report import privacy_report
 from equidp.settings import Session
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
@@ -51,6 +52,8 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert history["epsilon_rdp"].iloc[-1] == privacy["epsilon_rdp"]
     assert history["epsilon_rdp"].is_monotonic_increasing
     assert (folder / "report.html").stat().st_size > 100_000
+    # made of what privacy.json holds alone, so it may go out with the model
+    assert (folder / "privacy.md").read_text(encoding="utf-8") == privacy_report(privacy, "digits")
 
     runs = mlflow_runs(project)
     assert len(runs) == 1
@@ -75,6 +78,8 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert {"test/accuracy", "test/accuracy/class:8", "cost_of_privacy/accuracy/class:8", "baseline/accuracy"} <= set(
         run.data.metrics
     )
+    logged = {item.path for item in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
+    assert {"privacy.md", "privacy.json", "report.html"} <= logged
     assert set(run.data.params) >= SHARED
     assert any(name.startswith(f"{algorithm}.") for name in run.data.params)
 

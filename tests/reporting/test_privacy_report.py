@@ -58,8 +58,10 @@ def test_the_statement_speaks_of_the_unit_that_is_protected(unit, weaker):
 
 
 def test_the_statement_has_every_part_a_data_protection_officer_needs():
-    text = privacy_report(honest())
+    text = privacy_report(honest(), "my_data")
     for part in (
+        "on my\\_data",
+        "This page, and privacy.json, may go wherever the model goes",
         "What is guaranteed",
         "Who is protected",
         "Is δ small enough?",

@@ -18,6 +18,11 @@ FALSE_ALARMS = 0.01
 
 ROWS_OF_LEDGER = 8
 
+WHERE_IT_MAY_GO = (
+    "This page, and privacy.json, may go wherever the model goes: of the training data they tell what the guarantee "
+    "covers, or what is taken as public below, and nothing else. A run's other files tell more."
+)
+
 
 @dataclass(frozen=True)
 class Section:
@@ -29,16 +34,20 @@ class Section:
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-def privacy_report(privacy: Mapping, *, trials: int | None = None, distribution: Trials = "fixed") -> str:
+def privacy_report(
+    privacy: Mapping, dataset: str = "", *, trials: int | None = None, distribution: Trials = "fixed"
+) -> str:
     """One page of Markdown that states the guarantee of a run, its limits, and how to check it.
 
     Args:
         privacy: the content of `privacy.json`.
+        dataset: what was trained on, for the title.
         trials: how many trainings were run to arrive at this one (settings tried, this one included); by default what
             the run itself says.
         distribution: how that number was chosen; see `tuning_epsilon`.
     """
-    parts = [f"# Privacy statement: {_inline(privacy['algorithm'])}"]
+    trained = " on ".join(filter(None, (privacy["algorithm"], dataset)))
+    parts = [f"# Privacy statement: {_inline(trained)}", WHERE_IT_MAY_GO]
     for section in privacy_sections(privacy, trials=trials, distribution=distribution):
         parts += [f"## {section.title}", *map(_inline, section.paragraphs)]
         if section.rows:

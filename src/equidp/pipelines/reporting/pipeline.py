@@ -6,6 +6,7 @@ from functools import partial, update_wrapper
 from kedro.pipeline import Node, Pipeline
 
 from equidp.pipelines.reporting import nodes, tracked
+from equidp.reporting.privacy_report import privacy_report
 from equidp.reporting.tables import BASELINE
 
 GROUP = "reporting"
@@ -13,8 +14,8 @@ SETTINGS = ["params:dataset", "params:seed", "params:data", "params:model", "par
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
-    """Figures and the page of one algorithm."""
-    figures = [
+    """Figures, the privacy statement and the page of one algorithm."""
+    beside = [
         Node(
             _for(nodes.accuracy_figure, algorithm),
             inputs=[f"{algorithm}.metrics", "params:data"],
@@ -24,7 +25,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
         )
     ]
     if algorithm != BASELINE:
-        figures += [
+        beside += [
             Node(
                 _for(nodes.cost_figure, algorithm),
                 inputs=[f"{algorithm}.metrics", "params:data"],
@@ -37,6 +38,13 @@ def create_pipeline(algorithm: str) -> Pipeline:
                 inputs=f"{algorithm}.history",
                 outputs=f"{algorithm}.clip_norm_figure",
                 name=f"draw_clip_norms_{algorithm}",
+                namespace=GROUP,
+            ),
+            Node(
+                privacy_report,
+                inputs=[f"{algorithm}.privacy", "params:dataset"],
+                outputs=f"{algorithm}.statement",
+                name=f"write_statement_{algorithm}",
                 namespace=GROUP,
             ),
         ]
@@ -53,7 +61,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
         name=f"write_report_{algorithm}",
         namespace=GROUP,
     )
-    return Pipeline([*figures, page])
+    return Pipeline([*beside, page])
 
 
 def create_comparison(algorithms: Sequence[str]) -> Pipeline:
