@@ -17,11 +17,18 @@ def fourfold(both: int, first: int, second: int, neither: int) -> tuple[NDArray,
     return one, other
 
 
+def alone(right: NDArray) -> NDArray:
+    """Every record a unit of its own."""
+    return np.arange(len(right))
+
+
 def test_an_accuracys_is_wilsons() -> None:
     # 81 of 263, Newcombe 1998 (Statistics in Medicine 17, pages 857 to 872), method 3
-    assert accuracy_interval(np.arange(263) < 81) == pytest.approx([0.2553, 0.3662], abs=1e-4)
-    assert accuracy_interval(np.ones(20, bool)) == pytest.approx([0.8389, 1.0], abs=1e-4)  # n / (n + 1.96²)
-    assert accuracy_interval(np.zeros(0, bool)) is None
+    assert accuracy_interval(np.arange(263) < 81, np.arange(263)) == pytest.approx([0.2553, 0.3662], abs=1e-4)
+    assert accuracy_interval(np.ones(20, bool), np.arange(20)) == pytest.approx(
+        [0.8389, 1.0], abs=1e-4
+    )  # n / (n + 1.96²)
+    assert accuracy_interval(np.zeros(0, bool), np.arange(0)) is None
 
 
 @pytest.mark.parametrize(
@@ -33,22 +40,22 @@ def test_an_accuracys_is_wilsons() -> None:
 )
 def test_a_differences_is_newcombes(table: tuple[int, ...], printed: tuple[float, float]) -> None:
     one, other = fourfold(*table)
-    low, high = difference_interval(one, other) or [0, 0]
+    low, high = difference_interval(one, other, alone(one)) or [0, 0]
     assert (low, high) == pytest.approx(printed, abs=6e-4)
-    assert difference_interval(other, one) == pytest.approx([-high, -low])
+    assert difference_interval(other, one, alone(other)) == pytest.approx([-high, -low])
     rng = np.random.default_rng(0)
     order = rng.permutation(len(one))
-    assert difference_interval(one[order], other[order]) == pytest.approx([low, high])
+    assert difference_interval(one[order], other[order], alone(one[order])) == pytest.approx([low, high])
 
 
 def test_models_that_never_differ_are_not_known_to_be_equal() -> None:
     right = np.arange(40) < 30
-    low, high = difference_interval(right, right) or [0, 0]
+    low, high = difference_interval(right, right, alone(right)) or [0, 0]
     assert low == pytest.approx(-high)
     assert 0 < high < 0.1
-    alone = difference_interval(right[:5], right[:5]) or [0, 0]
-    assert alone[1] > high  # fewer records tell less
-    assert difference_interval(right[:0], right[:0]) is None
+    fewer = difference_interval(right[:5], right[:5], alone(right[:5])) or [0, 0]
+    assert fewer[1] > high  # fewer records tell less
+    assert difference_interval(right[:0], right[:0], alone(right[:0])) is None
 
 
 @pytest.mark.parametrize("records", [25, 400])
@@ -57,9 +64,46 @@ def test_it_holds_the_true_difference_as_often_as_it_says(records: int) -> None:
     shares = np.array([0.70, 0.05, 0.13, 0.12])  # accuracies 0.75 and 0.83
     held = 0
     for _ in range(1_000):
-        low, high = difference_interval(*fourfold(*rng.multinomial(records, shares))) or [0, 0]
+        one, other = fourfold(*rng.multinomial(records, shares))
+        low, high = difference_interval(one, other, alone(one)) or [0, 0]
         held += low <= -0.08 <= high
     assert 0.93 <= held / 1_000 <= 0.995
+
+
+@pytest.mark.parametrize("alike", [0.3, 0.9])
+def test_it_holds_where_units_have_several_records(alike: float) -> None:
+    """A unit's records are right or wrong together, mostly; taken for independent, intervals miss far too often."""
+    rng = np.random.default_rng(3)
+    held = dict.fromkeys(("accuracy", "difference", "as if independent"), 0)
+    trials, shares = 1_000, (0.75, 0.83)
+    for _ in range(trials):
+        sizes = rng.integers(1, 12, 80)
+        owners = np.repeat(np.arange(80), sizes)
+        luck = rng.random((2, 80))
+        own = rng.random((2, len(owners)))
+        # one number decides for both models, or they would not be right together; a unit's for all its records, mostly
+        draws = np.where(own[0] < alike, luck[0][owners], own[1])
+        one, other = draws < shares[0], draws < shares[1]
+        flips = np.where(own[0] < alike, luck[1][owners], rng.random(len(owners))) < 0.1
+        one = one ^ flips
+        true = 0.9 * shares[0] + 0.1 * (1 - shares[0])
+        found = {
+            "accuracy": (accuracy_interval(other, owners), shares[1]),
+            "difference": (difference_interval(one, other, owners), true - shares[1]),
+            "as if independent": (accuracy_interval(other, alone(other)), shares[1]),
+        }
+        for name, (interval, truth) in found.items():
+            assert interval is not None
+            held[name] += interval[0] <= truth <= interval[1]
+    assert 0.92 <= held["accuracy"] / trials <= 0.99
+    assert 0.92 <= held["difference"] / trials <= 0.99
+    assert held["as if independent"] / trials < (0.92 if alike < 0.5 else 0.7)
+
+
+def test_where_all_are_right_there_are_as_many_as_units() -> None:
+    right, owners = np.ones(40, bool), np.repeat(np.arange(8), 5)
+    assert accuracy_interval(right, owners) == accuracy_interval(right[:8], alone(right[:8]))
+    assert accuracy_interval(right[:5], owners[:5]) == accuracy_interval(right[:1], alone(right[:1]))  # one unit
 
 
 def test_every_group_has_its_own_and_an_empty_one_has_none() -> None:
@@ -74,12 +118,12 @@ def test_every_group_has_its_own_and_an_empty_one_has_none() -> None:
     evaluated = evaluate(ours, labels, groups, classes=("no", "yes"))["intervals"]
     cost = cost_intervals(ours, theirs, labels, groups)
 
-    assert evaluated["overall"] == accuracy_interval(mine)
-    assert cost["overall"] == difference_interval(mine, before)
+    assert evaluated["overall"] == accuracy_interval(mine, alone(mine))
+    assert cost["overall"] == difference_interval(mine, before, alone(mine))
     for k, name in enumerate(("Female", "Male")):
         of = ids == k
-        assert evaluated["groups"]["sex"][name] == accuracy_interval(mine[of])
-        assert cost["groups"]["sex"][name] == difference_interval(mine[of], before[of])
+        assert evaluated["groups"]["sex"][name] == accuracy_interval(mine[of], alone(mine[of]))
+        assert cost["groups"]["sex"][name] == difference_interval(mine[of], before[of], alone(mine[of]))
     assert evaluated["groups"]["sex"]["Absent"] is cost["groups"]["sex"]["Absent"] is None
 
 

@@ -53,3 +53,20 @@ def test_a_baseline_that_is_outdone_is_no_measure_of_the_cost(caplog):
     assert not told(good, good)
     assert not told(poor, good)
     assert "by more than chance" not in told(good, np.zeros_like(good))  # one that guesses is told of already
+
+
+def test_several_records_of_one_unit_widen_the_intervals():
+    labels = torch.arange(80) % 2
+    schema = Schema(name="made", kind="tabular", shape=(1,), classes=("no", "yes"), groupings={"class": ("no", "yes")})
+
+    def widths(unit: torch.Tensor | None) -> list[float]:
+        test = Records(torch.zeros(80, 1), labels, {"class": labels}, schema, unit=unit)
+        right = np.eye(2, dtype=np.float32)[labels]
+        wrong_for_some = np.where(np.arange(80)[:, None] < 20, right[:, ::-1], right)
+        ours, before = (evaluate_groups(scores, test, {}, algorithm="dpsgd") for scores in (wrong_for_some, right))
+        cost = cost_against_baseline(ours, before, wrong_for_some, right, test, {})["cost_of_privacy"]
+        return [high - low for low, high in (ours["intervals"]["overall"], cost["intervals"]["overall"])]
+
+    single = widths(None)
+    assert widths(torch.arange(80)) == pytest.approx(single)
+    assert all(wide > 1.5 * narrow for wide, narrow in zip(widths(torch.arange(80) // 10), single, strict=True))

@@ -2,12 +2,15 @@
 
 A group of 73 test records moves by more than a per cent with a single one of them. The interval says so: 95 % over test
 parts of that size drawn from the same people, for the model as it is. That another seed would have trained another
-model is not in it; `seeds.py` is for that. Nor is it that one person may have several test records, which tell less
-than as many people's. Each interval holds at 95 % for itself: of twenty, one is expected to miss.
+model is not in it; `seeds.py` is for that. Each interval holds at 95 % for itself: of twenty, one is expected to miss.
 
 Of an accuracy it is Wilson's score interval. Of a difference of two models' accuracies on the same records, where they
 are right and wrong together most of the time, it is Newcombe's (Statistics in Medicine 17, 1998, pages 2635 to 2650,
 method 10), made of the two Wilson intervals and the correlation.
+
+Several records of one unit (a patient's visits) tell less than as many units' do. As in survey sampling (Kish 1965)
+they are worth n/D, D the variance of the share over whole units beside that over records; where all records are right,
+or none, D is not known, and they are worth as many as there are units. The correlation is that of the units' sums.
 """
 
 from __future__ import annotations
@@ -28,51 +31,76 @@ Pair = list[float]
 """Lower and upper end."""
 
 
-def accuracy_interval(right: NDArray[np.bool_]) -> Pair | None:
-    """Interval of the share of True among `[n]`; None of nothing."""
-    return list(_wilson(int(right.sum()), len(right))) if len(right) else None
+def accuracy_interval(right: NDArray[np.bool_], units: NDArray) -> Pair | None:
+    """Interval of the share of True among `[n]`; None of nothing. `units`: whose record each is, any numbers `[n]`."""
+    return list(_Share(right, units).interval()) if len(right) else None
 
 
-def difference_interval(right: NDArray[np.bool_], right_before: NDArray[np.bool_]) -> Pair | None:
+def difference_interval(right: NDArray[np.bool_], right_before: NDArray[np.bool_], units: NDArray) -> Pair | None:
     """Interval of the share of True in the first minus that in the second, both `[n]` of the same records."""
-    n = len(right)
-    if not n:
+    if not len(right):
         return None
-    shares, below, above = zip(*(_distances(int(of.sum()), n) for of in (right, right_before)), strict=True)
-    correlation = _correlation(right, right_before)
-    difference = shares[0] - shares[1]
+    now, before = _Share(right, units), _Share(right_before, units)
+    below, above = zip(now.distances(), before.distances(), strict=True)
+    correlation = now.correlation(before)
+    difference = now.share - before.share
     low = below[0] ** 2 - 2 * correlation * below[0] * above[1] + above[1] ** 2
     high = above[0] ** 2 - 2 * correlation * above[0] * below[1] + below[1] ** 2
     return [difference - math.sqrt(low), difference + math.sqrt(high)]
 
 
-def per_group(interval: Callable[..., Pair | None], groups: Groups, *right: NDArray[np.bool_]) -> dict:
-    """An interval overall and in every group: `{"overall": …, "groups": {grouping: {group: …}}}`."""
+def per_group(
+    interval: Callable[..., Pair | None], groups: Groups, *right: NDArray[np.bool_], units: NDArray | None = None
+) -> dict:
+    """An interval overall and in every group: `{"overall": …, "groups": {grouping: {group: …}}}`.
+
+    `units` as for the intervals; None where each record is a unit's only one.
+    """
+    arrays = (*right, np.arange(len(right[0])) if units is None else np.asarray(units))
     return {
-        "overall": interval(*right),
+        "overall": interval(*arrays),
         "groups": {
-            grouping: {name: interval(*(of[ids == k] for of in right)) for k, name in enumerate(names)}
+            grouping: {name: interval(*(of[ids == k] for of in arrays)) for k, name in enumerate(names)}
             for grouping, (ids, names) in groups.items()
         },
     }
 
 
-def _wilson(count: int, n: int) -> tuple[float, float]:
-    ends = stats.binomtest(count, n).proportion_ci(CONFIDENCE, "wilson")
-    return float(ends.low), float(ends.high)
+class _Share:
+    """A share of records, and how many independent ones these are worth.
 
+    Attributes:
+        share: of True.
+        sums: `[units]`, by how much each unit has more right than its number of records times the share.
+        worth: number of independent records; n where every unit has one.
+    """
 
-def _distances(count: int, n: int) -> tuple[float, float, float]:
-    """A share, and how far its interval reaches below and above it."""
-    low, high = _wilson(count, n)
-    return count / n, count / n - low, high - count / n
+    def __init__(self, right: NDArray[np.bool_], units: NDArray) -> None:
+        _, owners = np.unique(units, return_inverse=True)
+        n, self.share = len(right), int(right.sum()) / len(right)
+        self.sums = np.bincount(owners, weights=right - self.share)
+        count, spread = len(self.sums), n * self.share * (1 - self.share)
+        design = (
+            (self.sums**2).sum() / spread * count / (count - 1) * (n - 1) / n if count > 1 and spread else n / count
+        )
+        self.worth = n / max(design, 1.0)
 
+    def interval(self) -> tuple[float, float]:
+        """Wilson's."""
+        z, n, p = float(stats.norm.ppf((1 + CONFIDENCE) / 2)), self.worth, self.share
+        middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+        return max(0.0, (middle - half) / (1 + z**2 / n)), min(1.0, (middle + half) / (1 + z**2 / n))
 
-def _correlation(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
-    """Pearson's φ, a positive one lessened for continuity as Newcombe has it; 0 where it is undefined."""
-    n, first, second = len(one), int(one.sum()), int(other.sum())
-    spread = first * (n - first) * second * (n - second)
-    if not spread:
-        return 0.0
-    excess = int((one & other).sum()) * n - first * second  # the fourfold table's ad − bc
-    return (max(excess - n / 2, 0.0) if excess > 0 else excess) / math.sqrt(spread)
+    def distances(self) -> tuple[float, float]:
+        """How far the interval reaches below and above the share."""
+        low, high = self.interval()
+        return self.share - low, high - self.share
+
+    def correlation(self, other: _Share) -> float:
+        """Pearson's, a positive one lessened for continuity as Newcombe has it; 0 where it is undefined."""
+        size = math.sqrt((self.sums**2).sum() * (other.sums**2).sum())
+        if not size:
+            return 0.0
+        found = float((self.sums * other.sums).sum()) / size
+        spread = math.sqrt(self.share * (1 - self.share) * other.share * (1 - other.share))
+        return max(found - 1 / (2 * min(self.worth, other.worth) * spread), 0.0) if found > 0 else found

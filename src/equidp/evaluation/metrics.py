@@ -36,7 +36,9 @@ UNPREDICTED = -1
 """The predicted class of a record whose scores are not finite: it equals no label."""
 
 
-def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple[str, ...]) -> dict:
+def evaluate(
+    scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple[str, ...], units: NDArray | None = None
+) -> dict:
     """Measure a classifier overall and in every group.
 
     Args:
@@ -45,6 +47,7 @@ def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple
         labels: `[n]` class indices.
         groups: per grouping, group ids `[n]` and group names. In the grouping `class` accuracy is the class's recall.
         classes: class names, in label order.
+        units: `[n]` numbers, equal for records of one unit; None where each is a unit's only one.
 
     Returns:
         `overall` and `groups[grouping][group]` with `count` and the `METRICS`; `worst[grouping]`, the group of lowest
@@ -69,21 +72,23 @@ def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple
             for grouping, (ids, names) in groups.items()
             if grouping != "class"
         },
-        "intervals": per_group(accuracy_interval, groups, predicted == labels),
+        "intervals": per_group(accuracy_interval, groups, predicted == labels, units=units),
     }
 
 
-def cost_intervals(private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups) -> dict:
+def cost_intervals(
+    private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
+) -> dict:
     """Intervals over test records of the cost of privacy in accuracy, overall and in every group.
 
     Args:
         private, baseline: `[n, classes]` scores of the same records.
         labels: `[n]` class indices.
-        groups: as for `evaluate`.
+        groups, units: as for `evaluate`.
     """
     # as `evaluate` takes them: an interval is of the very predictions that the accuracies beside it count
     right = [_predicted(_as_probabilities(of, np.shape(of)[1])) == labels for of in (private, baseline)]
-    return per_group(difference_interval, groups, *right)
+    return per_group(difference_interval, groups, *right, units=units)
 
 
 def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:

@@ -21,7 +21,7 @@ def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any], *, 
     """Metrics overall and in every group of the test part."""
     settings = DataSettings(**data)
     groups = group_arrays(test, settings.groups)
-    figures = evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes)
+    figures = evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes, units=_units(test))
     if learnt_nothing(figures):  # said here, of each model once, however many are compared with the baseline
         _tell_of_guessing(algorithm)
     if algorithm == BASELINE:  # part of every run, and the part is the same for all its algorithms
@@ -48,7 +48,9 @@ def cost_against_baseline(
     document = metrics_document(evaluation, baseline)
     if not diverged(baseline):
         groups = group_arrays(test, DataSettings(**data).groups)
-        document["cost_of_privacy"]["intervals"] = cost_intervals(scores, baseline_scores, test.labels.numpy(), groups)
+        document["cost_of_privacy"]["intervals"] = cost_intervals(
+            scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
+        )
     if outdone(document) and not learnt_nothing(baseline):
         logger.warning(
             "The private model is more accurate than its non-private baseline, by more than chance: costs and gaps say "
@@ -61,6 +63,10 @@ def cost_against_baseline(
 def baseline_metrics(evaluation: dict[str, Any]) -> dict[str, Any]:
     """metrics.json of the baseline itself."""
     return metrics_document(evaluation, None)
+
+
+def _units(records: Records) -> np.ndarray | None:
+    return None if records.unit is None else records.unit.numpy()
 
 
 def _tell_of_guessing(algorithm: str) -> None:
