@@ -1,6 +1,6 @@
 """The best learning rate of every algorithm for its worst group, on records held back from training.
 
-    python benchmarks/reproduce/tune.py      # the grid `tuning` of sweeps.yml; three quarters of an hour on one core
+    python benchmarks/reproduce/tune.py      # the grid `tuning` of sweeps.yml; an hour on one core
 
 Trains every cell of the grid in this process, without reports and tracking, and prints per dataset and algorithm the
 accuracy of the worst group (and overall) at every rate, best first. The best rates are those of `worst_group_table`. A
