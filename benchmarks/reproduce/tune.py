@@ -25,6 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from equidp.algorithms import algorithm_settings
+from equidp.engine.plan import Plan
 from equidp.errors import EquidpError
 from equidp.evaluation.live import live_metrics
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
@@ -33,7 +34,7 @@ from equidp.pipelines.training.nodes import group_arrays
 from equidp.records import Records, Split
 from equidp.sources import source
 from equidp.sweep.grid import choose_grid
-from equidp.sweep.project import Cell, Project
+from equidp.sweep.project import Project
 from equidp.training import make_model, plan_run, predict, train_model, units_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,10 @@ def main() -> None:
     torch.set_num_threads(1)
     bootstrap_project(ROOT)
     project = Project(ROOT)
-    cells, raw = tuning_cells(project, arguments.parse_args().grid), raw_folder(project)
+    cells, raw = project.cells(choose_grid(project.grids(), arguments.parse_args().grid, {})), raw_folder(project)
+    for cell in cells:
+        if cell.settings["data"]["evaluate_on"] != "validation":
+            raise EquidpError(f"{cell} evaluates on test records, by which nothing may be chosen.")
     found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for cell in tqdm(cells, disable=not sys.stderr.isatty()):
         by = f"{cell.dataset} by {cell.settings['data']['groups'][0]}"
@@ -60,19 +64,6 @@ def main() -> None:
         print(f"{dataset:25s} {algorithm:16s} {shown}")
 
 
-def tuning_cells(project: Project, grid: str) -> list[Cell]:
-    """The cells of a grid by which settings are chosen.
-
-    Raises:
-        EquidpError: for a grid that evaluates on test records.
-    """
-    cells = project.cells(choose_grid(project.grids(), grid, {}))
-    for cell in cells:
-        if cell.settings["data"]["evaluate_on"] != "validation":
-            raise EquidpError(f"{cell} evaluates on test records, by which nothing may be chosen.")
-    return cells
-
-
 def raw_folder(project: Project) -> Path:
     """Where raw files are looked for."""
     return ROOT / project.config()["parameters"]["raw_dir"]
@@ -83,6 +74,18 @@ def records_of(name: str, options: str, raw: Path) -> Records:
     """A source's records; its options are JSON, which a cache can tell apart."""
     chosen = source(name, json.loads(options))
     return chosen.read(chosen.locate(raw))
+
+
+@cache
+def plan_of(name: str, options: str, privacy: str, training: str, units: int, groups: int) -> Plan:
+    """A run's plan, of settings as JSON. Solving for its noise takes longer than a small training; seeds share it."""
+    return plan_run(
+        algorithm_settings(name, json.loads(options)).build(),
+        units=units,
+        groups=groups,
+        privacy=PrivacySettings(**json.loads(privacy)),
+        training=TrainingSettings(**json.loads(training)),
+    )
 
 
 def scores(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[float, float]:
@@ -112,12 +115,10 @@ def trained(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[Split, T
     grouping, parts = settings["data"]["groups"][0], divided(settings, name, raw)
     algorithm = algorithm_settings(name, options).build()
     _, names = parts.train.grouping(grouping)
-    plan = plan_run(
-        algorithm, units=units_in(parts.train, privacy), groups=len(names), privacy=privacy, training=training
-    )
+    asked = (json.dumps(of) for of in (options, settings["privacy"], settings["training"]))
     found = train_model(
         algorithm,
-        plan,
+        plan_of(name, *asked, units_in(parts.train, privacy), len(names)),
         parts,
         grouping=grouping,
         model=model,
