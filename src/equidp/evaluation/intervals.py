@@ -80,9 +80,9 @@ class _Share:
         n, self.share = len(right), int(right.sum()) / len(right)
         self.sums = np.bincount(owners, weights=right - self.share)
         count, spread = len(self.sums), n * self.share * (1 - self.share)
-        design = (
-            (self.sums**2).sum() / spread * count / (count - 1) * (n - 1) / n if count > 1 and spread else n / count
-        )
+        design = n / count
+        if count > 1 and spread:
+            design = (self.sums**2).sum() / spread * count / (count - 1) * (n - 1) / n
         self.worth = n / max(design, 1.0)
 
     def interval(self) -> tuple[float, float]:
