@@ -21,10 +21,11 @@ from kedro.framework.startup import bootstrap_project
 from tqdm import tqdm
 from tune import ROOT, divided, raw_folder, trained, worst_and_overall
 
+from equidp.errors import EquidpError
 from equidp.evaluation.seeds import mean_interval, paired_difference
 from equidp.records import Records
 from equidp.sweep.grid import choose_grid
-from equidp.sweep.project import Project
+from equidp.sweep.project import Cell, Project
 
 
 def main() -> None:
@@ -39,10 +40,16 @@ def main() -> None:
     bootstrap_project(ROOT)
     project = Project(ROOT)
     raw = raw_folder(project)
-    grids = {name: of_dataset(project.grids()[name], asked.dataset) for name in (asked.sweep, "tuning")}
-    cells = project.cells(choose_grid(grids, asked.sweep, {"seeds": asked.seeds}))
-    # a seed's validation part depends on nothing else that this grid varies
-    held_back = {cell.seed: cell for cell in project.cells(choose_grid(grids, "tuning", {}))}
+
+    def cells_of(sweep: str, **axes: int) -> list[Cell]:
+        grids = {name: of_dataset(part, asked.dataset) for name, part in project.grids().items()}
+        found = [cell for cell in project.cells(choose_grid(grids, sweep, axes)) if cell.dataset == asked.dataset]
+        if not found:
+            raise EquidpError(f"Sweep {sweep!r} has no cell of dataset {asked.dataset!r}.")
+        return found
+
+    cells = cells_of(asked.sweep, seeds=asked.seeds)
+    held_back = {cell.seed: cell for cell in cells_of("tuning")}  # its other settings leave a validation part as it is
     seen = {row for cell in held_back.values() for row in rows(divided(cell.settings, cell.algorithm, raw).test)}
     found: dict[str, dict[int, float]] = defaultdict(dict)
     shares = []
@@ -60,6 +67,8 @@ def main() -> None:
 
 def of_dataset(part: dict[str, Any], dataset: str) -> dict[str, Any]:
     """A sweep without the parts of other datasets, as resolving a cell's settings takes longer than its training."""
+    if dataset in part.get("datasets", ()):
+        part = {**part, "datasets": [dataset]}
     below = [of_dataset(one, dataset) for one in part.get("grids", []) if dataset in one.get("datasets", [dataset])]
     return {**part, "grids": below} if below else part
 
