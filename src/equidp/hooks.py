@@ -25,6 +25,7 @@ from rich.table import Table
 
 from equidp import interrupts
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.audit.settings import REMEDY
 from equidp.engine.checkpoint import StoppedError
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
@@ -430,8 +431,7 @@ def _print_audit(findings: dict[str, Any]) -> None:
             if not found["refutable"]:
                 terminal().print(
                     f"  With all {found['guesses']} guesses right it would have shown ε ≥ "
-                    f"{found['epsilon_within_reach']:.3f}, so this claim was not put to the test: audit at a smaller "
-                    "privacy.epsilon, or with more canaries and guesses.",
+                    f"{found['epsilon_within_reach']:.3f}, so this claim was not put to the test. {REMEDY}",
                     highlight=False,
                 )
 

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from equidp.audit.figures import ATTACKS, CANARIES, MEASURES, bounds_beside_claims, exposure_by_group
 from equidp.audit.membership import FEWEST
+from equidp.audit.settings import REMEDY
 from equidp.reporting.page import MAX_FIGURE_GROUPS, Cell, Grid, render
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE
@@ -52,11 +53,6 @@ READING = (
         "Where training and test part are not draws of one distribution, an attack tells them apart without any leak: "
         "then what a model that cannot leak would show is not 0.5.",
     ),
-)
-
-
-REMEDY = (
-    "Audit it at a smaller privacy.epsilon, or with more canaries and guesses (audit.gradient_canaries, audit.guesses)."
 )
 
 

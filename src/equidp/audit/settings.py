@@ -11,6 +11,11 @@ from equidp.options import Declared
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 
+REMEDY = (
+    "Audit it at a smaller privacy.epsilon, or with more canaries and guesses (audit.gradient_canaries, audit.guesses)."
+)
+"""What to do about a claim that even an attack without an error could not have refuted."""
+
 
 class AuditSettings(Declared):
     """What is audited and how hard. A count of 0 leaves that attack out."""
