@@ -276,7 +276,7 @@ def _train_on_ranks(
     from equidp.distributed.launch import train  # which starts processes that import this module
 
     again = settings_of(job)["algorithm"]
-    if repr(again.parts) != repr(algorithm.parts):
+    if _told_of(again) != _told_of(algorithm):
         raise EquidpError(
             f"training.devices={training.devices} needs the options that {algorithm.name} was built from."
         )
@@ -466,20 +466,25 @@ def _asked(
     releases under two settings would be exact.
     """
     return {
-        "algorithm": {
-            "name": algorithm.name,
-            "parts": [repr(part) for part in algorithm.parts],
-            "initial": dict(algorithm.initial),  # clip norms: no part's field
-            "model": algorithm.model,
-            "model_options": dict(algorithm.model_options),
-            "learning_rate": algorithm.learning_rate,
-        },
+        "algorithm": _told_of(algorithm),
         "plan": dataclasses.asdict(plan),
         "model": model.model_dump(mode="json"),
         "privacy": privacy.model_dump(mode="json"),
         "training": training.model_dump(mode="json"),
         "grouping": grouping,
         "seed": seed,
+    }
+
+
+def _told_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Everything about an algorithm by which two of one name may differ."""
+    return {
+        "name": algorithm.name,
+        "parts": [repr(part) for part in algorithm.parts],
+        "initial": dict(algorithm.initial),  # clip norms: no part's field
+        "model": algorithm.model,
+        "model_options": dict(algorithm.model_options),
+        "learning_rate": algorithm.learning_rate,
     }
 
 

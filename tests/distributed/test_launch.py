@@ -102,8 +102,10 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
 
 
-def test_options_that_were_left_out_are_noticed(tmp_path):
-    algorithm = algorithm_settings("dpsgd_f", {"ratio_over": "counted"}).build()
+@pytest.mark.parametrize("options", [{"ratio_over": "counted"}, {"base_clip_norm": 0.01}])
+def test_options_that_were_left_out_are_noticed(options):
+    """One is a part's field, the other a value that training begins with: ranks would clip at the default instead."""
+    algorithm = algorithm_settings("dpsgd_f", options).build()
     privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(batch_size=8, device="cpu", devices=2)
 
     with pytest.raises(EquidpError, match="needs the options that dpsgd_f was built from"):
