@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from equidp.engine.ledger import Event, Ledger, merged
 from equidp.errors import EquidpError
-from equidp.files import private, storage_error
+from equidp.files import private, replacing, storage_error
 
 try:
     import fcntl
@@ -149,7 +149,9 @@ class Journal:
 
     def close(self) -> None:
         """Release the file."""
-        self._file.close()
+        # a line that the disk refused was told by then, in a sentence; Python would try it once more, and say so alone
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _lock(self) -> None:
         if fcntl is None:
@@ -173,8 +175,10 @@ class Journal:
         if content:
             names = (self.path.with_name(f"{self.path.stem}-abandoned-{n}.jsonl") for n in itertools.count(1))
             aside = next(name for name in names if not name.exists())
-            with open(aside, "xb", opener=private) as file:
+            with replacing(aside) as part, open(part, "xb", opener=private) as file:
                 file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             self._file.truncate(0)
 
     def _open(self, settings: Mapping[str, Any]) -> None:
