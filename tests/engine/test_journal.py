@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from equidp.engine import journal as journals
+from equidp import files
 from equidp.engine.journal import Journal, JournaledLedger, unless_in_use
 from equidp.engine.ledger import Event, merged
 from equidp.errors import EquidpError
@@ -225,13 +225,13 @@ def test_a_journal_that_is_removed_as_it_is_opened_is_no_place_for_charges(
 ) -> None:
     """The run before, which tidies up: a lock on a file without a name would keep nobody out."""
     pytest.importorskip("fcntl")
-    path, flock = tmp_path / "journal.jsonl", journals.fcntl.flock
+    path, flock = tmp_path / "journal.jsonl", files.fcntl.flock
 
     def removed_first(file: IO[bytes], how: int) -> None:
         path.unlink()
         flock(file, how)
 
-    monkeypatch.setattr(journals.fcntl, "flock", removed_first)
+    monkeypatch.setattr(files.fcntl, "flock", removed_first)
     with pytest.raises(EquidpError, match="in use"):
         Journal(path, SETTINGS)
 
