@@ -79,8 +79,10 @@ def stop_us(epoch: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, tmp_path):
+def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, tmp_path, monkeypatch):
     whole, rows = found[0]["whole"], []
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
     with pytest.raises(EquidpError, match=r"Rank \d of 2 was killed by signal 9.*resume=true"):
         train(tmp_path, at_epoch=kill_a_rank, rows=rows)
@@ -95,6 +97,7 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     weights = torch.cat([resumed.weights[name].flatten() for name in ("layers.2.weight", "layers.2.bias")])
     assert weights.tolist() == whole["weights"]
     assert resumed.privacy["ledger"] == whole["ledger"]
+    assert not list(temporary.glob("torchelastic*"))
     # the asking process has evaluated every epoch, with the weights of that epoch
     assert {row["epoch"] for row in rows} == set(range(1, EPOCHS + 1))
     sizes = resumed.history["size"]
