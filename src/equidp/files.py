@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one, what a disk refuses, and where sockets may be."""
+"""Writing files so that a reader never sees half of one, locks, what a disk refuses, and where sockets may be."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from safetensors import SafetensorError
 
 from equidp.errors import EquidpError
+
+try:
+    import fcntl
+except ImportError:  # Windows: no advisory locks there, so two runs in one folder are not noticed
+    fcntl = None  # type: ignore[assignment]
 
 SOCKET_ROOM = 70
 """Bytes of a folder under which every system (macOS: 103 in all) has room for multiprocessing's names of sockets."""
@@ -37,6 +43,17 @@ def sockets_fit() -> bool:
 def private(path: str, flags: int) -> int:
     """An opener of files that only their owner may read: they are as sensitive as the data."""
     return os.open(path, flags, 0o600)
+
+
+def locked(file: IO[bytes]) -> bool:
+    """Lock an open file until it is closed, or this process ends; False where somebody else holds it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import errno
 import logging
 import warnings
 from collections.abc import Generator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from equidp.engine.checkpoint import StoppedError
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
-from equidp.files import REFUSALS, storage_error
+from equidp.files import REFUSALS, locked, storage_error
 from equidp.notebooks import without_ipython
 from equidp.parameters import TrainingSettings
 from equidp.pipelines import tracking
@@ -49,6 +49,9 @@ ARTIFACTS = (
 )  # fmt: skip
 OF_ONE_RUN = ("plan", "model", *ARTIFACTS)
 """What a run leaves of each algorithm, under a name that the next run of other settings takes as well."""
+
+LOCK = "run.lock"
+"""Beside what ingestion writes, which every run does; held while it is at work."""
 
 AUDIT, COMPARISON = "audit", "comparison"
 SHARED_ARTIFACTS = {
@@ -122,6 +125,9 @@ def terminal() -> Console:
 class RunHook:
     """Tells nodes which algorithms run, and tells the user what came out."""
 
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
     @hook_impl(wrapper=True)
     def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
         """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
@@ -152,6 +158,7 @@ class RunHook:
         _tell_unread(run_params, sorted(options))
         catalog["algorithms"] = options
         _refuse_misleading(run_params, pipeline, catalog)
+        self._hold(pipeline, catalog)
         self._catalog, self._made = catalog, pipeline.all_outputs()
         tracking.begin(mlflow.active_run() is None)
         # kedro-mlflow keeps its last run's id: a pipeline without tracking would log to the run before it
@@ -200,25 +207,29 @@ class RunHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Print the table of results and where everything lies; once MLflow has them too, forget the checkpoints."""
-        _print_results(names_of(run_params), pipeline, catalog)
-        try:
-            result = yield
-        except (*tracking.FAILURES, OSError) as error:
-            _abandon_tracking()
-            again = "the same command" + ("" if audits(pipeline) else " with resume=true, which does not train again,")
-            advice = f"once the store answers, {again} logs them."
-            raise tracking.refusal(
-                self._store, error, f"All results are on disk, but the run in MLflow is incomplete: {advice}"
-            ) from error
-        for name in _evaluated(pipeline):
-            forget(catalog.load(f"{name}.workplace"))
-        return result
+        with self._held:
+            _print_results(names_of(run_params), pipeline, catalog)
+            try:
+                result = yield
+            except (*tracking.FAILURES, OSError) as error:
+                _abandon_tracking()
+                again = "the same command" + (
+                    "" if audits(pipeline) else " with resume=true, which does not train again,"
+                )
+                advice = f"once the store answers, {again} logs them."
+                raise tracking.refusal(
+                    self._store, error, f"All results are on disk, but the run in MLflow is incomplete: {advice}"
+                ) from error
+            for name in _evaluated(pipeline):
+                forget(catalog.load(f"{name}.workplace"))
+            return result
 
     @hook_impl(wrapper=True)
     def on_pipeline_error(self, error: Exception) -> Generator[None, Any, Any]:
         """Refused input stays one sentence: Kedro wraps whatever a dataset raises while it saves or loads."""
         result, active = [], mlflow.active_run()
         refusal = refusal_in(error) or refused_by_disk(error, self._catalog)
+        self._held.close()
         try:
             result = yield  # the other hooks close their runs first
             if active is not None and isinstance(refusal, StoppedError):
@@ -229,6 +240,29 @@ class RunHook:
         if refusal is not None:
             raise refusal from None
         return result
+
+    def _hold(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Keep the run's files to this run until it ends: what one node writes, the next one reads from there.
+
+        Of two runs at once one would train its baseline by the other's plan, or log the other's model beside its own ε.
+
+        Raises:
+            EquidpError: where another run of this dataset, seed and run_label is at work.
+        """
+        self._held.close()  # Ctrl-C in a notebook ends a run without telling hooks
+        if not algorithms_in(pipeline) and "provenance" not in pipeline.all_outputs():
+            return
+        path = _filepath(catalog, "provenance").with_name(LOCK)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._held.enter_context(path.open("ab"))
+        except OSError as error:
+            raise storage_error(path, error) from error
+        if not locked(file):
+            raise EquidpError(
+                "Another run of this dataset, seed and run_label is at work, and both would write the same files: wait "
+                "for it, or give this one a run_label (--params=run_label=…); `kedro sweep` does so for many runs."
+            )
 
 
 class TrackingHook:

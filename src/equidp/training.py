@@ -276,7 +276,7 @@ def _train_on_ranks(
     from equidp.distributed.launch import train  # which starts processes that import this module
 
     again = settings_of(job)["algorithm"]
-    if repr(again.parts) != repr(algorithm.parts):
+    if _told_of(again) != _told_of(algorithm):
         raise EquidpError(
             f"training.devices={training.devices} needs the options that {algorithm.name} was built from."
         )
@@ -372,9 +372,8 @@ def prepare(
         if resume and not keeper.found:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
     try:
-        # each rank's own code, as it may have been installed on another machine
-        lives = [] if peers is None else peers.gather(f"{life_of(random)}, {CODE_DIGEST[:16]}")
-        ledger: Ledger = keeper.ledger(random, lives[1:]) if keeper else Ledger()
+        others = [] if peers is None else _others_of(peers, random)
+        ledger: Ledger = keeper.ledger(random, others) if keeper else Ledger()
         ids, names = groups_of(algorithm, train, grouping)
         arguments: dict[str, Any] = {
             "model": network,
@@ -407,6 +406,22 @@ def prepare(
         if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
             keeper.close()
         raise
+
+
+def _others_of(peers: Peers, random: RandomSource) -> list[str]:
+    """`life_of` of the other ranks, on rank 0.
+
+    Raises:
+        EquidpError: where one runs other code, installed on another machine: its bounds may not be those that ε is of.
+    """
+    seen = peers.gather((life_of(random), CODE_DIGEST))
+    for rank, (_, code) in enumerate(seen):
+        if code != CODE_DIGEST:
+            raise EquidpError(
+                f"Rank {rank} runs another version of equidp, or of {', '.join(LIBRARIES)}, than rank 0: install the "
+                "same on all machines."
+            )
+    return [life for life, _ in seen[1:]]
 
 
 def device_of(training: TrainingSettings) -> torch.device:
@@ -466,20 +481,25 @@ def _asked(
     releases under two settings would be exact.
     """
     return {
-        "algorithm": {
-            "name": algorithm.name,
-            "parts": [repr(part) for part in algorithm.parts],
-            "initial": dict(algorithm.initial),  # clip norms: no part's field
-            "model": algorithm.model,
-            "model_options": dict(algorithm.model_options),
-            "learning_rate": algorithm.learning_rate,
-        },
+        "algorithm": _told_of(algorithm),
         "plan": dataclasses.asdict(plan),
         "model": model.model_dump(mode="json"),
         "privacy": privacy.model_dump(mode="json"),
         "training": training.model_dump(mode="json"),
         "grouping": grouping,
         "seed": seed,
+    }
+
+
+def _told_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Everything about an algorithm by which two of one name may differ."""
+    return {
+        "name": algorithm.name,
+        "parts": [repr(part) for part in algorithm.parts],
+        "initial": dict(algorithm.initial),  # clip norms: no part's field
+        "model": algorithm.model,
+        "model_options": dict(algorithm.model_options),
+        "learning_rate": algorithm.learning_rate,
     }
 
 

@@ -79,8 +79,10 @@ def stop_us(epoch: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, tmp_path):
+def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, tmp_path, monkeypatch):
     whole, rows = found[0]["whole"], []
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
     with pytest.raises(EquidpError, match=r"Rank \d of 2 was killed by signal 9.*resume=true"):
         train(tmp_path, at_epoch=kill_a_rank, rows=rows)
@@ -95,6 +97,7 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     weights = torch.cat([resumed.weights[name].flatten() for name in ("layers.2.weight", "layers.2.bias")])
     assert weights.tolist() == whole["weights"]
     assert resumed.privacy["ledger"] == whole["ledger"]
+    assert not list(temporary.glob("torchelastic*"))
     # the asking process has evaluated every epoch, with the weights of that epoch
     assert {row["epoch"] for row in rows} == set(range(1, EPOCHS + 1))
     sizes = resumed.history["size"]
@@ -102,8 +105,10 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
 
 
-def test_options_that_were_left_out_are_noticed(tmp_path):
-    algorithm = algorithm_settings("dpsgd_f", {"ratio_over": "counted"}).build()
+@pytest.mark.parametrize("options", [{"ratio_over": "counted"}, {"base_clip_norm": 0.01}])
+def test_options_that_were_left_out_are_noticed(options):
+    """One is a part's field, the other a value that training begins with: ranks would clip at the default instead."""
+    algorithm = algorithm_settings("dpsgd_f", options).build()
     privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(batch_size=8, device="cpu", devices=2)
 
     with pytest.raises(EquidpError, match="needs the options that dpsgd_f was built from"):

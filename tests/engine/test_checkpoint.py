@@ -205,7 +205,8 @@ class TestResume:
     @pytest.mark.parametrize(
         "name",
         ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "OMP_SCHEDULE", "KMP_AFFINITY", "TORCH_MKLDNN_MATMUL_MIN_SIZE",
-         "TORCH_BLAS_PREFER_CUBLASLT", "PYTORCH_TUNABLEOP_ENABLED", "DISABLE_ADDMM_CUDA_LT"],
+         "TORCH_BLAS_PREFER_CUBLASLT", "PYTORCH_TUNABLEOP_ENABLED", "DISABLE_ADDMM_CUDA_LT", "GLIBC_TUNABLES",
+         "NPY_DISABLE_CPU_FEATURES"],
     )  # fmt: skip
     def test_libraries_told_otherwise_are_another_life(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         here = checkpoint.life_of(seeded())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -11,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from equidp.engine import journal as journals
+from equidp import files
 from equidp.engine.journal import Journal, JournaledLedger, unless_in_use
 from equidp.engine.ledger import Event, merged
 from equidp.errors import EquidpError
@@ -224,13 +225,13 @@ def test_a_journal_that_is_removed_as_it_is_opened_is_no_place_for_charges(
 ) -> None:
     """The run before, which tidies up: a lock on a file without a name would keep nobody out."""
     pytest.importorskip("fcntl")
-    path, flock = tmp_path / "journal.jsonl", journals.fcntl.flock
+    path, flock = tmp_path / "journal.jsonl", files.fcntl.flock
 
     def removed_first(file: IO[bytes], how: int) -> None:
         path.unlink()
         flock(file, how)
 
-    monkeypatch.setattr(journals.fcntl, "flock", removed_first)
+    monkeypatch.setattr(files.fcntl, "flock", removed_first)
     with pytest.raises(EquidpError, match="in use"):
         Journal(path, SETTINGS)
 
@@ -247,6 +248,33 @@ def test_a_full_disk_stops_the_step(journal: Journal, path: Path, monkeypatch: p
     with pytest.raises(EquidpError, match="disk is full; free some space"):
         ledger.append(COUNT)
     assert ledger.events == ()
+
+
+@pytest.fixture
+def no_room(journal: Journal, path: Path) -> Iterator[None]:
+    """No file may grow beyond the length of this journal; what is written above it is refused, as by a full disk."""
+    resource = pytest.importorskip("resource", reason="limits are a matter of POSIX")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size - 1, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("no_room")
+def test_a_disk_that_is_really_full_is_told_in_a_sentence(journal: Journal) -> None:
+    """Closing writes what is left in a buffer, once more in vain, and that error would hide the sentence."""
+    with pytest.raises(EquidpError, match="Cannot write"), contextlib.closing(journal):
+        journal.charge(GRADIENT)
+
+
+@pytest.mark.usefixtures("no_room")
+def test_without_room_for_the_old_charges_they_stay_where_they_are(journal: Journal, path: Path) -> None:
+    journal.close()
+    before = path.read_bytes()
+    with pytest.raises(EquidpError, match="Cannot write"):
+        Journal(path, SETTINGS, fresh=True)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == before
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:

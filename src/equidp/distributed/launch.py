@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -77,6 +77,7 @@ class Machines:
             "nproc_per_node": devices // self.nodes,
             "max_restarts": 0,  # a step done again is a step charged again: continuing is the user's decision
             "monitor_interval": 0.1,
+            "logs_specs": DefaultLogsSpecs(log_dir=os.devnull),  # torch would leave a folder behind for every training
         }
         if self.nodes == 1:
             return LaunchConfig(**common, run_id=uuid.uuid4().hex, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",

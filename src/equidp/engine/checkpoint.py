@@ -52,9 +52,9 @@ PROCESSOR_FACTS = {"vendor_id", "cpu family", "model", "model name", "stepping",
 }  # fmt: skip
 """Linux's words for what does not change from one core, or one moment, to the next: x86's and ARM's."""
 
-KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DISABLE_ADDMM_", "DNNL_", "KMP_", "MKL_", "NVIDIA_TF32",
-                   "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_", "VECLIB_")  # fmt: skip
-"""Beginnings of the environment variables by which libraries choose their kernels."""
+KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DISABLE_ADDMM_", "DNNL_", "GLIBC_TUNABLES", "KMP_", "MKL_",
+                   "NPY_", "NVIDIA_TF32", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH_", "VECLIB_")  # fmt: skip
+"""Beginnings of the environment variables by which libraries choose their kernels; the C library its exponentials."""
 
 Row = dict[str, float]
 EpochHook = Callable[[Row, nn.Module], Mapping[str, float]]

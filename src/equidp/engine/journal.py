@@ -32,12 +32,7 @@ from typing import IO, Any
 
 from equidp.engine.ledger import Event, Ledger, merged
 from equidp.errors import EquidpError
-from equidp.files import private, storage_error
-
-try:
-    import fcntl
-except ImportError:  # Windows: no advisory locks there, so two runs in one folder are not noticed
-    fcntl = None  # type: ignore[assignment]
+from equidp.files import locked, private, replacing, storage_error
 
 BLOCK = 64
 """Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
@@ -149,23 +144,16 @@ class Journal:
 
     def close(self) -> None:
         """Release the file."""
-        self._file.close()
+        # a line that the disk refused was told by then, in a sentence; Python would try it once more, and say so alone
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _lock(self) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise self._in_use() from error
-        if not _is_file_of(self.path, self._file):
-            # removed between opening and locking, by the run that it belonged to: charges would go with it
-            raise self._in_use()
-
-    def _in_use(self) -> EquidpError:
-        return EquidpError(
-            f"{self.path} is in use by another run of the same settings: wait for it, or give this one a run_label."
-        )
+        # removed between opening and locking, by the run that it belonged to: charges would go with it
+        if not locked(self._file) or not _is_file_of(self.path, self._file):
+            raise EquidpError(
+                f"{self.path} is in use by another run of the same settings: wait for it, or give this one a run_label."
+            )
 
     def _set_aside(self) -> None:
         self._file.seek(0)
@@ -173,8 +161,10 @@ class Journal:
         if content:
             names = (self.path.with_name(f"{self.path.stem}-abandoned-{n}.jsonl") for n in itertools.count(1))
             aside = next(name for name in names if not name.exists())
-            with open(aside, "xb", opener=private) as file:
+            with replacing(aside) as part, open(part, "xb", opener=private) as file:
                 file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             self._file.truncate(0)
 
     def _open(self, settings: Mapping[str, Any]) -> None:
@@ -284,16 +274,11 @@ class JournaledLedger(Ledger):
 @contextlib.contextmanager
 def unless_in_use(path: Path) -> Iterator[bool]:
     """Whether no run is at work with the journal `path`; none begins before the block ends."""
-    if fcntl is None or not path.exists():
+    if not path.exists():
         yield True
         return
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield _is_file_of(path, file)
+        yield locked(file) and _is_file_of(path, file)
 
 
 def _is_file_of(path: Path, file: IO[bytes]) -> bool:
