@@ -310,26 +310,6 @@ class TestResume:
         with pytest.raises(EquidpError, match="secure mode refuses"):
             live(tmp_path, source=secure)
 
-    def test_discard_leaves_nothing(self, tmp_path: Path) -> None:
-        keeper = Checkpointer(tmp_path, SETTINGS)
-        keeper.save(ToyTrainer(seeded(), keeper.ledger(seeded())))
-        keeper.discard()
-        assert list(tmp_path.iterdir()) == []
-
-    def test_saves_by_the_clock(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        minutes = iter(range(1000))
-        monkeypatch.setattr(checkpoint.time, "monotonic", lambda: 60.0 * next(minutes))
-        written: list[int] = []
-        monkeypatch.setattr(
-            checkpoint, "write_checkpoint", lambda path, content, _: written.append(content["state"]["steps_done"])
-        )
-        keeper = Checkpointer(tmp_path, SETTINGS, every_minutes=7)
-        keeper.train(ToyTrainer(seeded(), keeper.ledger(seeded())))
-        keeper.close()
-        # every reading of the clock is a minute later: at steps 7, then every 7th reading (saving reads it once)
-        assert written[0] == 7
-        assert 4 <= len(written) <= 6
-
 
 class TestSignals:
     """Ctrl-C and SIGTERM."""

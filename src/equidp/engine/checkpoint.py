@@ -20,14 +20,13 @@ import json
 import os
 import platform
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import safetensors
 import safetensors.torch
@@ -113,14 +112,13 @@ class Checkpointer:
         keeper = Checkpointer(folder, settings, resume=True, every_epochs=5)
         trainer = Trainer(…, random=random, ledger=keeper.ledger(random))
         history = keeper.train(trainer, on_epoch)
-        …write the results…
-        keeper.discard()
+        keeper.close()
 
     Args:
         folder: of this run alone.
         settings: everything that the run depends on; a checkpoint of other settings is refused.
         resume: continue what is in the folder; otherwise start a new run, whose ledger starts empty.
-        every_epochs, every_minutes: how often to save; None: only when asked to stop by Ctrl-C or SIGTERM.
+        every_epochs: how often to save; None: only when asked to stop by Ctrl-C or SIGTERM.
         block: steps charged ahead, see `journal`.
         code: names the code that trains: steps done again by other code are new releases.
         repeating: whether the same code rounds a step done again as before; else they are new releases too.
@@ -136,14 +134,13 @@ class Checkpointer:
         *,
         resume: bool = False,
         every_epochs: int | None = None,
-        every_minutes: float | None = None,
         block: int = BLOCK,
         code: str = "",
         repeating: bool = True,
     ) -> None:
         self.path = folder / CHECKPOINT_FILE
         self.settings = json.loads(json.dumps(settings, sort_keys=True, default=str))
-        self.every_epochs, self.every_minutes = every_epochs, every_minutes
+        self.every_epochs = every_epochs
         self._code, self._repeating = code, repeating
         # the journal first: it locks the folder against a second run
         self._journal = Journal(folder / JOURNAL_FILE, self.settings, fresh=not resume, block=block)
@@ -160,7 +157,6 @@ class Checkpointer:
         """Where steps done again are charged again: the number of the life whose streams they are drawn from."""
         self._history: list[Row] = [] if self.saved is None else list(self.saved.history)
         self._signal: int | None = None
-        self._saved_at = time.monotonic()
 
     def ledger(self, random: RandomSource, others: Sequence[str] = ()) -> JournaledLedger:
         """The ledger to train with: everything owed so far, and a journal for what comes.
@@ -198,17 +194,18 @@ class Checkpointer:
         def after_epoch(row: Row, model: nn.Module) -> Mapping[str, float]:
             extra = dict(on_epoch(row, model)) if on_epoch is not None else {}
             self._history.append(row | extra)
-            self._save_if_due(trainer, whole_epoch=True)
+            self._stop_if_asked(trainer)
+            if self.every_epochs is not None and len(self._history) % self.every_epochs == 0:
+                self.save(trainer)
             return extra
 
         def after_step() -> None:
             if trainer.steps_done not in ends:  # at an epoch's end its row is wanted first
-                self._save_if_due(trainer, whole_epoch=False)
+                self._stop_if_asked(trainer)
 
         with self._signals():
             trainer.train(after_epoch, on_step=after_step, progress=progress)
-            if self._signal is not None:  # after the last step: it stops what would follow
-                self._stop(trainer)
+            self._stop_if_asked(trainer)  # after the last step: it stops what would follow
         if isinstance(self._ledger, JournaledLedger):
             self._ledger.finish()
         return self._history
@@ -230,13 +227,6 @@ class Checkpointer:
             "life": self._life,
         }
         write_checkpoint(self.path, content, self.settings)
-        self._saved_at = time.monotonic()
-
-    def discard(self) -> None:
-        """Remove checkpoint and journal: the results are written and nothing is left to resume."""
-        self._journal.close()
-        for path in (self.path, self._journal.path):
-            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the folder and leave everything in it."""
@@ -248,17 +238,9 @@ class Checkpointer:
             self.path.unlink(missing_ok=True)
         return read_checkpoint(self.path, self.settings) if self.path.exists() else None
 
-    def _save_if_due(self, trainer: Resumable, *, whole_epoch: bool) -> None:
-        if self._signal is not None:
-            self._stop(trainer)
-        waited = time.monotonic() - self._saved_at
-        by_time = self.every_minutes is not None and waited >= 60 * self.every_minutes
-        by_epoch = whole_epoch and self.every_epochs is not None and len(self._history) % self.every_epochs == 0
-        if by_time or by_epoch:
-            self.save(trainer)
-
-    def _stop(self, trainer: Resumable) -> NoReturn:
-        assert self._signal is not None
+    def _stop_if_asked(self, trainer: Resumable) -> None:
+        if self._signal is None:
+            return
         self.save(trainer)
         name = "Ctrl-C" if self._signal == signal.SIGINT else signal.Signals(self._signal).name
         raise StoppedError(
