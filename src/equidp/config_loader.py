@@ -7,10 +7,12 @@ for a dataset of one's own, kept in conf/local, would not be found.
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
 from collections.abc import Iterable, Mapping
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,12 @@ class EquidpConfigLoader(OmegaConfigLoader):
         try:
             if key == "parameters" and key not in self:
                 self["parameters"] = resolve(self._layered())
+            if key == "catalog" and key not in self:
+                settings = self["parameters"]
+                # paths tell what runs, wherever that was set: in the folder of another run it would replace that one
+                OmegaConf.register_new_resolver(
+                    "setting", lambda name: functools.reduce(getitem, name.split("."), settings), replace=True
+                )
             return super().__getitem__(key)
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, OSError) as error:  # a list is an AttributeError
             told = _fault_in(Path(self.conf_source), (self.base_env, self.env or self.default_run_env))

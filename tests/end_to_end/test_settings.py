@@ -89,6 +89,28 @@ def test_a_file_in_conf_local_that_is_written_wrong_ends_in_a_sentence(project, 
     assert "\n" not in refused.value.message
 
 
+def test_paths_follow_what_a_file_in_conf_local_chooses(project):
+    """They would name another run's dataset and seed, and this run would replace that one's results."""
+    raw = project / "raw"
+    (project / "conf/local/parameters.yml").write_text(
+        f"{{dataset: adult, seed: 3, run_label: mine, algorithm: dpsgd, raw_dir: {raw}}}\n"
+    )
+    bootstrap_project(project)
+    with KedroSession.create(project_path=project, runtime_params={"seed": 4}) as session:
+        catalog = session.load_context().catalog
+        places = [
+            Path(catalog.get(name)._filepath).relative_to(project).as_posix()
+            for name in ("raw_folder", "records", "groups", "dpsgd.metrics", "audit_findings")
+        ]
+    assert places == [
+        "raw",
+        "data/03_primary/adult",
+        "data/08_reporting/adult/ingestion/seed=4/mine/groups.csv",
+        "data/08_reporting/adult/dpsgd/seed=4/mine/metrics.json",
+        "data/08_reporting/adult/audit/dpsgd/seed=4/mine/audit.json",
+    ]
+
+
 def test_a_dataset_may_be_called_by_a_number(project):
     (project / "conf/local/parameters.yml").write_text("presets: {2024: {data: {source: digits}}}\n")
     assert resolved(project, **{"dataset": 2024, "privacy.epsilon": 3.0})["dataset"] == "2024"
