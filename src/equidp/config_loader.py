@@ -41,7 +41,6 @@ class EquidpConfigLoader(OmegaConfigLoader):
     """`parameters` come out validated, with every default filled in and the chosen dataset's preset applied."""
 
     def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
-        project = Path(conf_source).resolve().parent
         kwargs["custom_resolvers"] = {
             "oc.env": oc.env,
             **(kwargs.get("custom_resolvers") or {}),
@@ -54,10 +53,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
         if self.env and folder.is_dir() and not (folder / self.env).is_dir():
             there = [part.name for part in folder.iterdir() if part.is_dir()]
             raise unknown_name(f"environment (a folder of {folder})", self.env, there)
-        # Kedro registers a resolver once per process, which would keep the first project's path for all later ones
-        OmegaConf.register_new_resolver(
-            "project", lambda path, scheme: PROJECT_URIS[scheme](project / path), replace=True
-        )
+        project_is_at(Path(conf_source).resolve().parent)  # until a context tells: --conf-source may lie anywhere
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """As Kedro's; parameters are resolved once and kept."""
@@ -121,6 +117,12 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def project_is_at(folder: Path) -> None:
+    """Let `${project:…}` name files in this project's folder."""
+    # Kedro registers a resolver once per process, which would keep the first project's path for all later ones
+    OmegaConf.register_new_resolver("project", lambda path, scheme: PROJECT_URIS[scheme](folder / path), replace=True)
 
 
 def _fault_in(folder: Path, environments: Iterable[str]) -> str | None:

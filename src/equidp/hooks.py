@@ -25,6 +25,7 @@ from rich.table import Table
 
 from equidp import interrupts
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.config_loader import project_is_at
 from equidp.engine.checkpoint import StoppedError
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
@@ -126,6 +127,7 @@ class RunHook:
         """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
         interrupts.keep()
         self._parameters = context.config_loader["parameters"]
+        project_is_at(context.project_path)
         mlflow_yml = context.config_loader["mlflow"]
         self._store = str(mlflow_yml["server"]["mlflow_tracking_uri"])
         tracking.check_store(self._store)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import mlflow
 import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
@@ -327,6 +329,17 @@ def test_a_terminal_without_greek_letters_loses_no_run(project):
     assert done.returncode == 0, done.stderr[-2000:]
     assert "ε" in (report_folder(project, "dpsgd") / "report.html").read_text(encoding="utf-8")
     assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED"]
+
+
+def test_runs_are_tracked_in_the_project_wherever_its_settings_lie(project, tmp_path):
+    """Their data lie there too, and `kedro run --pipeline=report` looks there."""
+    (tmp_path / "elsewhere").mkdir()
+    settings = shutil.move(project / "conf", tmp_path / "elsewhere")
+    bootstrap_project(project)
+    with KedroSession.create(project_path=project, conf_source=settings) as session:
+        session.load_context()
+    assert mlflow.get_tracking_uri() == f"sqlite:///{project / 'mlflow.db'}"
+    assert sorted(tmp_path.joinpath("elsewhere").iterdir()) == [Path(settings)]
 
 
 def test_an_environment_that_is_not_there_is_refused(project):
