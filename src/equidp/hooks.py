@@ -14,6 +14,7 @@ import mlflow
 import pandas as pd
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
 from kedro.io import DataCatalog, DatasetError, MemoryDataset, SharedMemoryDataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
@@ -47,8 +48,6 @@ with warnings.catch_warnings(record=True):
 ARTIFACTS = (
     "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
 )  # fmt: skip
-OF_ONE_RUN = ("plan", "model", *ARTIFACTS)
-"""What a run leaves of each algorithm, under a name that the next run of other settings takes as well."""
 
 AUDIT, COMPARISON = "audit", "comparison"
 SHARED_ARTIFACTS = {
@@ -358,7 +357,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
             "ParallelRunner is not for this project: its nodes log to one MLflow run, which other processes do not "
             "see. Leave --runner out, or take ThreadRunner, or `kedro sweep` for many runs at once."
         )
-    if run_params.get("only_missing_outputs") and algorithms_in(pipeline):
+    if run_params.get("only_missing_outputs"):
         raise EquidpError(
             "--only-missing-outputs would take files of earlier settings for this run's: leave it out. An interrupted "
             "run goes on with --params=resume=true."
@@ -370,8 +369,8 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
                 f"{name!r} is not kept between runs, and what makes it is left out here: start the pipeline further "
                 "up, or run all of it."
             )
-    kept = {f"{algorithm}.{kind}" for algorithm in ALGORITHMS for kind in OF_ONE_RUN}
-    for name in sorted(kept & pipeline.inputs()):
+    whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
+    for name in sorted(whole.all_outputs() & pipeline.inputs()):
         raise EquidpError(
             f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "
             "pipeline further up, or run all of it."

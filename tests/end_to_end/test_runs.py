@@ -311,6 +311,22 @@ def test_a_folder_for_records_that_cannot_be_made_is_named(project, monkeypatch)
 
 
 @pytest.mark.parametrize(
+    ("pipeline", "options", "words"),
+    [
+        ("dpsgd", {"from_inputs": ["records"]}, "'provenance' would be an earlier run's"),
+        ("ingestion", {"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
+        ("audit", {"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
+    ],
+)
+def test_records_and_findings_of_earlier_settings_are_refused(project, pipeline, options, words):
+    """They were taken: the newest records whatever the source's options, and the findings of another ε."""
+    kedro_run(project, "ingestion")
+    with pytest.raises(EquidpError, match=words):
+        kedro_run(project, pipeline, options=options, **QUICK)
+    assert mlflow_runs(project) == []
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"node_names": ["reporting.write_report_dpsgd"]}, r"'dpsgd\.\w+' would be an earlier run's"),
