@@ -67,6 +67,9 @@ class EquidpConfigLoader(OmegaConfigLoader):
                     "setting", lambda name: functools.reduce(getitem, name.split("."), settings), replace=True
                 )
             return super().__getitem__(key)
+        except OmegaConfBaseException as error:
+            place = f" ({error.full_key})" if error.full_key else ""
+            raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, OSError) as error:  # a list is an AttributeError
             told = _fault_in(Path(self.conf_source), (self.base_env, self.env or self.default_run_env))
             if told is None and isinstance(error, yaml.YAMLError):  # in an archive
@@ -77,10 +80,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
 
     def _layered(self) -> dict[str, Any]:
         """Preset, files and command line merged, the last one winning."""
-        try:
-            files = super().__getitem__("parameters")
-        except OmegaConfBaseException as error:
-            raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}") from error
+        files = super().__getitem__("parameters")
         if files.get("presets", {}) is None:  # a bare `presets:` in one file replaces those of all the others
             raise EquidpError(
                 f"presets: is empty in a file of settings in {self.conf_source}, which hides the presets of all "

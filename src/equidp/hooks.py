@@ -362,6 +362,11 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
             "--only-missing-outputs would take files of earlier settings for this run's: leave it out. An interrupted "
             "run goes on with --params=resume=true."
         )
+    if run_params.get("load_versions"):
+        raise EquidpError(
+            "--load-versions has nothing to choose from, as no dataset here has versions: leave it out. MLflow keeps "
+            "the results of every run."
+        )
     for name in sorted(pipeline.inputs()):
         dataset = catalog.get(name)
         if dataset is None or (isinstance(dataset, MemoryDataset) and not dataset.exists()):
@@ -369,12 +374,32 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
                 f"{name!r} is not kept between runs, and what makes it is left out here: start the pipeline further "
                 "up, or run all of it."
             )
+    _refuse_unreadable(pipeline, catalog)
     whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
     for name in sorted(whole.all_outputs() & pipeline.inputs()):
         raise EquidpError(
             f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "
             "pipeline further up, or run all of it."
         )
+
+
+def _refuse_unreadable(pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Refuse a catalog of the user's own in which results are not files each: they are read again, and logged."""
+    kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *ARTIFACTS)]
+    places: dict[Path, str] = {}
+    for name in [*kinds, *(name for names in SHARED_ARTIFACTS.values() for name in names)]:
+        dataset = catalog.get(name)
+        local = getattr(dataset, "_protocol", "file") == "file" and hasattr(dataset, "_filepath")
+        if not local or getattr(dataset, "_version", None) is not None:
+            raise EquidpError(
+                f"{name!r} is no plain local file in the catalog: give it a filepath on this machine, without "
+                "`versioned`, as it is read again and logged to MLflow (run_label=… keeps the results of several runs)."
+            )
+        if (other := places.setdefault(_filepath(catalog, name), name)) != name:
+            raise EquidpError(
+                f"{other!r} and {name!r} are one file in the catalog, {_filepath(catalog, name)}: the second would "
+                "replace the first. Write {algorithm} into the path."
+            )
 
 
 def _abandon_tracking() -> None:
