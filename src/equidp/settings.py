@@ -52,8 +52,9 @@ CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
     "config_patterns": {"mlflow": ["mlflow*"], "sweeps": ["sweeps*"]},
-    # without this, any file in conf/local would make --params drop the other keys of a block
-    "merge_strategy": {"parameters": "soft"},
+    # without this, any file in conf/local would make --params drop the other keys of a block, and an experiment's name
+    # there would drop all else of `tracking`: what opens no run, and where artifacts lie
+    "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
 }
 SESSION_CLASS = Session
 SESSION_STORE_CLASS = BaseSessionStore

@@ -343,6 +343,18 @@ def test_what_kedro_offers_and_would_mislead_is_refused(project, options, words)
     assert mlflow_runs(project) == []
 
 
+def test_an_experiment_of_ones_own_keeps_how_runs_are_tracked(project):
+    (project / "conf/local/mlflow.yml").write_text("tracking: {experiment: {name: clinic}}\n")
+    kedro_run(project, "ingestion")
+    assert mlflow_runs(project) == []
+    kedro_run(project, "dpsgd", **QUICK)
+    (run,) = mlflow_runs(project)
+    assert mlflow.get_experiment(run.info.experiment_id).name == "clinic"
+    assert run.info.artifact_uri.startswith((project / "mlartifacts").as_uri())
+    assert run.data.params["training.epochs"] == "2"
+    assert mlflow.active_run() is None
+
+
 @pytest.mark.parametrize(
     ("name", "entry", "words"),
     [
