@@ -7,10 +7,12 @@ for a dataset of one's own, kept in conf/local, would not be found.
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
 from collections.abc import Iterable, Mapping
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,6 @@ class EquidpConfigLoader(OmegaConfigLoader):
     """`parameters` come out validated, with every default filled in and the chosen dataset's preset applied."""
 
     def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
-        project = Path(conf_source).resolve().parent
         kwargs["custom_resolvers"] = {
             "oc.env": oc.env,
             **(kwargs.get("custom_resolvers") or {}),
@@ -52,17 +53,23 @@ class EquidpConfigLoader(OmegaConfigLoader):
         if self.env and folder.is_dir() and not (folder / self.env).is_dir():
             there = [part.name for part in folder.iterdir() if part.is_dir()]
             raise unknown_name(f"environment (a folder of {folder})", self.env, there)
-        # Kedro registers a resolver once per process, which would keep the first project's path for all later ones
-        OmegaConf.register_new_resolver(
-            "project", lambda path, scheme: PROJECT_URIS[scheme](project / path), replace=True
-        )
+        project_is_at(Path(conf_source).resolve().parent)  # until a context tells: --conf-source may lie anywhere
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """As Kedro's; parameters are resolved once and kept."""
         try:
             if key == "parameters" and key not in self:
                 self["parameters"] = resolve(self._layered())
+            if key == "catalog" and key not in self:
+                settings = self["parameters"]
+                # paths tell what runs, wherever that was set: in the folder of another run it would replace that one
+                OmegaConf.register_new_resolver(
+                    "setting", lambda name: functools.reduce(getitem, name.split("."), settings), replace=True
+                )
             return super().__getitem__(key)
+        except OmegaConfBaseException as error:
+            place = f" ({error.full_key})" if error.full_key else ""
+            raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, OSError) as error:  # a list is an AttributeError
             told = _fault_in(Path(self.conf_source), (self.base_env, self.env or self.default_run_env))
             if told is None and isinstance(error, yaml.YAMLError):  # in an archive
@@ -73,10 +80,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
 
     def _layered(self) -> dict[str, Any]:
         """Preset, files and command line merged, the last one winning."""
-        try:
-            files = super().__getitem__("parameters")
-        except OmegaConfBaseException as error:
-            raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}") from error
+        files = super().__getitem__("parameters")
         if files.get("presets", {}) is None:  # a bare `presets:` in one file replaces those of all the others
             raise EquidpError(
                 f"presets: is empty in a file of settings in {self.conf_source}, which hides the presets of all "
@@ -113,6 +117,12 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def project_is_at(folder: Path) -> None:
+    """Let `${project:…}` name files in this project's folder."""
+    # Kedro registers a resolver once per process, which would keep the first project's path for all later ones
+    OmegaConf.register_new_resolver("project", lambda path, scheme: PROJECT_URIS[scheme](folder / path), replace=True)
 
 
 def _fault_in(folder: Path, environments: Iterable[str]) -> str | None:

@@ -14,6 +14,7 @@ import mlflow
 import pandas as pd
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
 from kedro.io import DataCatalog, DatasetError, MemoryDataset, SharedMemoryDataCatalog
 from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
@@ -26,6 +27,7 @@ from rich.table import Table
 from equidp import interrupts
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit.settings import REMEDY
+from equidp.config_loader import project_is_at
 from equidp.engine.checkpoint import StoppedError
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
@@ -47,8 +49,6 @@ with warnings.catch_warnings(record=True):
 ARTIFACTS = (
     "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
 )  # fmt: skip
-OF_ONE_RUN = ("plan", "model", *ARTIFACTS)
-"""What a run leaves of each algorithm, under a name that the next run of other settings takes as well."""
 
 LOCK = "run.lock"
 """Beside what ingestion writes, which every run does; held while it is at work."""
@@ -133,6 +133,7 @@ class RunHook:
         """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
         interrupts.keep()
         self._parameters = context.config_loader["parameters"]
+        project_is_at(context.project_path)
         mlflow_yml = context.config_loader["mlflow"]
         self._store = str(mlflow_yml["server"]["mlflow_tracking_uri"])
         tracking.check_store(self._store)
@@ -391,10 +392,15 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
             "ParallelRunner is not for this project: its nodes log to one MLflow run, which other processes do not "
             "see. Leave --runner out, or take ThreadRunner, or `kedro sweep` for many runs at once."
         )
-    if run_params.get("only_missing_outputs") and algorithms_in(pipeline):
+    if run_params.get("only_missing_outputs"):
         raise EquidpError(
             "--only-missing-outputs would take files of earlier settings for this run's: leave it out. An interrupted "
             "run goes on with --params=resume=true."
+        )
+    if run_params.get("load_versions"):
+        raise EquidpError(
+            "--load-versions has nothing to choose from, as no dataset here has versions: leave it out. MLflow keeps "
+            "the results of every run."
         )
     for name in sorted(pipeline.inputs()):
         dataset = catalog.get(name)
@@ -403,12 +409,32 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
                 f"{name!r} is not kept between runs, and what makes it is left out here: start the pipeline further "
                 "up, or run all of it."
             )
-    kept = {f"{algorithm}.{kind}" for algorithm in ALGORITHMS for kind in OF_ONE_RUN}
-    for name in sorted(kept & pipeline.inputs()):
+    _refuse_unreadable(pipeline, catalog)
+    whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
+    for name in sorted(whole.all_outputs() & pipeline.inputs()):
         raise EquidpError(
             f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "
             "pipeline further up, or run all of it."
         )
+
+
+def _refuse_unreadable(pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Refuse a catalog of the user's own in which results are not files each: they are read again, and logged."""
+    kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *ARTIFACTS)]
+    places: dict[Path, str] = {}
+    for name in [*kinds, *(name for names in SHARED_ARTIFACTS.values() for name in names)]:
+        dataset = catalog.get(name)
+        local = getattr(dataset, "_protocol", "file") == "file" and hasattr(dataset, "_filepath")
+        if not local or getattr(dataset, "_version", None) is not None:
+            raise EquidpError(
+                f"{name!r} is no plain local file in the catalog: give it a filepath on this machine, without "
+                "`versioned`, as it is read again and logged to MLflow (run_label=… keeps the results of several runs)."
+            )
+        if (other := places.setdefault(_filepath(catalog, name), name)) != name:
+            raise EquidpError(
+                f"{other!r} and {name!r} are one file in the catalog, {_filepath(catalog, name)}: the second would "
+                "replace the first. Write {algorithm} into the path."
+            )
 
 
 def _abandon_tracking() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kedro.framework.session import KedroSession
 from kedro.framework.session.store import BaseSessionStore
+from kedro.io import DatasetError
 
 from equidp.config_loader import EquidpConfigLoader
 from equidp.errors import EquidpError
@@ -22,9 +23,12 @@ if isinstance(sys.stdout, io.TextIOWrapper):
 FILTERED_AWAY = ("Pipeline contains no nodes after", "Pipeline does not contain")
 """How Kedro begins to tell that --tags, --nodes, --from-nodes and the like name what is not there."""
 
+NOT_IN_CATALOG = ("An exception occurred when parsing config", "'load_versions' keys")
+"""How it begins to tell what is wrong with an entry of the catalog."""
+
 
 class Session(KedroSession):
-    """Kedro's, which tells of a mistyped node in a sentence."""
+    """Kedro's, which tells of a mistyped node or entry of the catalog in a sentence."""
 
     def run(self, *args: Any, **named: Any) -> Any:
         """As Kedro's."""
@@ -36,6 +40,10 @@ class Session(KedroSession):
             raise EquidpError(
                 f"{str(error).rstrip('.')}: `kedro registry describe <pipeline>` lists its nodes."
             ) from error
+        except DatasetError as error:
+            if not str(error).startswith(NOT_IN_CATALOG):
+                raise
+            raise EquidpError(" ".join(str(error).split())) from error
 
 
 HOOKS = (TrackingHook(), RunHook())
@@ -44,8 +52,9 @@ CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
     "config_patterns": {"mlflow": ["mlflow*"], "sweeps": ["sweeps*"]},
-    # without this, any file in conf/local would make --params drop the other keys of a block
-    "merge_strategy": {"parameters": "soft"},
+    # without this, any file in conf/local would make --params drop the other keys of a block, and an experiment's name
+    # there would drop all else of `tracking`: what opens no run, and where artifacts lie
+    "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
 }
 SESSION_CLASS = Session
 SESSION_STORE_CLASS = BaseSessionStore

@@ -13,6 +13,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from dp_accounting import pld, rdp
 from kedro.framework.startup import bootstrap_project
 from kedro.runner import ParallelRunner, ThreadRunner
@@ -311,11 +312,28 @@ def test_a_folder_for_records_that_cannot_be_made_is_named(project, monkeypatch)
 
 
 @pytest.mark.parametrize(
+    ("pipeline", "options", "words"),
+    [
+        ("dpsgd", {"from_inputs": ["records"]}, "'provenance' would be an earlier run's"),
+        ("ingestion", {"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
+        ("audit", {"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
+    ],
+)
+def test_records_and_findings_of_earlier_settings_are_refused(project, pipeline, options, words):
+    """They were taken: the newest records whatever the source's options, and the findings of another ε."""
+    kedro_run(project, "ingestion")
+    with pytest.raises(EquidpError, match=words):
+        kedro_run(project, pipeline, options=options, **QUICK)
+    assert mlflow_runs(project) == []
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"node_names": ["reporting.write_report_dpsgd"]}, r"'dpsgd\.\w+' would be an earlier run's"),
         ({"node_names": ["ingestion.split_records", "dpsgd.train_model"]}, r"'dpsgd\.plan' would be an earlier run's"),
         ({"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
+        ({"load_versions": {"dpsgd.metrics": "2026-01-01T00.00.00.000Z"}}, "no dataset here has versions"),
         ({"from_nodes": ["evaluation.evaluate_dpsgd"]}, "'dpsgd.scores' is not kept between runs"),
     ],
 )
@@ -323,6 +341,48 @@ def test_what_kedro_offers_and_would_mislead_is_refused(project, options, words)
     with pytest.raises(EquidpError, match=words):
         kedro_run(project, "dpsgd", options=options, **QUICK)
     assert mlflow_runs(project) == []
+
+
+def test_an_experiment_of_ones_own_keeps_how_runs_are_tracked(project):
+    (project / "conf/local/mlflow.yml").write_text("tracking: {experiment: {name: clinic}}\n")
+    kedro_run(project, "ingestion")
+    assert mlflow_runs(project) == []
+    kedro_run(project, "dpsgd", **QUICK)
+    (run,) = mlflow_runs(project)
+    assert mlflow.get_experiment(run.info.experiment_id).name == "clinic"
+    assert run.info.artifact_uri.startswith((project / "mlartifacts").as_uri())
+    assert run.data.params["training.epochs"] == "2"
+    assert mlflow.active_run() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "words"),
+    [
+        ("{algorithm}.metrics", {"filepath": "{algorithm}.json", "versioned": True}, "metrics' is no plain local file"),
+        ("{algorithm}.metrics", {"filepath": "memory://{algorithm}.json"}, "metrics' is no plain local file"),
+        ("{algorithm}.report", {"type": "MemoryDataset"}, "report' is no plain local file"),
+        ("{algorithm}.metrics", {"filepath": "metrics.json"}, "'sgd.metrics' and 'dpsgd.metrics' are one file"),
+        ("dpsgd.metrics", {"filepath": "${_where}.json"}, r"'_where' not found \(dpsgd.metrics.filepath\)"),
+        ("dpsgd.metrics", {"filepath": "a.json", "type": "json.JSONDatset"}, "'JSONDatset' not found"),
+    ],
+)
+def test_an_entry_of_the_catalog_that_would_lose_results_is_refused_before_training(project, name, entry, words):
+    catalog = {name: {"type": "json.JSONDataset"} | entry}
+    (project / "conf/local/catalog.yml").write_text(yaml.safe_dump(catalog))
+    bootstrap_project(project)
+    with Session.create(project_path=project) as session, pytest.raises(EquidpError, match=words):
+        session.run(pipeline_names=["dpsgd"])
+    assert mlflow_runs(project) == []
+
+
+def test_results_may_be_of_another_format_and_lie_elsewhere(project):
+    (project / "conf/local/catalog.yml").write_text(
+        '"{algorithm}.history": {type: pandas.CSVDataset, filepath: "out/${setting:dataset}/{algorithm}.csv"}\n'
+    )
+    kedro_run(project, "dpsgd", **QUICK)
+    assert (project / "out/digits/dpsgd.csv").is_file()
+    (run,) = mlflow_runs(project)
+    assert "dpsgd.csv" in {file.path for file in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
 
 
 @pytest.mark.parametrize(

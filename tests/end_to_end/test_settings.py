@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import mlflow
 import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
@@ -87,6 +89,28 @@ def test_a_file_in_conf_local_that_is_written_wrong_ends_in_a_sentence(project, 
     with pytest.raises(EquidpError, match=words) as refused:
         resolved(project, dataset="clinic")
     assert "\n" not in refused.value.message
+
+
+def test_paths_follow_what_a_file_in_conf_local_chooses(project):
+    """They would name another run's dataset and seed, and this run would replace that one's results."""
+    raw = project / "raw"
+    (project / "conf/local/parameters.yml").write_text(
+        f"{{dataset: adult, seed: 3, run_label: mine, algorithm: dpsgd, raw_dir: {raw}}}\n"
+    )
+    bootstrap_project(project)
+    with KedroSession.create(project_path=project, runtime_params={"seed": 4}) as session:
+        catalog = session.load_context().catalog
+        places = [
+            Path(catalog.get(name)._filepath).relative_to(project).as_posix()
+            for name in ("raw_folder", "records", "groups", "dpsgd.metrics", "audit_findings")
+        ]
+    assert places == [
+        "raw",
+        "data/03_primary/adult",
+        "data/08_reporting/adult/ingestion/seed=4/mine/groups.csv",
+        "data/08_reporting/adult/dpsgd/seed=4/mine/metrics.json",
+        "data/08_reporting/adult/audit/dpsgd/seed=4/mine/audit.json",
+    ]
 
 
 def test_a_dataset_may_be_called_by_a_number(project):
@@ -305,6 +329,17 @@ def test_a_terminal_without_greek_letters_loses_no_run(project):
     assert done.returncode == 0, done.stderr[-2000:]
     assert "ε" in (report_folder(project, "dpsgd") / "report.html").read_text(encoding="utf-8")
     assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED"]
+
+
+def test_runs_are_tracked_in_the_project_wherever_its_settings_lie(project, tmp_path):
+    """Their data lie there too, and `kedro run --pipeline=report` looks there."""
+    (tmp_path / "elsewhere").mkdir()
+    settings = shutil.move(project / "conf", tmp_path / "elsewhere")
+    bootstrap_project(project)
+    with KedroSession.create(project_path=project, conf_source=settings) as session:
+        session.load_context()
+    assert mlflow.get_tracking_uri() == f"sqlite:///{project / 'mlflow.db'}"
+    assert sorted(tmp_path.joinpath("elsewhere").iterdir()) == [Path(settings)]
 
 
 def test_an_environment_that_is_not_there_is_refused(project):

@@ -87,6 +87,13 @@ def test_another_order_of_features_is_another_encoding(tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
+def test_records_are_called_as_the_user_called_them(tmp_path: Path) -> None:
+    """A sentence about the dataset `csv` would not say which table it means."""
+    recipe, _ = encode_records(tmp_path, {"source": "csv", "options": write_tiny("csv", tmp_path)}, "mine")
+    with pytest.raises(EquidpError, match="Unknown grouping of dataset 'mine' 'sexx'"):
+        recipe.build().grouping("sexx")
+
+
 def test_an_edited_source_encodes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would train on what it made before the edit."""
     settings = {"source": "csv", "options": write_tiny("csv", tmp_path)}

@@ -76,7 +76,7 @@ class OnceRecordsDataset(AbstractDataset[Recipe | Records, Records]):
         self._current = path
 
     def load(self) -> Records:
-        """The records saved in this run; in a run that starts later in the pipeline, the newest there are."""
+        """The records saved in this run; in a notebook, where none were, the newest there are."""
         found = self._current or max(self._filepath.glob("*.safetensors"), key=os.path.getmtime, default=None)
         if found is None:
             raise EquidpError(

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,12 @@ def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tupl
     for algorithm in tracking.tracked():
         tracking.log_tags(algorithm, {"raw_fingerprint": files.fingerprint})
         tracking.log_dataset(algorithm, dataset, files.fingerprint, raw_folder)
-    return Recipe(key, lambda: _finite(chosen.read(files))), provenance
+    return Recipe(key, lambda: _finite(_called(dataset, chosen.read(files)))), provenance
+
+
+def _called(dataset: str, records: Records) -> Records:
+    """The records under the name that the user gave them: a source such as `csv` may have many datasets."""
+    return replace(records, schema=replace(records.schema, name=dataset))
 
 
 def _finite(records: Records) -> Records:
