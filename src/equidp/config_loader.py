@@ -59,7 +59,10 @@ class EquidpConfigLoader(OmegaConfigLoader):
         """As Kedro's; parameters are resolved once and kept."""
         try:
             if key == "parameters" and key not in self:
-                self["parameters"] = resolve(self._layered())
+                settings = resolve(self._layered())
+                if settings["report"]["experiment"] is None:
+                    settings["report"]["experiment"] = self["mlflow"]["tracking"]["experiment"]["name"]
+                self["parameters"] = settings
             if key == "catalog" and key not in self:
                 settings = self["parameters"]
                 # paths tell what runs, wherever that was set: in the folder of another run it would replace that one

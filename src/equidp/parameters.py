@@ -193,8 +193,8 @@ class ReportSettings(Section):
 
     dataset: str | None = None
     """Only runs on this dataset; null: all."""
-    experiment: str = "equidp"
-    """Name of the MLflow experiment."""
+    experiment: str | None = None
+    """Name of the MLflow experiment; null: the one that runs log to, by `mlflow.yml`."""
     tags: dict[str, Annotated[str, BeforeValidator(str)]] = {}
     """Only runs with these tags, such as {sweep: demo}."""
     runs: Annotated[int, Field(ge=1, le=50_000)] = 200

@@ -353,6 +353,7 @@ def test_an_experiment_of_ones_own_keeps_how_runs_are_tracked(project):
     assert run.info.artifact_uri.startswith((project / "mlartifacts").as_uri())
     assert run.data.params["training.epochs"] == "2"
     assert mlflow.active_run() is None
+    kedro_run(project, "report")  # looks where runs are logged
 
 
 @pytest.mark.parametrize(

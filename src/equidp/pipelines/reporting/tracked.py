@@ -61,6 +61,7 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
 
 def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], list[str]]:
     """Finished runs of one algorithm each that fit the filter, newest first; and a sentence if some may be missing."""
+    assert settings.experiment is not None  # the configuration names mlflow.yml's where nobody names one
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is None:
         raise unknown_name("experiment", settings.experiment, [e.name for e in client.search_experiments()])
