@@ -3,8 +3,9 @@
     python benchmarks/speed.py --model cnn4 --batch-size 512 --device cpu --json
     python benchmarks/speed.py --grid                      # what docs/performance.md shows
 
-Every contender takes the same model, the same random data and the same Poisson sampling; steps are interleaved, and
-what is printed are medians of the ratios of neighbouring measurements with their quartiles. `sgd` is the trainer's own
+Every contender takes the same model, the same random data and the same Poisson sampling; contenders take turns of a few
+steps, the first of which is not timed, as in a run a step follows one of its own kind. What is printed are medians of
+the ratios of the same round with their quartiles. `sgd` is the trainer's own
 non-private step, which shares the trainer's memory layout; `ordinary` is one written by hand in the model's own. `ours`
 is the trainer's complete private step: sampling, gathering, norms, weights, weighted sum, noise, optimiser. `floor` is
 the forward and backward pass to the layers' outputs, below which no private step can go. On a GPU `graphs` is `ours`
@@ -271,18 +272,24 @@ class Stopwatch:
     device: torch.device
     clock: Callable[[], float] = time.perf_counter
 
-    def elapsed(self, step: Step) -> float:
-        """Seconds of one step."""
-        started = self.clock()
+    def turn(self, step: Step, length: int) -> float:
+        """Seconds per step of `length` steps in a row, after one more that fetches into the caches what they find."""
         step()
+        self._wait()
+        started = self.clock()
+        for _ in range(length):
+            step()
+        self._wait()
+        return (self.clock() - started) / length
+
+    def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        return self.clock() - started
 
-    def interleaved(self, steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
-        """Seconds of every step, round by round; what disturbs the machine disturbs neighbours alike.
+    def interleaved(self, steps: Mapping[str, Step], rounds: int, length: int) -> dict[str, list[float]]:
+        """Seconds per step of every contender's turn, round by round; what disturbs the machine disturbs all alike.
 
-        Every round has an order of its own, so that nobody has always the same neighbour, whose caches it finds.
+        Every round has an order of its own, so that nobody has always the same neighbour.
         """
         times: dict[str, list[float]] = {name: [] for name in steps}
         for step in list(steps.values()) * WARM_UP:
@@ -291,7 +298,7 @@ class Stopwatch:
         for _ in range(rounds):
             source.shuffle(order)
             for name in order:
-                times[name].append(self.elapsed(steps[name]))
+                times[name].append(self.turn(steps[name], length))
         return times
 
 
@@ -362,7 +369,7 @@ def contenders(bench: Bench, watch: Stopwatch, algorithms: Sequence[str], opacus
     for mode in opacus:
         try:
             layouts = [bench.opacus(mode, channels_last=last) for last in (False, True)]
-            tried = watch.interleaved({str(i): step for i, step in enumerate(layouts)}, WARM_UP)
+            tried = watch.interleaved({str(i): step for i, step in enumerate(layouts)}, rounds=WARM_UP, length=1)
         except Exception as error:
             print(f"opacus {mode} left out: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
             continue
@@ -375,10 +382,10 @@ def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, 
     bench = Bench(model, batch_size, args.device, args.records)
     watch = Stopwatch(bench.device, time.process_time if args.clock == "processor" else time.perf_counter)
     steps = contenders(bench, watch, args.algorithms, args.opacus)
-    times = watch.interleaved(steps, args.rounds)
+    times = watch.interleaved(steps, args.rounds, args.turn)
     names = {"ours" if k == "ours:dpsgd" else k.replace(":", "_"): k for k in steps}
     result: dict[str, object] = {"model": model, "batch_size": batch_size, "device": args.device}
-    result |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "rounds": args.rounds}
+    result |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "rounds": args.rounds, "turn": args.turn}
     result |= {"clock": args.clock}
     result["sgd_ms"] = 1e3 * statistics.median(times["sgd"])
     for name, key in names.items():
@@ -424,7 +431,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor needs --threads 1")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--turn", type=int, default=4, help="timed steps in a row, in every round")
     parser.add_argument("--records", type=int, default=20_000, help="size N of the training data sampled from")
     parser.add_argument("--algorithms", nargs="*", default=["dpsgd"], help="names, or `all`")
     parser.add_argument("--opacus", nargs="*", default=list(OPACUS), choices=OPACUS)
