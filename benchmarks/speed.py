@@ -3,13 +3,13 @@
     python benchmarks/speed.py --model cnn4 --batch-size 512 --device cpu --json
     python benchmarks/speed.py --grid                      # what docs/performance.md shows
 
-Every contender takes the same model, the same random data and the same Poisson sampling; contenders take turns of a few
-steps, the first of which is not timed, as in a run a step follows one of its own kind. What is printed are medians of
-the ratios of the same round with their quartiles. `sgd` is the trainer's own
-non-private step, which shares the trainer's memory layout; `ordinary` is one written by hand in the model's own. `ours`
-is the trainer's complete private step: sampling, gathering, norms, weights, weighted sum, noise, optimiser. `floor` is
-the forward and backward pass to the layers' outputs, below which no private step can go. On a GPU `graphs` is `ours`
-with its passes replayed as CUDA graphs.
+Every contender takes the same model, the same random data and the same Poisson sampling; contenders take turns of a
+few steps, the first of which is not timed, as in a run a step follows one of its own kind. What is printed are
+medians of the ratios of the same round with their quartiles. `sgd` is the trainer's own non-private step, which
+shares the trainer's memory layout; `ordinary` is one written by hand in the model's own. `ours` is the trainer's
+complete private step: sampling, gathering, norms, weights, weighted sum, noise, optimiser. `floor` is the forward and
+backward pass to the layers' outputs, below which no private step can go. On a GPU `graphs` is `ours` with its passes
+replayed as CUDA graphs.
 """
 
 from __future__ import annotations

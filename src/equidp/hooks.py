@@ -409,7 +409,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
                 f"{name!r} is not kept between runs, and what makes it is left out here: start the pipeline further "
                 "up, or run all of it."
             )
-    _refuse_unreadable(pipeline, catalog)
+    _refuse_lossy_catalog(pipeline, catalog)
     whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
     for name in sorted(whole.all_outputs() & pipeline.inputs()):
         raise EquidpError(
@@ -418,7 +418,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
         )
 
 
-def _refuse_unreadable(pipeline: Pipeline, catalog: DataCatalog) -> None:
+def _refuse_lossy_catalog(pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse a catalog of the user's own in which results are not files each: they are read again, and logged."""
     kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *ARTIFACTS)]
     places: dict[Path, str] = {}
@@ -430,10 +430,11 @@ def _refuse_unreadable(pipeline: Pipeline, catalog: DataCatalog) -> None:
                 f"{name!r} is no plain local file in the catalog: give it a filepath on this machine, without "
                 "`versioned`, as it is read again and logged to MLflow (run_label=… keeps the results of several runs)."
             )
-        if (other := places.setdefault(_filepath(catalog, name), name)) != name:
+        path = _filepath(catalog, name)
+        if (other := places.setdefault(path, name)) != name:
             raise EquidpError(
-                f"{other!r} and {name!r} are one file in the catalog, {_filepath(catalog, name)}: the second would "
-                "replace the first. Write {algorithm} into the path."
+                f"{other!r} and {name!r} are one file in the catalog, {path}: the second would replace the first. "
+                "Write {algorithm} into the path."
             )
 
 
