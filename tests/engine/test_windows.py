@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from equidp.engine.terms import Convolutions
 from equidp.engine.windows import Bands, Cut, Kernel, Layout, WholeWindows, cheapest, cuts
 from equidp.engine.workspace import Workspace
 
@@ -34,7 +35,7 @@ def unfolded(kernel: Kernel, images: Tensor, backprops: Tensor) -> Tensor:
 
 def formed(cut: Cut, images: Tensor, backprops: Tensor) -> Tensor:
     workspace, m = Workspace(images.device), len(images)
-    room = torch.full((cut.parts, m, backprops.shape[1] * cut.kernel.fan_in // cut.parts), math.nan)
+    room = torch.full((cut.taps, m, backprops.shape[1] * cut.kernel.fan_in // cut.taps), math.nan)
     view, backprops = cut.view(images), backprops.flatten(2)
     cut.multiply(view, 0.25 * backprops, room, False, workspace)
     cut.multiply(view, 0.75 * backprops, room, True, workspace)
@@ -44,18 +45,15 @@ def formed(cut: Cut, images: Tensor, backprops: Tensor) -> Tensor:
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("size", [(12, 13), (11, 12)])
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
-@pytest.mark.parametrize("kind", ["windows", "bands", "bands in taps"])
-def test_every_cut_equals_unfolding(kind, kernel, size, last) -> None:
+@pytest.mark.parametrize("in_taps", [False, True])
+@pytest.mark.parametrize("kind", [WholeWindows, Bands])
+def test_every_cut_equals_unfolding(kind, in_taps, kernel, size, last) -> None:
     torch.manual_seed(5)
     taps, left = divmod(kernel.size[0], kernel.stride[0])
-    if kind == "bands in taps" and (left or kernel.dilation[0] > 1):
-        assert not any(cut.parts > 1 for cut in cuts(kernel, *size))
+    if in_taps and (left or kernel.dilation[0] > 1):
+        assert not any(cut.taps > 1 for cut in cuts(kernel, *size))
         return
-    cut: Cut = {
-        "windows": lambda: WholeWindows(kernel, *size),
-        "bands": lambda: Bands(kernel, *size, taps=1),
-        "bands in taps": lambda: Bands(kernel, *size, taps=taps),
-    }[kind]()
+    cut: Cut = kind(kernel, *size, taps if in_taps else 1)
     layout = torch.channels_last if last else torch.contiguous_format
     images = torch.randn(4, kernel.channels[0], *size).to(memory_format=layout)
     backprops = torch.randn(4, kernel.channels[1], *kernel.outputs(*size)).to(memory_format=layout)
@@ -64,7 +62,7 @@ def test_every_cut_equals_unfolding(kind, kernel, size, last) -> None:
     )
 
 
-@pytest.mark.parametrize("cut", [WholeWindows, lambda *geometry: Bands(*geometry, taps=1)], ids=["windows", "bands"])
+@pytest.mark.parametrize("cut", [WholeWindows, Bands])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
 def test_images_that_begin_in_the_midst_of_memory_are_cut_where_they_are(cut, layout) -> None:
     kernel, size = KERNELS[0], (6, 7)
@@ -76,20 +74,39 @@ def test_images_that_begin_in_the_midst_of_memory_are_cut_where_they_are(cut, la
 
 
 @pytest.mark.parametrize(
-    ("kernel", "side", "expected", "parts"),
+    ("kernel", "side", "expected", "taps"),
     [
         (Kernel((8, 8), (2, 2), (1, 1), (1, 16)), 32, Bands, 4),
-        (Kernel((4, 4), (2, 2), (1, 1), (16, 32)), 12, WholeWindows, 1),
+        (Kernel((4, 4), (2, 2), (1, 1), (16, 32)), 12, WholeWindows, 2),
         (Kernel((5, 5), (1, 1), (1, 1), (1, 20)), 28, Bands, 1),
         (Kernel((5, 5), (1, 1), (1, 1), (20, 50)), 12, WholeWindows, 1),
     ],
     ids=str,
 )
-def test_the_models_convolutions_get_the_cut_that_was_fastest(kernel, side, expected, parts) -> None:
+def test_the_models_convolutions_get_the_cut_that_was_fastest(kernel, side, expected, taps) -> None:
     images = torch.randn(2, kernel.channels[0], side, side).to(memory_format=torch.channels_last)
     cut, cost = cheapest(kernel, side, side, (Layout.of(images),))
-    assert (type(cut), cut.parts) == (expected, parts)
+    assert (type(cut), cut.taps) == (expected, taps)
     assert cost == cut.cost(Layout.of(images))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "taps"),
+    [(KERNELS[0], 1), (Kernel((3, 3), (1, 1), (1, 1), (3, 2)), 1), (KERNELS[3], 4)],
+    ids=["odd", "even", "in taps"],
+)
+def test_kept_gradients_are_summed_by_weight_and_a_weight_of_zero_silences_what_is_not_finite(kernel, taps) -> None:
+    torch.manual_seed(5)
+    images, weights = torch.randn(4, kernel.channels[0], 20, 21), torch.tensor([0.5, 0.0, 2.0, 1.0])
+    backprops = torch.randn(4, kernel.channels[1], *kernel.outputs(20, 21))
+    images[1] = math.inf
+    term = Convolutions(kernel, [images], [backprops], Workspace(images.device), "layer")
+    assert term._cut.taps == taps
+    assert term._materialised()[[0, 2, 3]].isfinite().all()
+    assert term._kept is not None
+    seen = weights != 0
+    expected = torch.einsum("b,b...->...", weights[seen], unfolded(kernel, images[seen], backprops[seen])).flatten()
+    torch.testing.assert_close(term.weighted_sum(weights, clean=False), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_buffer_grows_with_the_batch_and_is_found_again() -> None:

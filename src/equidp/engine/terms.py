@@ -260,11 +260,11 @@ class Convolutions(Term):
         return torch.cat(norms)
 
     def _room(self, owner: object, records: int) -> Tensor:
-        parts = self._cut.parts
-        return self._workspace.take(owner, parts, records, self._numel // parts, like=self.images[0])
+        taps = self._cut.taps
+        return self._workspace.take(owner, taps, records, self._numel // taps, like=self.images[0])
 
     def _form(self, start: int, stop: int, out: Tensor) -> None:
-        """Write the gradients of some records, summed over the calls, to `out [parts, m, numel/parts]`."""
+        """Write the gradients of some records, summed over the calls, to `out [taps, m, numel/taps]`."""
         self._factors = self._factors or [
             (self._cut.view(x), b.flatten(2)) for x, b in zip(self.images, self.backprops, strict=True)
         ]
@@ -289,11 +289,17 @@ class Convolutions(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
-            weights = weights.to(self._kept.dtype)
-            sums = [weights @ (part if clean else silenced(part, weights)) for part in self._kept]
-            return self._cut.as_weight(torch.stack(sums).unsqueeze(1)).flatten()
+            return self._cut.as_weight(self._kept_sum(self._kept, weights, clean)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
         return sum(parts[1:], parts[0]).flatten()
+
+    def _kept_sum(self, kept: Tensor, weights: Tensor, clean: bool) -> Tensor:
+        """`[taps, 1, numel/taps]`. In two products or more, as a product with one vector keeps one thread busy only."""
+        weights, (taps, records, floats) = weights.to(kept.dtype), kept.shape
+        pieces = kept if taps > 1 or floats % 2 else kept.view(records, 2, -1).transpose(0, 1)
+        if not clean:
+            pieces = pieces.masked_fill((weights == 0).unsqueeze(1), 0)
+        return torch.bmm(weights.expand(len(pieces), 1, records), pieces).view(taps, 1, floats)
 
     def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> Tensor:
         images, backprops = weighted(images, backprops, weights, clean)
@@ -305,8 +311,8 @@ class Convolutions(Term):
         return gradient[1]
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        parts = self._cut.parts
-        room = self.images[0].new_empty(parts, stop - start, self._numel // parts)  # the caller keeps it: no buffer
+        taps = self._cut.taps
+        room = self.images[0].new_empty(taps, stop - start, self._numel // taps)  # the caller keeps it: no buffer
         self._form(start, stop, room)
         return self._cut.as_weight(room).flatten(1)
 

@@ -5,8 +5,12 @@ overlap, so writing them out multiplies the image; how long the copied runs of m
 cuts do the same thing:
 
 - `WholeWindows`: channels last; a run is one row of a window. Best with many channels.
-- `Bands`: channels first; a run is one row of output pixels. Best with few channels. Where the image is crossed in
-  steps, not all kernel rows need writing out: the others see the same pixels a row of outputs later.
+- `Bands`: channels first; a run is one row of output pixels. Best with few channels.
+
+With one tap (T = 1) all kernel rows are written out. But where the image is crossed in steps of s rows, kernel row
+k + s sees of one row of output pixels what row k sees of the next. So of T = kh/s taps only the first, s kernel rows,
+is written out, T − 1 rows of outputs longer; the others are the same copy begun later, and bring a piece of the
+gradient each.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -93,22 +97,20 @@ class Layout:
 class Cut(ABC):
     """One way of forming per-record gradients from images and backprops.
 
-    Gradients come in `parts` pieces of equal size, `[parts, m, numel/parts]`, ordered as was cheap; `as_weight` sorts
-    them.
+    Gradients come in a piece per tap, `[taps, m, numel/taps]`, ordered as was cheap; `as_weight` sorts them.
 
     Args:
         kernel: the geometry.
         height, width: of the padded images.
+        taps: T.
     """
 
-    def __init__(self, kernel: Kernel, height: int, width: int) -> None:
-        self.kernel, self.height, self.width = kernel, height, width
+    def __init__(self, kernel: Kernel, height: int, width: int, taps: int = 1) -> None:
+        self.kernel, self.height, self.width, self.taps = kernel, height, width, taps
         self.outputs = kernel.outputs(height, width)
-
-    @property
-    def parts(self) -> int:
-        """How many pieces a gradient comes in."""
-        return 1
+        self._first = replace(kernel, size=(kernel.size[0] // taps, kernel.size[1]))
+        self._rows = self.outputs[0] + taps - 1
+        self._written = self._rows * self.outputs[1]
 
     @abstractmethod
     def cost(self, layout: Layout) -> float:
@@ -118,9 +120,9 @@ class Cut(ABC):
         """Cost per record of bringing images into the other memory layout."""
         return self.kernel.channels[0] * self.height * self.width * TURN_COST
 
-    @abstractmethod
     def scratch(self) -> int:
         """Floats per record that copying needs."""
+        return self._written * self._first.fan_in
 
     @abstractmethod
     def view(self, images: Tensor) -> Tensor:
@@ -128,75 +130,57 @@ class Cut(ABC):
 
     @abstractmethod
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        """Write (or add) the gradients of m records to `out [parts, m, numel/parts]`; `backprops [m, o, P]`."""
+        """Write (or add) the gradients of m records to `out [taps, m, numel/taps]`; `backprops [m, o, P]`."""
 
     @abstractmethod
     def as_weight(self, gradients: Tensor) -> Tensor:
-        """`[parts, m, numel/parts]` to `[m, o, c, kh, kw]`."""
+        """`[taps, m, numel/taps]` to `[m, o, c, kh, kw]`."""
 
 
 class WholeWindows(Cut):
-    """Windows `[m, P, kh·kw·c]` of channels-last images."""
+    """Windows `[m, (oh+T−1)·ow, kh/T·kw·c]` of channels-last images."""
 
     def cost(self, layout: Layout) -> float:
-        positions = math.prod(self.outputs)
         turned = 0 if layout.channels_last else self._turned()
-        return turned + positions * (self.kernel.size[0] * RUN_COST + self.kernel.fan_in * COPY_COST)
-
-    def scratch(self) -> int:
-        return math.prod(self.outputs) * self.kernel.fan_in
+        return turned + self._written * (self._first.size[0] * RUN_COST + self._first.fan_in * COPY_COST)
 
     def view(self, images: Tensor) -> Tensor:
-        return self.kernel.windows(images)
+        return self._first.windows(images)
 
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        windows = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), -1, self.kernel.fan_in)
-        product(backprops, windows, out[0].view(-1, self.kernel.channels[1], self.kernel.fan_in), add)
+        windows = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), -1, self._first.fan_in)
+        for tap, piece in enumerate(out.view(self.taps, *backprops.shape[:2], -1).unbind()):
+            product(backprops, windows.narrow(1, tap * self.outputs[1], backprops.shape[2]), piece, add)
 
     def as_weight(self, gradients: Tensor) -> Tensor:
-        c, o = self.kernel.channels
-        return gradients[0].view(-1, o, *self.kernel.size, c).permute(0, 1, 4, 2, 3)
+        (c, o), (height, width) = self.kernel.channels, self.kernel.size
+        taps_first = gradients.view(self.taps, -1, o, height // self.taps, width, c).permute(1, 2, 5, 0, 3, 4)
+        return taps_first.reshape(-1, o, c, height, width)
 
 
 class Bands(Cut):
-    """Rows of output pixels `[m, c·kh/T·kw, (oh+T−1)·ow]` of channels-first images.
-
-    With one tap (T = 1) these are the windows. Where the image is crossed in steps of s rows, kernel row k + s sees of
-    one row of output pixels what row k sees of the next. So of T = kh/s taps only the first, s kernel rows, is written
-    out, T − 1 rows of outputs longer; the others are the same copy begun later, and bring a piece of the gradient each.
-    """
-
-    def __init__(self, kernel: Kernel, height: int, width: int, taps: int) -> None:
-        super().__init__(kernel, height, width)
-        self._taps, self._band, self._rows = taps, kernel.fan_in // taps, self.outputs[0] + taps - 1
-
-    @property
-    def parts(self) -> int:
-        return self._taps
+    """Rows of output pixels `[m, c·kh/T·kw, (oh+T−1)·ow]` of channels-first images."""
 
     def cost(self, layout: Layout) -> float:
         turned = 0 if layout.channels_first else self._turned()
-        return turned + self._band * self._rows * (RUN_COST + self.outputs[1] * COPY_COST)
-
-    def scratch(self) -> int:
-        return self._band * self._rows * self.outputs[1]
+        return turned + self._first.fan_in * self._rows * (RUN_COST + self.outputs[1] * COPY_COST)
 
     def view(self, images: Tensor) -> Tensor:
         images, kernel = images.contiguous(), self.kernel
         channels, plane, row = kernel.channels[0], self.height * self.width, self.width
-        shape = (channels, kernel.size[0] // self._taps, kernel.size[1], self._rows, self.outputs[1])
+        shape = (channels, *self._first.size, self._rows, self.outputs[1])
         steps = (plane, row * kernel.dilation[0], kernel.dilation[1], row * kernel.stride[0], kernel.stride[1])
         return images.as_strided((len(images), *shape), (channels * plane, *steps), images.storage_offset())
 
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        bands = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), self._band, -1)
-        places = backprops.transpose(1, 2)
-        for tap, piece in enumerate(out.view(self._taps, len(view), self._band, -1).unbind()):
+        band, places = self._first.fan_in, backprops.transpose(1, 2)
+        bands = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), band, -1)
+        for tap, piece in enumerate(out.view(self.taps, len(view), band, -1).unbind()):
             product(bands.narrow(2, tap * self.outputs[1], places.shape[1]), places, piece, add)
 
     def as_weight(self, gradients: Tensor) -> Tensor:
         (c, o), (height, width) = self.kernel.channels, self.kernel.size
-        taps_last = gradients.view(self._taps, -1, c, height // self._taps, width, o).permute(1, 5, 2, 0, 3, 4)
+        taps_last = gradients.view(self.taps, -1, c, height // self.taps, width, o).permute(1, 5, 2, 0, 3, 4)
         return taps_last.reshape(-1, o, c, height, width)
 
 
@@ -205,11 +189,11 @@ def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
     (down, across), (rows, columns) = kernel.stride, kernel.size
     found: list[Cut] = [WholeWindows(kernel, height, width)]
     if across == 1:
-        found.append(Bands(kernel, height, width, taps=1))
+        found.append(Bands(kernel, height, width))
     thick = kernel.channels[0] * down * columns >= LEAST_BAND
     # at stride 1 taps copy least too, but whole windows of channels-last images are as fast
     if kernel.stride != (1, 1) and kernel.dilation[0] == 1 and rows % down == 0 and thick:
-        found.append(Bands(kernel, height, width, taps=rows // down))
+        found += [cut(kernel, height, width, taps=rows // down) for cut in (WholeWindows, Bands)]
     return found
 
 
