@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from equidp.errors import EquidpError
-from equidp.sources.files import Published, digest, find, folder_fingerprint, inside, missing, verified
+from equidp.sources.files import Published, digest, files_below, find, folder_fingerprint, inside, missing, verified
 
 TEXT = b"some content\n" * 1000
 SHA256 = hashlib.sha256(TEXT).hexdigest()
@@ -79,9 +79,27 @@ def test_missing_folders_are_described(tmp_path: Path) -> None:
     assert message.endswith("(it rained).")
 
 
-def test_a_folders_fingerprint_notices_new_and_grown_files(both) -> None:
-    before = folder_fingerprint(both)
-    assert before == folder_fingerprint(reversed(both))
-    assert before != folder_fingerprint(both[:1])
+def test_a_folders_fingerprint_notices_new_and_grown_files(tmp_path: Path, both) -> None:
+    before = folder_fingerprint(tmp_path, both)
+    assert before == folder_fingerprint(tmp_path, reversed(both))
+    assert before != folder_fingerprint(tmp_path, both[:1])
     both[0].write_bytes(TEXT + b"x")
-    assert before != folder_fingerprint(both)
+    assert before != folder_fingerprint(tmp_path, both)
+
+
+def test_files_of_linked_folders_are_found_and_a_ring_is_refused(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "x.txt").touch()
+    folder.mkdir()
+    (folder / "link").symlink_to(outside)
+    assert files_below(folder) == [folder / "link" / "deep" / "x.txt"]
+    (outside / "deep" / "back").symlink_to(outside)
+    with pytest.raises(EquidpError, match="deep/back is a link to a folder that it lies in; remove it"):
+        files_below(folder)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Its files would be left out without a word."""
+    with pytest.raises(EquidpError, match=r"nothing cannot be read \(No such file"):
+        files_below(tmp_path / "nothing")

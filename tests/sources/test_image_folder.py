@@ -122,6 +122,33 @@ def test_an_image_that_would_be_left_out_changes_the_fingerprint(tmp_path: Path,
     assert source("image_folder", options).locate(tmp_path).fingerprint != before
 
 
+def test_an_image_moved_to_another_class_changes_the_fingerprint(tmp_path: Path, options: dict) -> None:
+    """Else the kept copy would be trained on, with the old label."""
+    pets = tmp_path / "mine" / "pets"
+    for name in ("cat", "dog"):  # a site's folder in each class, called alike
+        (pets / name).rename(tmp_path / name)
+        (pets / name).mkdir()
+        (tmp_path / name).rename(pets / name / "2020")
+    before = source("image_folder", options).locate(tmp_path).fingerprint
+    last = max((pets / "cat" / "2020").iterdir())
+    last.rename(pets / "dog" / "2020" / last.name)
+    assert source("image_folder", options).locate(tmp_path).fingerprint != before
+
+
+def test_images_of_linked_folders_are_read_and_in_the_fingerprint(tmp_path: Path, options: dict) -> None:
+    pets, elsewhere = tmp_path / "mine" / "pets", tmp_path / "elsewhere"
+    expected = read(tmp_path, options)
+    (pets / "dog").rename(elsewhere)
+    (pets / "dog").symlink_to(elsewhere)
+    (tmp_path / "more").mkdir()
+    (elsewhere / "dog9.png").rename(tmp_path / "more" / "dog9.png")
+    (elsewhere / "linked").symlink_to(tmp_path / "more")
+    assert torch.equal(read(tmp_path, options).labels, expected.labels)
+    before = source("image_folder", options).locate(tmp_path).fingerprint
+    write_image(tmp_path / "more" / "dog9.png", 3)
+    assert source("image_folder", options).locate(tmp_path).fingerprint != before
+
+
 def test_a_standard_deviation_of_zero_is_refused(tmp_path: Path, options: dict) -> None:
     with pytest.raises(EquidpError, match=r"'sd\.1' is not valid: Input should be greater than 0"):
         read(tmp_path, {**options, "sd": [0.2, 0.0, 0.2]})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -131,10 +132,33 @@ def fingerprint(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def folder_fingerprint(paths: Iterable[Path]) -> str:
-    """sha256 over names, each with its folder's, sizes and modification times: cheap enough for ten thousand images."""
-    stats = ((path, path.stat()) for path in sorted(paths))
-    return fingerprint(f"{path.parent.name}/{path.name} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
+def files_below(folder: Path) -> list[Path]:
+    """All files below a folder, those of linked folders too, in a fixed order.
+
+    Raises:
+        EquidpError: a folder cannot be read, or a link leads back to a folder that it lies in.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise EquidpError(f"{error.filename} cannot be read ({error.strerror or error}).") from error
+
+    found = []
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        here = Path(place)
+        for link in (here / name for name in folders if (here / name).is_symlink()):
+            if any(above.resolve().is_relative_to(link.resolve()) for above in (here, *here.parents)):
+                raise EquidpError(f"{link} is a link to a folder that it lies in; remove it.")
+        found += [here / name for name in names]
+    return sorted(found)
+
+
+def folder_fingerprint(folder: Path, paths: Iterable[Path]) -> str:
+    """sha256 over places below the folder, sizes and modification times: cheap enough for ten thousand images.
+
+    The whole place: a file moved to another class's folder is another record, whatever lies between the two.
+    """
+    stats = ((path.relative_to(folder).as_posix(), path.stat()) for path in sorted(paths))
+    return fingerprint(f"{place} {stat.st_size} {stat.st_mtime_ns}" for place, stat in stats)
 
 
 def _blocks(path: Path) -> Iterable[bytes]:

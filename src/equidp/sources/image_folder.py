@@ -100,7 +100,7 @@ class ImageFolder(Source):
             return None
         paths["images"] = folder
         # of those that are not read too, or a kept copy would hide a new .tif
-        prints.append(folder_fingerprint(image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
+        prints.append(folder_fingerprint(folder, image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
         if self.options.metadata:
             inside(raw_dir, self.options.metadata)
             table = find(raw_dir, Published(self.options.metadata.removesuffix(".gz"), ""))

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from equidp.errors import EquidpError
+from equidp.sources.files import files_below
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 OTHER_SUFFIXES = (".bmp", ".dcm", ".gif", ".heic", ".jp2", ".nii", ".nii.gz", ".tif", ".tiff", ".webp")
@@ -83,12 +84,12 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
 
 
 def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
-    """All JPEG and PNG files (or those of other kinds) below a folder, in a fixed order.
+    """All JPEG and PNG files (or those of other kinds) below a folder, those of linked folders too, in a fixed order.
 
     Raises:
-        EquidpError: one is a link that leads nowhere.
+        EquidpError: one is a link that leads nowhere, or a folder cannot be read.
     """
-    found = sorted(path for path in folder.rglob("*") if _is_of(path, suffixes) and not path.is_dir())
+    found = [path for path in files_below(folder) if _is_of(path, suffixes)]
     if lost := next((path for path in found if not path.exists()), None):
         raise EquidpError(f"{lost} is a link that leads nowhere; mend it, or remove it.")
     return found

@@ -18,7 +18,7 @@ from equidp.errors import EquidpError
 from equidp.records import Records, Schema
 from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import band_ids, bands, require
-from equidp.sources.files import Published, RawFiles, fingerprint, folder_fingerprint, verified
+from equidp.sources.files import Published, RawFiles, files_below, fingerprint, folder_fingerprint, verified
 from equidp.words import token_ids, words
 
 PAGE = "https://ai.stanford.edu/~amaas/data/sentiment/"
@@ -58,7 +58,8 @@ class Imdb(Source):
         """The provider's folder, else the packed file."""
         folder, packed = raw_dir / FOLDER.path, raw_dir / PACKED.path
         if folder.is_dir():
-            return RawFiles({"folder": folder}, fingerprint([folder_fingerprint(folder.rglob("*.txt"))]))
+            texts = (path for path in files_below(folder) if path.suffix == ".txt")
+            return RawFiles({"folder": folder}, fingerprint([folder_fingerprint(folder, texts)]))
         if packed.is_file():
             return RawFiles({"packed": packed}, fingerprint([verified(packed, PACKED, verify=self.options.verify)]))
         return None
