@@ -15,7 +15,7 @@ from tests.sources.tiny import write_tiny
 from equidp.errors import EquidpError
 from equidp.models import build_model
 from equidp.pipelines.datasets import Weights, WeightsDataset
-from equidp.pipelines.served_model import ServedModel
+from equidp.pipelines.served_model import ServedModel, _as_read
 from equidp.records import Records
 from equidp.sources import source
 from equidp.training import predict
@@ -83,6 +83,33 @@ def test_arrays_of_another_shape_or_kind_are_refused(table, given) -> None:
     (score, _, _), _ = table
     with pytest.raises(EquidpError, match=r"takes an array of numbers of shape \(n, 3\).* or a data frame"):
         score(given)
+
+
+@pytest.mark.parametrize("given", [{"ward": ["A", "B"], "weight": [1]}, {"ward": [["A"], ["B"]], "weight": [[1], [2]]}])
+def test_columns_that_make_no_table_are_refused(table, given) -> None:
+    (score, _, _), _ = table
+    with pytest.raises(EquidpError, match=r"The given columns make no table|category in the given table, row 0"):
+        score(given)
+
+
+@pytest.mark.parametrize("value", [None, np.nan, pd.NA, pd.NaT])
+def test_a_missing_cell_is_no_category_whose_name_is_how_it_prints(tmp_path: Path, value) -> None:
+    printed = ("None", "nan", "<NA>", "NaT")
+    options = {"features": {"ward": {"kind": "categorical", "categories": list(printed)}}}
+    dataset = source("csv", write_tiny("csv", tmp_path) | options)
+    assert dataset.encode(_as_read(pd.DataFrame({"ward": list(printed)}))).argmax(1).tolist() == [0, 1, 2, 3]
+    for others in (["nan"], []):
+        with pytest.raises(EquidpError, match="column 'ward': a category is missing"):
+            dataset.encode(_as_read(pd.DataFrame({"ward": [value, *others]})))
+
+
+def test_a_missing_text_is_no_review_and_no_rows_are_no_scores(tmp_path: Path) -> None:
+    score, _, _ = serve(tmp_path, "imdb", "bilstm")
+    assert len(score(pd.DataFrame({"text": ["a good film"]}))) == 1
+    for value in (None, np.nan):
+        with pytest.raises(EquidpError, match="row 1, column 'text': the text is missing"):
+            score(pd.DataFrame({"text": ["a good film", value]}))
+    assert score(pd.DataFrame({"text": []})).shape == (0, 2)
 
 
 def test_a_column_that_is_there_twice_is_refused(table) -> None:

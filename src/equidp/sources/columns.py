@@ -111,6 +111,7 @@ def codes(column: pd.Series, categories: Sequence[str], where: str, *, otherwise
     """
     position = {composed(category): i for i, category in enumerate(categories)}
     found = np.array([position.get(composed(value), -1) for value in column], dtype=np.int64)
+    found[column.isna().to_numpy()] = -1  # a cell that is missing in a served table is no category called `nan`
     if (found < 0).any():
         bad = int(np.argmax(found < 0))
         place = f"{where}, row {column.index[bad]}, column {column.name!r}:"

@@ -99,9 +99,17 @@ class Imdb(Source):
         )
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
-        """Token ids int64 `[N, length]` of the column `text`."""
+        """Token ids int64 `[N, length]` of the column `text`.
+
+        Raises:
+            EquidpError: there is no such column, or a row's text is missing: it is no review that says `nan`.
+        """
         require(frame, ["text"], "the given table")
-        return torch.tensor([self._ids(words(str(text))) for text in frame["text"]], dtype=torch.int64)
+        if (absent := frame["text"].isna()).any():
+            row = frame.index[int(absent.to_numpy().argmax())]
+            raise EquidpError(f"the given table, row {row}, column 'text': the text is missing; leave the row out.")
+        ids = [self._ids(words(str(text))) for text in frame["text"]]
+        return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
 
     def _ids(self, found: list[str]) -> list[int]:
         return token_ids(found, self.options.vocabulary, self.options.length)
