@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from equidp.errors import EquidpError
-from equidp.sources.files import Published, digest, files_below, find, folder_fingerprint, inside, missing, verified
+from equidp.sources.files import (
+    Published,
+    digest,
+    files_below,
+    find,
+    find_own,
+    folder_fingerprint,
+    inside,
+    missing,
+    verified,
+)
 
 TEXT = b"some content\n" * 1000
 SHA256 = hashlib.sha256(TEXT).hexdigest()
@@ -33,6 +43,16 @@ def test_the_plain_file_is_found_first(tmp_path: Path, both) -> None:
     assert find(tmp_path, Published("a.txt", "")) == both[0]
     assert find(tmp_path, Published("b.txt", "")) == both[1]
     assert find(tmp_path, Published("c.txt", "")) is None
+
+
+def test_a_users_own_file_is_the_one_that_is_named(tmp_path: Path, both) -> None:
+    """An old unpacked copy may lie beside it."""
+    assert find_own(tmp_path, "b.txt.gz") == find_own(tmp_path, "b.txt") == both[1]
+    stale = tmp_path / "b.txt"
+    stale.touch()
+    assert find_own(tmp_path, "b.txt.gz") == both[1]
+    assert find_own(tmp_path, "b.txt") == stale
+    assert find_own(tmp_path, "a.txt.gz") == both[0]
 
 
 @pytest.mark.parametrize("published", [Published("a", "page", sha256="0" * 64), Published("a", "page", md5="0" * 32)])

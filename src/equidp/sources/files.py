@@ -58,6 +58,12 @@ def find(raw_dir: Path, published: Published) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
+def find_own(raw_dir: Path, path: str) -> Path | None:
+    """A file of the user's own: the very one that is named, else its plain or its gzipped copy, or None."""
+    named = raw_dir / path
+    return named if named.is_file() else find(raw_dir, Published(path.removesuffix(".gz"), ""))
+
+
 def opened(path: Path) -> IO[bytes]:
     """The file's content as a binary stream, unpacked when its name ends in `.gz`."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]

@@ -16,7 +16,7 @@ from equidp.records import Records, Schema
 from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import composed, read_rows, require
 from equidp.sources.csv_table import PARTS, check_group_names
-from equidp.sources.files import Published, RawFiles, digest, find, fingerprint, folder_fingerprint, inside
+from equidp.sources.files import Published, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.sources.groupings import Grouping, group_ids, group_names, unit_ids
 from equidp.sources.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
 
@@ -103,7 +103,7 @@ class ImageFolder(Source):
         prints.append(folder_fingerprint(folder, image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
         if self.options.metadata:
             inside(raw_dir, self.options.metadata)
-            table = find(raw_dir, Published(self.options.metadata.removesuffix(".gz"), ""))
+            table = find_own(raw_dir, self.options.metadata)
             if table is None:
                 return None
             paths["metadata"] = table
