@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import unicodedata
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,38 @@ def test_an_image_of_more_than_eight_bits_is_refused_not_cut_off(tmp_path: Path,
     for channels in (1, 3):
         with pytest.raises(EquidpError, match=r"dog0\.png has more than 8 bits per pixel; scale it to 8"):
             read(tmp_path, {**options, "channels": channels})
+
+
+def test_so_is_one_that_pillow_opens_as_eight_bits(tmp_path: Path, options: dict) -> None:
+    path, chunks = tmp_path / "mine" / "pets" / "dog" / "dog0.png", []
+    for name, data in (
+        (b"IHDR", struct.pack(">IIBBBBB", 16, 16, 16, 2, 0, 0, 0)),  # 16 bits of red, green and blue
+        (b"IDAT", zlib.compress(bytes(16 * (1 + 16 * 6)))),
+        (b"IEND", b""),
+    ):
+        chunks.append(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    with pytest.raises(EquidpError, match=r"dog0\.png has more than 8 bits per pixel; scale it to 8"):
+        read(tmp_path, options)
+
+
+@pytest.mark.parametrize("place", ["loose.JPG", "train/loose.png", "test/loose.png"])
+def test_an_image_in_no_class_is_named(tmp_path: Path, options: dict, place: str) -> None:
+    if "/" in place:
+        for part in ("train", "test"):
+            shutil.copytree(tmp_path / "mine" / "pets", tmp_path / "both" / part)
+    else:
+        shutil.copytree(tmp_path / "mine" / "pets", tmp_path / "both")
+    write_image(tmp_path / "both" / place, 3)
+    with pytest.raises(EquidpError, match=r"loose\..* lies in no class's folder, and would be left out"):
+        read(tmp_path, {"path": "both", "classes": options["classes"]})
+
+
+@pytest.mark.parametrize("suffix", [".jfif", ".avif", ".pgm"])
+def test_an_image_of_a_rarer_kind_is_named(tmp_path: Path, options: dict, suffix: str) -> None:
+    (tmp_path / "mine" / "pets" / "dog" / f"dog40{suffix}").touch()
+    with pytest.raises(EquidpError, match=rf"dog40\{suffix} is neither JPEG nor PNG, and would be left out"):
+        read(tmp_path, options)
 
 
 def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict) -> None:

@@ -162,11 +162,21 @@ class ImageFolder(Source):
 
 def _refuse_beside(folder: Path) -> None:
     """Refuse images beside `train/` and `test/`, such as those of a `val/`."""
+    _refuse_loose(folder)
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name not in PARTS and image_files(path):
             raise EquidpError(
                 f"{path} stands beside {' and '.join(PARTS)}, and its images would be left out; move them into one of "
                 "these, or remove the folder."
+            )
+
+
+def _refuse_loose(folder: Path) -> None:
+    """Refuse images that lie in no class's folder."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in SUFFIXES and not path.is_dir():
+            raise EquidpError(
+                f"{path} lies in no class's folder, and would be left out; move it into one, or remove it."
             )
 
 
@@ -176,6 +186,7 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
         raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
     label_of = {composed(name): label for label, name in enumerate(classes)}
     folders = []
+    _refuse_loose(folder)
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         if composed(path.name) not in label_of:
             raise unknown_name(f"class folder in {folder}:", path.name, classes)
