@@ -86,6 +86,16 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         digest(tmp_path / "nothing.txt")
 
 
+def test_a_file_in_a_folder_that_may_not_be_entered_is_named(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    for search in (lambda: find(both[0].parent, Published("a.txt", "")), lambda: find_own(both[0].parent, "a.txt")):
+        with pytest.raises(EquidpError, match=r"a\.txt cannot be read \(Permission denied\)"):
+            search()
+
+
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: raw[:40] + bytes(20), lambda raw: b"no gzip"])
 def test_a_damaged_gzip_is_named(both, damage) -> None:
     both[1].write_bytes(damage(both[1].read_bytes()))

@@ -55,13 +55,13 @@ class RawFiles:
 def find(raw_dir: Path, published: Published) -> Path | None:
     """The file itself, or its gzipped copy, or None."""
     candidates = (raw_dir / f"{published.path}{suffix}" for suffix in ("", ".gz"))
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if _is_there(path)), None)
 
 
 def find_own(raw_dir: Path, path: str) -> Path | None:
     """A file of the user's own: the very one that is named, else its plain or its gzipped copy, or None."""
     named = raw_dir / path
-    return named if named.is_file() else find(raw_dir, Published(path.removesuffix(".gz"), ""))
+    return named if _is_there(named) else find(raw_dir, Published(path.removesuffix(".gz"), ""))
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -165,6 +165,13 @@ def folder_fingerprint(folder: Path, paths: Iterable[Path]) -> str:
     """
     stats = ((path.relative_to(folder).as_posix(), path.stat()) for path in sorted(paths))
     return fingerprint(f"{place} {stat.st_size} {stat.st_mtime_ns}" for place, stat in stats)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError as error:  # of a folder above it
+        raise EquidpError(f"{path} cannot be read ({error.strerror}).") from error
 
 
 def _blocks(path: Path) -> Iterable[bytes]:
