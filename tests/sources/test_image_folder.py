@@ -122,6 +122,14 @@ def test_an_image_of_a_rarer_kind_is_named(tmp_path: Path, options: dict, suffix
         read(tmp_path, options)
 
 
+@pytest.mark.parametrize("place", [".ipynb_checkpoints/dog0-checkpoint.png", "._dog0.png"])
+def test_a_copy_that_a_program_keeps_is_no_second_record(tmp_path: Path, options: dict, place: str) -> None:
+    """A record that is there twice has twice the influence."""
+    write_image(tmp_path / "mine" / "pets" / "dog" / place, 3)
+    with pytest.raises(EquidpError, match=r"is hidden, and may be a copy"):
+        read(tmp_path, {key: options[key] for key in ("path", "classes", "size")})
+
+
 def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict) -> None:
     Image.new("L", (16, 16)).save(tmp_path / "mine" / "pets" / "dog" / "dog40.TIF")
     with pytest.raises(EquidpError, match=r"dog40\.TIF is neither JPEG nor PNG, and would be left out"):

@@ -192,6 +192,12 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
             raise unknown_name(f"class folder in {folder}:", path.name, classes)
         folders.append((label_of[composed(path.name)], path))
     found = [(image, label) for label, path in sorted(folders) for image in image_files(path)]
+    for image, _ in found:
+        if any(part.startswith(".") for part in image.relative_to(folder).parts):
+            raise EquidpError(
+                f"{image} is hidden, and may be a copy that a program keeps of another image: its person would count "
+                "twice. Remove it, or give it a name that does not begin with a dot."
+            )
     for label, name in enumerate(classes):
         if not any(label == other for _, other in found):
             raise EquidpError(f"{folder / name} holds no JPEG or PNG image; add some, or remove it from classes.")
