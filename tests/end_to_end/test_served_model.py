@@ -131,6 +131,20 @@ def test_images_score_alike_as_bytes_and_as_whole_floats_and_are_refused_otherwi
             score(given)
 
 
+def test_a_model_is_loaded_where_its_word_vectors_are_not(tmp_path: Path) -> None:
+    """They are among its weights, and the file that they were read from is on another machine."""
+    vectors, path = tmp_path / "glove.txt", str(tmp_path / "model.safetensors")
+    vectors.write_text("good 0.1 0.2\n")
+    schema, options = source("imdb").schema, {"embedding": "vectors", "vectors": str(vectors), "dimension": 2}
+    network = build_model("bilstm", schema, options=options, seed=1)
+    card = {"model": "bilstm", "options": options, "schema": schema.to_dict(), "source": "imdb", "source_options": {}}
+    WeightsDataset(filepath=path).save(Weights(dict(network.state_dict()), card))
+    vectors.unlink()
+    served, rows = ServedModel(), pd.DataFrame({"text": ["a good film"]})
+    served.load_context(SimpleNamespace(artifacts={"weights": path}))
+    assert np.array_equal(served.predict(None, rows), predict(network, source("imdb").encode(rows)).numpy())
+
+
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     score, records, expected = serve(tmp_path, "imdb", "bilstm")
     assert np.allclose(score(records.features.numpy()).to_numpy(), expected)
