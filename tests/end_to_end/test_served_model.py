@@ -15,7 +15,7 @@ from tests.sources.tiny import write_tiny
 from equidp.errors import EquidpError
 from equidp.models import build_model
 from equidp.pipelines.datasets import Weights, WeightsDataset
-from equidp.pipelines.served_model import ServedModel
+from equidp.pipelines.served_model import ServedModel, _as_read
 from equidp.records import Records
 from equidp.sources import source
 from equidp.training import predict
@@ -85,6 +85,33 @@ def test_arrays_of_another_shape_or_kind_are_refused(table, given) -> None:
         score(given)
 
 
+@pytest.mark.parametrize("given", [{"ward": ["A", "B"], "weight": [1]}, {"ward": [["A"], ["B"]], "weight": [[1], [2]]}])
+def test_columns_that_make_no_table_are_refused(table, given) -> None:
+    (score, _, _), _ = table
+    with pytest.raises(EquidpError, match=r"The given columns make no table|category in the given table, row 0"):
+        score(given)
+
+
+@pytest.mark.parametrize("value", [None, np.nan, pd.NA, pd.NaT])
+def test_a_missing_cell_is_no_category_whose_name_is_how_it_prints(tmp_path: Path, value) -> None:
+    printed = ("None", "nan", "<NA>", "NaT")
+    options = {"features": {"ward": {"kind": "categorical", "categories": list(printed)}}}
+    dataset = source("csv", write_tiny("csv", tmp_path) | options)
+    assert dataset.encode(_as_read(pd.DataFrame({"ward": list(printed)}))).argmax(1).tolist() == [0, 1, 2, 3]
+    for others in (["nan"], []):
+        with pytest.raises(EquidpError, match="column 'ward': a category is missing"):
+            dataset.encode(_as_read(pd.DataFrame({"ward": [value, *others]})))
+
+
+def test_a_missing_text_is_no_review_and_no_rows_are_no_scores(tmp_path: Path) -> None:
+    score, _, _ = serve(tmp_path, "imdb", "bilstm")
+    assert len(score(pd.DataFrame({"text": ["a good film"]}))) == 1
+    for value in (None, np.nan):
+        with pytest.raises(EquidpError, match="row 1, column 'text': the text is missing"):
+            score(pd.DataFrame({"text": ["a good film", value]}))
+    assert score(pd.DataFrame({"text": []})).shape == (0, 2)
+
+
 def test_a_column_that_is_there_twice_is_refused(table) -> None:
     (score, _, _), rows = table
     with pytest.raises(EquidpError, match="two columns called 'ward'"):
@@ -102,6 +129,20 @@ def test_images_score_alike_as_bytes_and_as_whole_floats_and_are_refused_otherwi
     for given in (pixels.transpose(0, 2, 3, 1), pixels[0], pixels[:, :, 1:]):
         with pytest.raises(EquidpError, match="resize or reshape it"):
             score(given)
+
+
+def test_a_model_is_loaded_where_its_word_vectors_are_not(tmp_path: Path) -> None:
+    """They are among its weights, and the file that they were read from is on another machine."""
+    vectors, path = tmp_path / "glove.txt", str(tmp_path / "model.safetensors")
+    vectors.write_text("good 0.1 0.2\n")
+    schema, options = source("imdb").schema, {"embedding": "vectors", "vectors": str(vectors), "dimension": 2}
+    network = build_model("bilstm", schema, options=options, seed=1)
+    card = {"model": "bilstm", "options": options, "schema": schema.to_dict(), "source": "imdb", "source_options": {}}
+    WeightsDataset(filepath=path).save(Weights(dict(network.state_dict()), card))
+    vectors.unlink()
+    served, rows = ServedModel(), pd.DataFrame({"text": ["a good film"]})
+    served.load_context(SimpleNamespace(artifacts={"weights": path}))
+    assert np.array_equal(served.predict(None, rows), predict(network, source("imdb").encode(rows)).numpy())
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_small_images_are_padded_around_their_centre_and_large_ones_left_alone()
         ("bilstm", "digits", {}, r"Model BiLstm takes text features, dataset 'digits' has image features"),
         ("frozen_backbone", "table", {}, r"takes images, dataset 'table' has tabular features"),
         ("resnet_finetune", "scattered", {}, r"takes images of 1 or 3 channels, not 81"),
-        ("resnet_finetune", "mnist", {"weights": "none"}, r"weights=none needs model\.options\.norm=group"),
+        ("resnet_finetune", "mnist", {"weights": "none"}, r"weights: none needs norm: group"),
         ("scatter_linear", "digits", {"scales": 4}, r"of 4 scales needs images of 16"),
         ("scatter_linear", "digits", {"groups": 7}, r"groups=7 does not divide the 81 channels"),
     ],

@@ -124,3 +124,15 @@ def test_without_a_network_the_run_stops_and_says_what_to_fetch(name: str, monke
         match=r"weights of resnet18 cannot be had \(.*no route to host\): download https://.*model\.options\.weights",
     ):
         build_model(name, SCHEMAS["mnist"])
+
+
+@pytest.mark.parametrize("norm", ["frozen", "group"])
+def test_trained_weights_need_no_file_that_training_started_from(weights_file: Path, tmp_path: Path, norm: str) -> None:
+    """A served model is loaded on other machines."""
+    schema, given = SCHEMAS["cifar10"], {"weights": str(weights_file), "norm": norm}
+    trained = build_model("resnet_finetune", schema, options=given, seed=1)
+    elsewhere = given | {"weights": str(tmp_path / "nowhere.safetensors")}
+    served = build_model("resnet_finetune", schema, options=elsewhere, files=False)
+    served.load_state_dict(trained.state_dict())
+    images = torch.randint(0, 256, (2, *schema.shape), dtype=torch.uint8)
+    assert torch.equal(served.eval()(images), trained.eval()(images))

@@ -140,3 +140,11 @@ def test_a_failed_download_ends_in_the_advice(tmp_path: Path, monkeypatch) -> No
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
     with pytest.raises(EquidpError, match=r"is missing.*the automatic download failed: OSError: no route to host\)"):
         source("adult").locate(tmp_path)
+
+
+def test_a_joined_table_without_a_column_names_it(tmp_path: Path) -> None:
+    table = tmp_path / "adult" / "adult.openml.csv"
+    table.parent.mkdir()
+    table.write_text("\n".join([",".join(NAMES).replace("income", "class"), *adult_rows(3)]))
+    with pytest.raises(EquidpError, match=r"No column 'income' in .*adult\.openml\.csv\. .*It has: age"):
+        read(table.parent)

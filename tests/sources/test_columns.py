@@ -33,6 +33,8 @@ def test_rows_are_numbered_as_in_the_file(tmp_path: Path) -> None:
         (b"a,b\n1,2\n1,2,3\n", "row 3: 3 fields where 2 are expected"),
         (b"a,a\n1,2\n", "row 1: two columns have the same name"),
         (b"a,b\n\xff\xfe,2\n", r"is not UTF-8 text \(byte 4\)"),
+        (b'a,b\n1,x\n2,"six\n3,y\n4,z\n', "the row that begins in line 3: unexpected end of data; write a quote"),
+        (b'a,b\n1,"six\n2,"seven\n3,y\n', "the row that begins in line 2: ',' expected after '\"'"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, text: bytes, message: str) -> None:

@@ -123,7 +123,27 @@ def test_a_category_is_known_however_its_accents_are_written(tmp_path: Path) -> 
     assert records.features.tolist() == [[0, 1], [0, 1]]
 
 
-@pytest.mark.parametrize("person", ["", " ", "NA", "?"])
+@pytest.mark.parametrize("other", ["17.0", "017", "17.00"])
+def test_one_number_in_two_spellings_is_refused_as_a_person(tmp_path: Path, other: str) -> None:
+    """As two units, the person would have twice the influence."""
+    rows = ("170,ill,A,50,f,30", "17,well,A,60,f,30", f"{other},well,A,60,f,30")
+    with pytest.raises(EquidpError, match=rf"row 4, column 'person': '{other}' and '17' \(row 3\) may be one id"):
+        read(tmp_path, *rows)
+
+
+def test_ids_that_are_whole_numbers_written_one_way_are_taken(tmp_path: Path) -> None:
+    rows = [f"{person},ill,A,50,f,30" for person in ("017", "17a", "1.0", "10.0", "1.5", "-1", "017", "0", "1e5")]
+    assert read(tmp_path, *rows).unit.tolist() == [0, 1, 2, 3, 4, 5, 0, 6, 7]
+
+
+@pytest.mark.parametrize("person", ["1.23457E+11", "1.2345678901234568e+17"])
+def test_what_a_spreadsheet_left_of_ids_is_refused(tmp_path: Path, person: str) -> None:
+    """Ids of several persons may have become this one."""
+    with pytest.raises(EquidpError, match=r"row 3, column 'person': '1\.23.* leaves of a long id, .* as text\."):
+        read(tmp_path, "p1,ill,A,50,f,30", f"{person},well,A,60,f,30")
+
+
+@pytest.mark.parametrize("person", ["", " ", "NA", "?", "#N/A", "<NA>", "-", r"\N"])
 def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
     """Many such rows would be protected as one person."""
     with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'person': no unit is named"):

@@ -85,3 +85,11 @@ def test_a_bad_row_is_named(tmp_path: Path, old: str, new: str, message: str) ->
     (tmp_path / "dutch" / "dutch.csv").write_text(text.replace(old, new, 1))
     with pytest.raises(EquidpError, match=message):
         dutch.read(dutch.locate(tmp_path))
+
+
+def test_a_table_without_a_column_names_it(tmp_path: Path) -> None:
+    options = write_tiny("dutch", tmp_path)
+    (tmp_path / "dutch" / "dutch.csv").write_text(CENSUS_HEADER.replace("occupation", "job") + "\n" + ",".join(VALUES))
+    dutch = source("dutch", options)
+    with pytest.raises(EquidpError, match=r"No column 'occupation' in .*dutch\.csv"):
+        dutch.read(dutch.locate(tmp_path))

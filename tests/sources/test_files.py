@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from equidp.errors import EquidpError
-from equidp.sources.files import Published, digest, find, folder_fingerprint, inside, missing, verified
+from equidp.sources.files import (
+    Published,
+    digest,
+    files_below,
+    find,
+    find_own,
+    folder_fingerprint,
+    inside,
+    missing,
+    verified,
+)
 
 TEXT = b"some content\n" * 1000
 SHA256 = hashlib.sha256(TEXT).hexdigest()
@@ -33,6 +43,16 @@ def test_the_plain_file_is_found_first(tmp_path: Path, both) -> None:
     assert find(tmp_path, Published("a.txt", "")) == both[0]
     assert find(tmp_path, Published("b.txt", "")) == both[1]
     assert find(tmp_path, Published("c.txt", "")) is None
+
+
+def test_a_users_own_file_is_the_one_that_is_named(tmp_path: Path, both) -> None:
+    """An old unpacked copy may lie beside it."""
+    assert find_own(tmp_path, "b.txt.gz") == find_own(tmp_path, "b.txt") == both[1]
+    stale = tmp_path / "b.txt"
+    stale.touch()
+    assert find_own(tmp_path, "b.txt.gz") == both[1]
+    assert find_own(tmp_path, "b.txt") == stale
+    assert find_own(tmp_path, "a.txt.gz") == both[0]
 
 
 @pytest.mark.parametrize("published", [Published("a", "page", sha256="0" * 64), Published("a", "page", md5="0" * 32)])
@@ -66,6 +86,16 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         digest(tmp_path / "nothing.txt")
 
 
+def test_a_file_in_a_folder_that_may_not_be_entered_is_named(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    for search in (lambda: find(both[0].parent, Published("a.txt", "")), lambda: find_own(both[0].parent, "a.txt")):
+        with pytest.raises(EquidpError, match=r"a\.txt cannot be read \(Permission denied\)"):
+            search()
+
+
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: raw[:40] + bytes(20), lambda raw: b"no gzip"])
 def test_a_damaged_gzip_is_named(both, damage) -> None:
     both[1].write_bytes(damage(both[1].read_bytes()))
@@ -79,9 +109,27 @@ def test_missing_folders_are_described(tmp_path: Path) -> None:
     assert message.endswith("(it rained).")
 
 
-def test_a_folders_fingerprint_notices_new_and_grown_files(both) -> None:
-    before = folder_fingerprint(both)
-    assert before == folder_fingerprint(reversed(both))
-    assert before != folder_fingerprint(both[:1])
+def test_a_folders_fingerprint_notices_new_and_grown_files(tmp_path: Path, both) -> None:
+    before = folder_fingerprint(tmp_path, both)
+    assert before == folder_fingerprint(tmp_path, reversed(both))
+    assert before != folder_fingerprint(tmp_path, both[:1])
     both[0].write_bytes(TEXT + b"x")
-    assert before != folder_fingerprint(both)
+    assert before != folder_fingerprint(tmp_path, both)
+
+
+def test_files_of_linked_folders_are_found_and_a_ring_is_refused(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "x.txt").touch()
+    folder.mkdir()
+    (folder / "link").symlink_to(outside)
+    assert files_below(folder) == [folder / "link" / "deep" / "x.txt"]
+    (outside / "deep" / "back").symlink_to(outside)
+    with pytest.raises(EquidpError, match="deep/back is a link to a folder that it lies in; remove it"):
+        files_below(folder)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Its files would be left out without a word."""
+    with pytest.raises(EquidpError, match=r"nothing cannot be read \(No such file"):
+        files_below(tmp_path / "nothing")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import unicodedata
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +90,46 @@ def test_an_image_of_more_than_eight_bits_is_refused_not_cut_off(tmp_path: Path,
             read(tmp_path, {**options, "channels": channels})
 
 
+def test_so_is_one_that_pillow_opens_as_eight_bits(tmp_path: Path, options: dict) -> None:
+    path, chunks = tmp_path / "mine" / "pets" / "dog" / "dog0.png", []
+    for name, data in (
+        (b"IHDR", struct.pack(">IIBBBBB", 16, 16, 16, 2, 0, 0, 0)),  # 16 bits of red, green and blue
+        (b"IDAT", zlib.compress(bytes(16 * (1 + 16 * 6)))),
+        (b"IEND", b""),
+    ):
+        chunks.append(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    with pytest.raises(EquidpError, match=r"dog0\.png has more than 8 bits per pixel; scale it to 8"):
+        read(tmp_path, options)
+
+
+@pytest.mark.parametrize("place", ["loose.JPG", "train/loose.png", "test/loose.png"])
+def test_an_image_in_no_class_is_named(tmp_path: Path, options: dict, place: str) -> None:
+    if "/" in place:
+        for part in ("train", "test"):
+            shutil.copytree(tmp_path / "mine" / "pets", tmp_path / "both" / part)
+    else:
+        shutil.copytree(tmp_path / "mine" / "pets", tmp_path / "both")
+    write_image(tmp_path / "both" / place, 3)
+    with pytest.raises(EquidpError, match=r"loose\..* lies in no class's folder, and would be left out"):
+        read(tmp_path, {"path": "both", "classes": options["classes"]})
+
+
+@pytest.mark.parametrize("suffix", [".jfif", ".avif", ".pgm"])
+def test_an_image_of_a_rarer_kind_is_named(tmp_path: Path, options: dict, suffix: str) -> None:
+    (tmp_path / "mine" / "pets" / "dog" / f"dog40{suffix}").touch()
+    with pytest.raises(EquidpError, match=rf"dog40\{suffix} is neither JPEG nor PNG, and would be left out"):
+        read(tmp_path, options)
+
+
+@pytest.mark.parametrize("place", [".ipynb_checkpoints/dog0-checkpoint.png", "._dog0.png"])
+def test_a_copy_that_a_program_keeps_is_no_second_record(tmp_path: Path, options: dict, place: str) -> None:
+    """A record that is there twice has twice the influence."""
+    write_image(tmp_path / "mine" / "pets" / "dog" / place, 3)
+    with pytest.raises(EquidpError, match=r"is hidden, and may be a copy"):
+        read(tmp_path, {key: options[key] for key in ("path", "classes", "size")})
+
+
 def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict) -> None:
     Image.new("L", (16, 16)).save(tmp_path / "mine" / "pets" / "dog" / "dog40.TIF")
     with pytest.raises(EquidpError, match=r"dog40\.TIF is neither JPEG nor PNG, and would be left out"):
@@ -119,6 +161,33 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, options: dict, suffi
 def test_an_image_that_would_be_left_out_changes_the_fingerprint(tmp_path: Path, options: dict) -> None:
     before = source("image_folder", options).locate(tmp_path).fingerprint  # what kept copies are found by
     Image.new("L", (16, 16)).save(tmp_path / "mine" / "pets" / "dog" / "dog40.TIF")
+    assert source("image_folder", options).locate(tmp_path).fingerprint != before
+
+
+def test_an_image_moved_to_another_class_changes_the_fingerprint(tmp_path: Path, options: dict) -> None:
+    """Else the kept copy would be trained on, with the old label."""
+    pets = tmp_path / "mine" / "pets"
+    for name in ("cat", "dog"):  # a site's folder in each class, called alike
+        (pets / name).rename(tmp_path / name)
+        (pets / name).mkdir()
+        (tmp_path / name).rename(pets / name / "2020")
+    before = source("image_folder", options).locate(tmp_path).fingerprint
+    last = max((pets / "cat" / "2020").iterdir())
+    last.rename(pets / "dog" / "2020" / last.name)
+    assert source("image_folder", options).locate(tmp_path).fingerprint != before
+
+
+def test_images_of_linked_folders_are_read_and_in_the_fingerprint(tmp_path: Path, options: dict) -> None:
+    pets, elsewhere = tmp_path / "mine" / "pets", tmp_path / "elsewhere"
+    expected = read(tmp_path, options)
+    (pets / "dog").rename(elsewhere)
+    (pets / "dog").symlink_to(elsewhere)
+    (tmp_path / "more").mkdir()
+    (elsewhere / "dog9.png").rename(tmp_path / "more" / "dog9.png")
+    (elsewhere / "linked").symlink_to(tmp_path / "more")
+    assert torch.equal(read(tmp_path, options).labels, expected.labels)
+    before = source("image_folder", options).locate(tmp_path).fingerprint
+    write_image(tmp_path / "more" / "dog9.png", 3)
     assert source("image_folder", options).locate(tmp_path).fingerprint != before
 
 

@@ -39,7 +39,9 @@ MODELS: dict[str, type[Model]] = {
 }
 
 
-def build_model(name: str, schema: Schema, *, options: Mapping[str, Any] | None = None, seed: int = 0) -> Model:
+def build_model(
+    name: str, schema: Schema, *, options: Mapping[str, Any] | None = None, seed: int = 0, files: bool = True
+) -> Model:
     """A freshly initialised model for a dataset.
 
     Args:
@@ -47,12 +49,14 @@ def build_model(name: str, schema: Schema, *, options: Mapping[str, Any] | None 
         schema: the dataset's public schema.
         options: `model.options` as they stand in conf.
         seed: of the initial weights; torch's global generator is left as it was.
+        files: read those that it starts from. Not for one that gets trained weights: they may be on another machine.
 
     Raises:
         EquidpError: an unknown model or option, a value that is not allowed, features the model cannot take, or a model
             that gives something else than logits.
     """
     settings = model_options(name, options or {})
+    settings = settings if files else settings.without_files()
     with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]):
         # Only the CPU generator: weights are made there, and `torch.manual_seed` would reach the GPUs' generators too.
         torch.random.default_generator.manual_seed(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import ConfigDict, model_validator
@@ -34,6 +34,10 @@ class ModelOptions(Declared):
         unused = SIGMOID_SETTINGS & self.model_fields_set
         if unused and self.activation != "tempered_sigmoid":
             raise ValueError(f"{', '.join(sorted(unused))} has no effect unless activation is tempered_sigmoid")
+        return self
+
+    def without_files(self) -> Self:
+        """Those of the same model that starts from no file, for one whose weights are given; to be overridden."""
         return self
 
     def make_activation(self) -> nn.Module:

@@ -7,7 +7,7 @@ gradients the engine knows; the mathematics is the usual LSTM's.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -41,6 +41,10 @@ class BiLstmOptions(ModelOptions):
             raise ValueError("embedding: vectors and the path vectors go together")
         return self
 
+    def without_files(self) -> Self:
+        """The vectors are among the weights."""
+        return self.model_copy(update={"vectors": ""})
+
 
 class BiLstm(Model):
     """Embedding, linear, bidirectional LSTM, linear, linear; padding is skipped by the recurrence."""
@@ -51,7 +55,7 @@ class BiLstm(Model):
     def __init__(self, schema: Schema, options: BiLstmOptions) -> None:
         super().__init__(schema, options)
         self.embedding = nn.Embedding(schema.vocabulary, options.dimension, padding_idx=PADDING)
-        if options.embedding == "vectors":
+        if options.vectors:
             self.embedding.weight.data = read_vectors(Path(options.vectors), schema.vocabulary, options.dimension)
         self.embedding.weight.requires_grad_(options.embedding == "trainable")
         self.projection = nn.Sequential(nn.Linear(options.dimension, options.projection), options.make_activation())

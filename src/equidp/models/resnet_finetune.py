@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
@@ -28,6 +28,16 @@ class ResNetFinetuneOptions(ModelOptions):
     size: Annotated[int, Field(ge=0, le=1024)] = 0
     """Side that images are resized to, 0 to keep theirs."""
 
+    @model_validator(mode="after")
+    def _frozen_statistics_are_somebodys(self) -> Self:
+        if self.weights == SCRATCH and self.norm == "frozen":
+            raise ValueError("weights: none needs norm: group, as frozen statistics need weights")
+        return self
+
+    def without_files(self) -> Self:
+        """Frozen statistics are among the weights."""
+        return self.model_copy(update={"weights": SCRATCH})
+
 
 class ResNetFinetune(Model):
     """A ResNet for any image dataset; grey images are repeated to three channels."""
@@ -41,10 +51,6 @@ class ResNetFinetune(Model):
 
         if schema.shape[0] not in (1, 3):
             raise EquidpError(f"Model resnet_finetune takes images of 1 or 3 channels, not {schema.shape[0]}.")
-        if options.weights == SCRATCH and options.norm == "frozen":
-            raise EquidpError(
-                "model.options.weights=none needs model.options.norm=group: frozen statistics need weights."
-            )
         self.standardise = Standardise(schema)
         self.size = options.size
         self.network = pretrained.resnet(options.architecture, norm=options.norm, activation=options.make_activation)

@@ -95,18 +95,21 @@ def _as_rows(given: Any) -> pd.DataFrame | None:
         return given.to_frame().T
     if isinstance(given, Mapping):
         single = all(np.ndim(value) == 0 for value in given.values())
-        return pd.DataFrame([given] if single else dict(given))
+        try:
+            return pd.DataFrame([given] if single else dict(given))
+        except ValueError as error:  # lists of different lengths, or of lists
+            raise EquidpError(f"The given columns make no table ({error}); give one value per row in each.") from error
     if isinstance(given, list) and given and all(isinstance(row, Mapping) for row in given):
         return pd.DataFrame(given)
     return given if isinstance(given, pd.DataFrame) else None
 
 
 def _as_read(rows: pd.DataFrame) -> pd.DataFrame:
-    """Cells as a file's are read: as stripped text."""
+    """Cells as a file's are read: as stripped text; missing ones stay missing, whichever pandas this is."""
     if rows.columns.has_duplicates:
         twice = rows.columns[rows.columns.duplicated()][0]
         raise EquidpError(f"The given table has two columns called {str(twice)!r}; leave one out.")
-    return rows.astype(str).apply(lambda column: column.str.strip())
+    return rows.astype(str).apply(lambda column: column.str.strip()).astype(object).mask(rows.isna())
 
 
 def _within(values: np.ndarray, most: float, what: str, *, least: float = 0, whole: bool = False) -> np.ndarray:

@@ -27,6 +27,7 @@ from equidp.sources.columns import (
     feature_names,
     numbers,
     read_rows,
+    require,
 )
 from equidp.sources.files import Published, RawFiles
 
@@ -115,6 +116,7 @@ class Adult(Source):
 def _complete(path: Path) -> pd.DataFrame:
     names = None if ".csv" in path.suffixes else NAMES
     frame = read_rows(path, names, skip="|")
+    require(frame, (*FEATURES, "race", "sex", "income"), str(path))
     frame = frame[(frame != MISSING).all(axis=1)]
     # The provider's test file ends its labels with a full stop.
     return frame.assign(income=frame["income"].str.removesuffix("."))

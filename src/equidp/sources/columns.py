@@ -67,7 +67,7 @@ def read_rows(path: Path, names: Sequence[str] | None, *, skip: str = "") -> pd.
         skip: lines that start with this are left out.
 
     Raises:
-        EquidpError: the file is empty, not UTF-8 text, or a line has too many or too few fields.
+        EquidpError: the file is empty, not UTF-8 text, a line has too many or too few fields, or a quote stays open.
     """
     numbered = [(line, row) for line, row in _numbered_rows(path) if not (skip and row[0].startswith(skip))]
     if names is None and numbered:
@@ -111,6 +111,7 @@ def codes(column: pd.Series, categories: Sequence[str], where: str, *, otherwise
     """
     position = {composed(category): i for i, category in enumerate(categories)}
     found = np.array([position.get(composed(value), -1) for value in column], dtype=np.int64)
+    found[column.isna().to_numpy()] = -1  # a cell that is missing in a served table is no category called `nan`
     if (found < 0).any():
         bad = int(np.argmax(found < 0))
         place = f"{where}, row {column.index[bad]}, column {column.name!r}:"
@@ -201,11 +202,20 @@ def _encode_column(column: pd.Series, declared: Categorical | Numeric, where: st
 
 
 def _numbered_rows(path: Path) -> list[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(_text(path), newline=""), skipinitialspace=True)
+    # strict, as else a quote that is never closed takes the rows after it into its own cell, and they are lost
+    reader = csv.reader(io.StringIO(_text(path), newline=""), skipinitialspace=True, strict=True)
+    numbered, begun = [], 1
     try:
-        return [(reader.line_num, [field.strip() for field in row]) for row in reader if row]
+        for row in reader:
+            if row:
+                numbered.append((reader.line_num, [field.strip() for field in row]))
+            begun = reader.line_num + 1
     except csv.Error as error:
-        raise EquidpError(f"{path}, row {reader.line_num}: {error}; repair or export it again.") from error
+        raise EquidpError(
+            f"{path}, the row that begins in line {begun}: {error}; write a quote within quotes twice, or export the "
+            "table again."
+        ) from error
+    return numbered
 
 
 def _text(path: Path) -> str:

@@ -16,7 +16,7 @@ from equidp.errors import EquidpError
 from equidp.records import PRODUCT, Records, Schema
 from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import Column, codes, encode, feature_names, read_rows, require
-from equidp.sources.files import Published, RawFiles, digest, find, fingerprint, inside
+from equidp.sources.files import Published, RawFiles, digest, find_own, fingerprint, inside
 from equidp.sources.groupings import MISSING, Grouping, group_ids, group_names, unit_ids
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Csv(Source):
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The file the options name, plain or gzipped."""
         named = inside(raw_dir, self.options.path)
-        path = find(raw_dir, self.wanted(raw_dir))
+        path = find_own(raw_dir, self.options.path)
         if path is None and named.is_dir():
             raise EquidpError(f"data.options.path: {named} is a folder; name the file in it.")
         return None if path is None else RawFiles({"table": path}, fingerprint([digest(path)]))

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from equidp.records import Records, Schema
 from equidp.sources.base import Source, SourceOptions
-from equidp.sources.columns import Categorical, Numeric, band_ids, codes, encode, feature_names, numbers, read_rows
+from equidp.sources.columns import (
+    Categorical,
+    Numeric,
+    band_ids,
+    codes,
+    encode,
+    feature_names,
+    numbers,
+    read_rows,
+    require,
+)
 from equidp.sources.files import Published, RawFiles
 
 FILE = Published(
@@ -77,6 +87,7 @@ class Dutch(Source):
         """60,420 rows, float32 `[N, 36]` with the default options."""
         path = files.paths[FILE.path]
         frame, where = read_rows(path, None), str(path)
+        require(frame, (*self.columns, "sex", "age", "occupation"), where)
         labels = codes(frame["occupation"], CODES, where)
         sex = codes(frame["sex"], SEX, where)
         age = band_ids(numbers(frame["age"], 1, OLDEST, where), AGE_EDGES)

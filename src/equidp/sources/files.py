@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -54,7 +55,13 @@ class RawFiles:
 def find(raw_dir: Path, published: Published) -> Path | None:
     """The file itself, or its gzipped copy, or None."""
     candidates = (raw_dir / f"{published.path}{suffix}" for suffix in ("", ".gz"))
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if _is_there(path)), None)
+
+
+def find_own(raw_dir: Path, path: str) -> Path | None:
+    """A file of the user's own: the very one that is named, else its plain or its gzipped copy, or None."""
+    named = raw_dir / path
+    return named if _is_there(named) else find(raw_dir, Published(path.removesuffix(".gz"), ""))
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -131,10 +138,40 @@ def fingerprint(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def folder_fingerprint(paths: Iterable[Path]) -> str:
-    """sha256 over names, each with its folder's, sizes and modification times: cheap enough for ten thousand images."""
-    stats = ((path, path.stat()) for path in sorted(paths))
-    return fingerprint(f"{path.parent.name}/{path.name} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
+def files_below(folder: Path) -> list[Path]:
+    """All files below a folder, those of linked folders too, in a fixed order.
+
+    Raises:
+        EquidpError: a folder cannot be read, or a link leads back to a folder that it lies in.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise EquidpError(f"{error.filename} cannot be read ({error.strerror or error}).") from error
+
+    found = []
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        here = Path(place)
+        for link in (here / name for name in folders if (here / name).is_symlink()):
+            if any(above.resolve().is_relative_to(link.resolve()) for above in (here, *here.parents)):
+                raise EquidpError(f"{link} is a link to a folder that it lies in; remove it.")
+        found += [here / name for name in names]
+    return sorted(found)
+
+
+def folder_fingerprint(folder: Path, paths: Iterable[Path]) -> str:
+    """sha256 over places below the folder, sizes and modification times: cheap enough for ten thousand images.
+
+    The whole place: a file moved to another class's folder is another record, whatever lies between the two.
+    """
+    stats = ((path.relative_to(folder).as_posix(), path.stat()) for path in sorted(paths))
+    return fingerprint(f"{place} {stat.st_size} {stat.st_mtime_ns}" for place, stat in stats)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError as error:  # of a folder above it
+        raise EquidpError(f"{path} cannot be read ({error.strerror}).") from error
 
 
 def _blocks(path: Path) -> Iterable[bytes]:

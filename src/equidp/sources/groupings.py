@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pandas as pd
@@ -14,8 +15,14 @@ from equidp.options import Declared, Number
 from equidp.sources.columns import band_ids, bands, codes, composed, numbers, require
 
 UNKNOWN = "unknown"
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", UNKNOWN})
+MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "\\n", "none", UNKNOWN})
 """How tables write that a value is not there, compared in lower case."""
+
+WHOLE = re.compile(r"^(-?)0*(\d+)(?:\.0+)?$")
+"""A whole number as an id, however it is written."""
+
+CUT_OFF = re.compile(r"-?\d(\.\d+)?[eE]\+\d+")
+"""A long number as spreadsheets write it, with its last digits gone."""
 
 
 class Grouping(Declared):
@@ -97,7 +104,8 @@ def unit_ids(column: pd.Series, where: str) -> Tensor:
     However accents are written: else one person could be two units, and have twice the influence.
 
     Raises:
-        EquidpError: a row has none. Taken together, such rows of many persons would be protected as one person.
+        EquidpError: a row has none, or only what a spreadsheet left of one: taken together, such rows of many persons
+            would be protected as one person. Or two ids are one number, `17` and `17.0`: that may be one person too.
     """
     names = column.astype(str).str.strip().map(composed)
     absent = column.isna() | names.str.lower().isin(MISSING)
@@ -105,5 +113,19 @@ def unit_ids(column: pd.Series, where: str) -> Tensor:
         row = column.index[int(absent.to_numpy().argmax())]
         raise EquidpError(
             f"{where}, row {row}, column {column.name!r}: no unit is named. Give every row one, or an id of its own."
+        )
+    ids = names.drop_duplicates()
+    if (cut := ids.str.fullmatch(CUT_OFF)).any():
+        raise EquidpError(
+            f"{where}, row {ids.index[int(cut.to_numpy().argmax())]}, column {column.name!r}: {ids[cut].iloc[0]!r} is "
+            "what a spreadsheet leaves of a long id, and several may look alike; export the ids as text."
+        )
+    numbers_in = ids.str.replace(WHOLE, r"\1\2", regex=True)
+    if (again := numbers_in.duplicated()).any():
+        second = int(again.to_numpy().argmax())
+        first = int((numbers_in == numbers_in.iloc[second]).to_numpy().argmax())
+        raise EquidpError(
+            f"{where}, row {ids.index[second]}, column {column.name!r}: {ids.iloc[second]!r} and {ids.iloc[first]!r} "
+            f"(row {ids.index[first]}) may be one id in two spellings; write each id in one way."
         )
     return torch.tensor(pd.factorize(names)[0], dtype=torch.int64)

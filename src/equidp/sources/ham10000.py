@@ -127,13 +127,14 @@ class Ham10000(Source):
     def _find_images(self, raw_dir: Path) -> Path | None:
         packed_first = (PACKED, TAR) if self.options.size == PACKED_SIDE else (TAR,)
         packed = {"auto": packed_first, "folder": (), "tar": (TAR,), "npz": (PACKED,)}[self.options.layout]
-        if self.options.layout in ("auto", "folder") and image_files(raw_dir / FOLDER):
-            return raw_dir / FOLDER
+        folder = raw_dir / FOLDER
+        if self.options.layout in ("auto", "folder") and folder.is_dir() and image_files(folder):
+            return folder
         return next((path for file in packed if (path := find(raw_dir, file))), None)
 
     def _images_digest(self, images: Path) -> str:
         if images.is_dir():
-            return folder_fingerprint(image_files(images))
+            return folder_fingerprint(images, image_files(images))
         known = {Path(file.path).name: file for file in (TAR, PACKED)}.get(images.name)
         return verified(images, known, verify=self.options.verify) if known else digest(images)
 

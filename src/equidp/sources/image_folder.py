@@ -16,7 +16,7 @@ from equidp.records import Records, Schema
 from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import composed, read_rows, require
 from equidp.sources.csv_table import PARTS, check_group_names
-from equidp.sources.files import Published, RawFiles, digest, find, fingerprint, folder_fingerprint, inside
+from equidp.sources.files import Published, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.sources.groupings import Grouping, group_ids, group_names, unit_ids
 from equidp.sources.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
 
@@ -100,10 +100,10 @@ class ImageFolder(Source):
             return None
         paths["images"] = folder
         # of those that are not read too, or a kept copy would hide a new .tif
-        prints.append(folder_fingerprint(image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
+        prints.append(folder_fingerprint(folder, image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
         if self.options.metadata:
             inside(raw_dir, self.options.metadata)
-            table = find(raw_dir, Published(self.options.metadata.removesuffix(".gz"), ""))
+            table = find_own(raw_dir, self.options.metadata)
             if table is None:
                 return None
             paths["metadata"] = table
@@ -162,11 +162,21 @@ class ImageFolder(Source):
 
 def _refuse_beside(folder: Path) -> None:
     """Refuse images beside `train/` and `test/`, such as those of a `val/`."""
+    _refuse_loose(folder)
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name not in PARTS and image_files(path):
             raise EquidpError(
                 f"{path} stands beside {' and '.join(PARTS)}, and its images would be left out; move them into one of "
                 "these, or remove the folder."
+            )
+
+
+def _refuse_loose(folder: Path) -> None:
+    """Refuse images that lie in no class's folder."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in SUFFIXES and not path.is_dir():
+            raise EquidpError(
+                f"{path} lies in no class's folder, and would be left out; move it into one, or remove it."
             )
 
 
@@ -176,11 +186,18 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
         raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
     label_of = {composed(name): label for label, name in enumerate(classes)}
     folders = []
+    _refuse_loose(folder)
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         if composed(path.name) not in label_of:
             raise unknown_name(f"class folder in {folder}:", path.name, classes)
         folders.append((label_of[composed(path.name)], path))
     found = [(image, label) for label, path in sorted(folders) for image in image_files(path)]
+    for image, _ in found:
+        if any(part.startswith(".") for part in image.relative_to(folder).parts):
+            raise EquidpError(
+                f"{image} is hidden, and may be a copy that a program keeps of another image: its person would count "
+                "twice. Remove it, or give it a name that does not begin with a dot."
+            )
     for label, name in enumerate(classes):
         if not any(label == other for _, other in found):
             raise EquidpError(f"{folder / name} holds no JPEG or PNG image; add some, or remove it from classes.")

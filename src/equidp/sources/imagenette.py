@@ -62,7 +62,7 @@ class Imagenette(Source):
         folder = root / ARCHIVES[self.options.archive]
         if not all((folder / part).is_dir() for part in PARTS):
             return None
-        return RawFiles({"root": root}, fingerprint([folder_fingerprint(image_files(folder))]))
+        return RawFiles({"root": root}, fingerprint([folder_fingerprint(folder, image_files(folder))]))
 
     def wanted(self, raw_dir: Path) -> Published:
         """The unpacked archive."""

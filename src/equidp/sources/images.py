@@ -18,12 +18,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from equidp.errors import EquidpError
+from equidp.sources.files import files_below
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
-OTHER_SUFFIXES = (".bmp", ".dcm", ".gif", ".heic", ".jp2", ".nii", ".nii.gz", ".tif", ".tiff", ".webp")
+OTHER_SUFFIXES = (
+    ".avif", ".bmp", ".dcm", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".mha", ".nii", ".nii.gz", ".nrrd",
+    ".pbm", ".pgm", ".ppm", ".svs", ".tga", ".tif", ".tiff", ".webp",
+)  # fmt: skip
 """Of images too, which are not read."""
 DEEP_MODES = ("I", "F")
 """How Pillow calls more than eight bits per channel, or begins to (`I;16`)."""
+DEEP_SIGN = ";16"
+"""And how it calls them where it opens them as eight: a colour image of twelve bits would come out nearly black."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_SD = (0.229, 0.224, 0.225)
@@ -70,7 +76,7 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
     """
     try:
         with Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded)) as opened:
-            if opened.mode.startswith(DEEP_MODES):
+            if opened.mode.startswith(DEEP_MODES) or any(DEEP_SIGN in str(tile.args) for tile in opened.tile):
                 # Pillow would cut off at 255 and leave a white image; how to scale depends on what the device wrote
                 raise EquidpError(f"Image {name} has more than 8 bits per pixel; scale it to 8 and save it again.")
             image: Image.Image = opened.convert("RGB" if channels == 3 else "L")
@@ -83,12 +89,12 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
 
 
 def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
-    """All JPEG and PNG files (or those of other kinds) below a folder, in a fixed order.
+    """All JPEG and PNG files (or those of other kinds) below a folder, those of linked folders too, in a fixed order.
 
     Raises:
-        EquidpError: one is a link that leads nowhere.
+        EquidpError: one is a link that leads nowhere, or a folder cannot be read.
     """
-    found = sorted(path for path in folder.rglob("*") if _is_of(path, suffixes) and not path.is_dir())
+    found = [path for path in files_below(folder) if _is_of(path, suffixes)]
     if lost := next((path for path in found if not path.exists()), None):
         raise EquidpError(f"{lost} is a link that leads nowhere; mend it, or remove it.")
     return found

@@ -18,7 +18,7 @@ from equidp.errors import EquidpError
 from equidp.records import Records, Schema
 from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import band_ids, bands, require
-from equidp.sources.files import Published, RawFiles, fingerprint, folder_fingerprint, verified
+from equidp.sources.files import Published, RawFiles, files_below, fingerprint, folder_fingerprint, verified
 from equidp.words import token_ids, words
 
 PAGE = "https://ai.stanford.edu/~amaas/data/sentiment/"
@@ -58,7 +58,8 @@ class Imdb(Source):
         """The provider's folder, else the packed file."""
         folder, packed = raw_dir / FOLDER.path, raw_dir / PACKED.path
         if folder.is_dir():
-            return RawFiles({"folder": folder}, fingerprint([folder_fingerprint(folder.rglob("*.txt"))]))
+            texts = (path for path in files_below(folder) if path.suffix == ".txt")
+            return RawFiles({"folder": folder}, fingerprint([folder_fingerprint(folder, texts)]))
         if packed.is_file():
             return RawFiles({"packed": packed}, fingerprint([verified(packed, PACKED, verify=self.options.verify)]))
         return None
@@ -98,9 +99,17 @@ class Imdb(Source):
         )
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
-        """Token ids int64 `[N, length]` of the column `text`."""
+        """Token ids int64 `[N, length]` of the column `text`.
+
+        Raises:
+            EquidpError: there is no such column, or a row's text is missing: it is no review that says `nan`.
+        """
         require(frame, ["text"], "the given table")
-        return torch.tensor([self._ids(words(str(text))) for text in frame["text"]], dtype=torch.int64)
+        if (absent := frame["text"].isna()).any():
+            row = frame.index[int(absent.to_numpy().argmax())]
+            raise EquidpError(f"the given table, row {row}, column 'text': the text is missing; leave the row out.")
+        ids = [self._ids(words(str(text))) for text in frame["text"]]
+        return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
 
     def _ids(self, found: list[str]) -> list[int]:
         return token_ids(found, self.options.vocabulary, self.options.length)

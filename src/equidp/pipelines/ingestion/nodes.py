@@ -31,7 +31,7 @@ from equidp.sources.splitting import split
 
 logger = logging.getLogger(__name__)
 
-ENCODING = 3
+ENCODING = 4
 """Raised with every change of what all sources share: records that were kept are then encoded anew."""
 
 PUBLIC_FRACTION = 0.05

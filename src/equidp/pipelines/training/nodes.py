@@ -209,7 +209,7 @@ def score_test(weights: Weights, test: Records) -> np.ndarray:
 def load_network(weights: Weights) -> nn.Module:
     """Rebuild the model from its card and load its weights."""
     schema = Schema.from_dict(weights.card["schema"])
-    network = build_model(weights.card["model"], schema, options=weights.card["options"], seed=0)
+    network = build_model(weights.card["model"], schema, options=weights.card["options"], seed=0, files=False)
     network.load_state_dict(weights.tensors)
     return network.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
