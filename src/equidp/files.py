@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,7 +64,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         EquidpError: where the disk refuses.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # drawn, as containers that share a folder have equal process ids
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
