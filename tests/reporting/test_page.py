@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 import re
@@ -11,6 +12,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
+from equidp.evaluation.metrics import metrics_document
 from equidp.reporting import tables
 from equidp.reporting.page import html_report
 
@@ -174,6 +176,18 @@ def test_a_baseline_that_is_outdone_is_said(sample, page):
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"cost_of_privacy": better}}
     text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
     assert "dpsgd did better than the non-private baseline, by more than chance" in text
+
+
+def test_a_model_that_diverged_is_said_and_costs_nothing_that_is_shown(sample, page):
+    assert "diverged" not in page.text
+    lost = copy.deepcopy(sample.documents["sgd"])
+    lost["overall"] |= {"loss": None, "accuracy": 0.0, "mcc": 0.0}
+    document = metrics_document({k: v for k, v in sample.documents["dpsgd"].items() if k != "cost_of_privacy"}, lost)
+    text = Reader(html_report(**sample.only("dpsgd").arguments() | {"documents": {"dpsgd": document}})).text
+    assert "The non-private baseline of dpsgd diverged" in text[: text.index("Choose a heading")]
+    assert "accuracy against the baseline" not in text
+    text = Reader(html_report(**sample.arguments() | {"documents": {"sgd": lost}})).text
+    assert "The model of sgd diverged" in text[: text.index("Choose a heading")]
 
 
 def test_a_private_model_that_guesses_is_said(sample):

@@ -23,7 +23,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from equidp.errors import listed_names
-from equidp.evaluation.metrics import learnt_nothing, outdone
+from equidp.evaluation.metrics import diverged, learnt_nothing, outdone
 from equidp.notebooks import without_ipython
 from equidp.reporting import figures, tables
 from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode, understated
@@ -307,13 +307,24 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
             f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as where all records are put "
             "into one class. Its accuracy is then that of the most frequent class."
         )
+    baselines = {name: document["baseline"] for name, document in documents.items() if "baseline" in document}
+    if lost := [name for name, baseline in baselines.items() if diverged(baseline)]:
+        found.append(
+            f"The non-private baseline of {', '.join(lost)} diverged: its scores are no numbers, and every prediction "
+            "counts as wrong. No cost of privacy is known: give it a smaller learning rate (sgd.options.learning_rate)."
+        )
+    if lost := [name for name, document in documents.items() if diverged(document)]:
+        found.append(
+            f"The model of {', '.join(lost)} diverged: its scores are no numbers, and every prediction counts as "
+            "wrong. Its figures say nothing: give it a smaller learning rate."
+        )
     of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
     if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
         found.append(f"No test record is of class {listed_names(absent)}: the figures say nothing about it.")
     for name, document in documents.items():
-        if lost := document.get("diverged"):
+        if seeds := document.get("diverged"):
             found.append(
-                f"In {lost} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
+                f"In {seeds} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
                 "nor in the cost of privacy."
             )
     validated = [name for name, document in documents.items() if "evaluated_on" in document]
