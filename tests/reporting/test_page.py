@@ -161,6 +161,15 @@ def test_one_run_shows_its_baseline_and_its_headline(sample):
     assert [trace["name"] for trace in bars["data"]] == ["sgd", "dpsgd_f"]
 
 
+def test_the_headline_carries_its_intervals(sample):
+    document = copy.deepcopy(sample.documents["dpsgd_f"])
+    document["intervals"]["overall"] = [0.7254, 0.812]
+    document["cost_of_privacy"]["intervals"] = {"overall": [-0.1023, -0.0443]}
+    text = Reader(html_report(**sample.only("dpsgd_f").arguments() | {"documents": {"dpsgd_f": document}})).text
+    assert "0.725 to 0.812 at 95 %" in text
+    assert "accuracy against the baseline; -0.102 to -0.044 at 95 %" in text
+
+
 def test_a_baseline_that_guesses_is_said_as_privacy_looks_free_beside_it(sample, page):
     assert "has learnt nothing" not in page.text
     guessing = sample.documents["sgd"] | {"overall": sample.documents["sgd"]["overall"] | {"mcc": 0.0}}

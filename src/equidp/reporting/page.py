@@ -355,8 +355,10 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     document, facts = documents[name], _facts(name, privacy)
     cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}")]
     cost = document.get("cost_of_privacy", {})
-    change = f"{_signed(cost['overall']['accuracy'])} against the baseline" if cost else "no baseline given"
-    cards.append(("accuracy", _number(document["overall"]["accuracy"]), change))
+    cards.append(("accuracy", _number(document["overall"]["accuracy"]), _interval(document, ".3f")))
+    if (change := cost.get("overall", {}).get("accuracy")) is not None:
+        remark = "; ".join(filter(None, ("accuracy against the baseline", _interval(cost, "+.3f"))))
+        cards.append(("cost of privacy", _signed(change), remark))
     for grouping, worst in list(document.get("worst", {}).items())[:2]:
         if worst["group"] is not None:
             cards.append((f"worst {grouping}", _number(worst["accuracy"]), worst["group"]))
@@ -364,6 +366,12 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
         if gap.get("accuracy") is not None:
             cards.append((f"gap over {grouping}", _number(gap["accuracy"]), "largest minus smallest cost of privacy"))
     return cards
+
+
+def _interval(of: Mapping, form: str) -> str:
+    """The interval of an accuracy over all records, or of its cost, where there is one."""
+    ends = (of.get("intervals") or {}).get("overall")
+    return f"{ends[0]:{form}} to {ends[1]:{form}} at 95 %" if ends else ""
 
 
 _HEADINGS = {
