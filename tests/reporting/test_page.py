@@ -161,6 +161,16 @@ def test_one_run_shows_its_baseline_and_its_headline(sample):
     assert [trace["name"] for trace in bars["data"]] == ["sgd", "dpsgd_f"]
 
 
+def test_a_page_without_privacy_says_so_first_and_speaks_of_no_cost(sample, page):
+    text = Reader(html_report(**sample.only("sgd").arguments())).text
+    overview = text[text.rindex("Overview") : text.index("Choose a heading")]
+    assert "trained without differential privacy" in text[: text.rindex("Overview")]
+    assert "trained without differential privacy" not in page.text[: page.text.rindex("Overview")]
+    assert not {"ε", "cost of privacy", "gap"} & set(overview.split("\n"))
+    assert "Cost of privacy" not in overview
+    assert "the 4 of the lowest accuracy are shown" in overview
+
+
 def test_the_headline_carries_its_intervals(sample):
     document = copy.deepcopy(sample.documents["dpsgd_f"])
     document["intervals"]["overall"] = [0.7254, 0.812]

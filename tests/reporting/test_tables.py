@@ -114,6 +114,13 @@ def test_where_the_terminal_is_narrow_the_groups_that_lost_most_stay(sample):
     assert "that paid most" not in " ".join(everything)
 
 
+def test_notes_speak_of_columns_that_are_there_and_nobody_pays_without_privacy(sample):
+    told = " ".join(" ".join(printed(results_table({"sgd": sample.documents["sgd"]}, {}), 100)).split())
+    assert "groups the 4 of the lowest accuracy are shown." in told
+    assert "Δ" not in told
+    assert "Gap" not in told
+
+
 def test_small_groups_are_not_said_to_be_left_out_where_there_are_no_others(sample):
     """`telling` takes all groups then: a worst group of one record stood above a line that denied it."""
     documents = copy.deepcopy(sample.only("dpsgd").documents)
@@ -138,7 +145,7 @@ def test_small_groups_are_marked_in_the_overview_however_long_their_names(sample
     assert [c for c in shown if c.startswith("sex:")] == ["sex:A name that is cut †", "sex:Male"]
     told = " ".join(" ".join(printed(frame, 100)).split())
     assert "A name that is … †" in told
-    assert "†: fewer." in told
+    assert "†: fewer than ten test records." in told
     assert "†" not in " ".join(printed(results_table(sample.documents, sample.privacy), 100))
 
 

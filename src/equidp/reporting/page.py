@@ -26,7 +26,7 @@ from equidp.errors import listed_names
 from equidp.evaluation.metrics import diverged, learnt_nothing, outdone
 from equidp.notebooks import without_ipython
 from equidp.reporting import figures, tables
-from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode, understated
+from equidp.reporting.privacy_report import NO_GUARANTEE, epsilon_text, privacy_sections, research_mode, understated
 from equidp.reporting.tables import BASELINE, groupings_of
 
 with without_ipython():
@@ -96,6 +96,7 @@ def html_report(
     """
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     overview = tables.with_marks(tables.results_table(documents, privacy))
+    empty = [c for c in ("epsilon", "epsilon_published", "cost", "gap") if overview[c].isna().all()]
     disparity = tables.disparity_table(documents)
     return render(
         "report.html.j2",
@@ -105,7 +106,8 @@ def html_report(
         provenance=provenance,
         warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
-        overview=_grid(overview.reset_index()),
+        overview=_grid(overview.drop(columns=empty).reset_index()),
+        costs="cost" not in empty,
         marked=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)[:1]) else "",
         left_out=tables.left_out(overview),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
@@ -282,6 +284,8 @@ def _facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
 
 def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
     found = [research_mode(facts) for facts in privacy.values()]
+    if not any(_facts(name, privacy)["private"] for name in documents):
+        found.append(NO_GUARANTEE)
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
     several = (
         f"The papers' rules for ε understate it, or do not pay for everything, in {', '.join(doubtful)}: quote ε, "
