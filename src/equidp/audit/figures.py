@@ -59,7 +59,7 @@ def exposure_by_group(findings: Mapping[str, Any], grouping: str, measure: str =
             continue
         values = [found[measure] for found in known.values()]
         ends = [found[f"{measure}_interval"] for found in known.values()]
-        trace = line(model, look, [html.escape(group, quote=False) for group in known], values)
+        trace = line(look, [html.escape(group, quote=False) for group in known], values)
         trace.update(mode="markers")
         trace.error_y = {
             "type": "data",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 from rich import box
@@ -44,7 +44,7 @@ WIDTH = 100
 """The table printed at the end of a run fits this many columns."""
 
 LONGEST_CELL = 16
-"""Longer names of groups are cut on the terminal."""
+"""Longer names of groups are cut on the terminal, if they can be told apart then."""
 
 MAX_GROUPS = 4
 """Groups shown by name in a results table; beyond it, those that privacy cost most."""
@@ -242,21 +242,17 @@ def _rich(frame: pd.DataFrame) -> Table:
     )
     table.add_column("algorithm", no_wrap=True)
     shown = [column for column in frame.columns if column != "worst_group"]
+    headings = {column: _HEADINGS.get(column, column.split(":", 1)[-1]) for column in shown}
+    worst = frame["worst_group"].dropna() if "worst_group" in frame else ()
+    short = shortened([*headings.values(), *worst], LONGEST_CELL)
     for column in shown:
-        heading = _HEADINGS.get(column, column.split(":", 1)[-1])
-        table.add_column(Text(_short(heading)), justify="right", no_wrap=True)
+        table.add_column(Text(short[headings[column]]), justify="right", no_wrap=True)
     for name, row in frame.iterrows():
         cells = {column: _cell(column, row[column]) for column in shown}
         if isinstance(row.get("worst_group"), str):
-            cells["worst_accuracy"] = f"{_short(row['worst_group'])} {cells['worst_accuracy']}"
+            cells["worst_accuracy"] = f"{short[row['worst_group']]} {cells['worst_accuracy']}"
         table.add_row(Text(str(name)), *map(Text, cells.values()))
     return table
-
-
-def _short(text: str) -> str:
-    """A name that fits its cell; its mark is not what is cut."""
-    name = text.removesuffix(f" {FEW}")
-    return text if len(name) <= LONGEST_CELL else text.replace(name, name[: LONGEST_CELL - 1] + "…")
 
 
 def _cell(column: str, value: object) -> str:
@@ -266,6 +262,23 @@ def _cell(column: str, value: object) -> str:
     if column.startswith("epsilon"):
         return epsilon_text(value, 3)
     return f"{value:+.3f}" if column == "cost" else f"{value:.3f}"
+
+
+def shortened(names: Iterable[str], longest: int) -> dict[str, str]:
+    """Every name cut in its middle to `longest` characters: names of groups and settings differ at their end too.
+
+    Those that would then be the same are given as much more room as it takes to tell them apart.
+    """
+    shown = {name: _cut(name, longest) for name in names}
+    while alike := [name for name, short in shown.items() if list(shown.values()).count(short) > 1]:
+        longest += 8
+        shown |= {name: _cut(name, longest) for name in alike}
+    return shown
+
+
+def _cut(name: str, longest: int) -> str:
+    tail = (longest - 1) // 2
+    return name if len(name) <= longest else f"{name[: longest - 1 - tail]}…{name[-tail:]}"
 
 
 def metrics_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
