@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -125,3 +126,17 @@ def test_statements_open_and_print(browser, reports):
     assert len(seen.page.pdf()) > 50_000
     assert seen.complaints == []
     seen.page.close()
+
+
+def test_groups_called_like_a_part_of_javascript_keep_their_places(browser, sample, tmp_path):
+    """Plotly dropped `__proto__` and `constructor`, and every group behind them had its neighbour's name."""
+    names = ("__proto__", "constructor", "Not stated")
+    documents = copy.deepcopy({"dpsgd": sample.documents["dpsgd"]})
+    for of in (documents["dpsgd"], documents["dpsgd"]["baseline"]):
+        of["groups"] = {"sex": dict(zip(names, of["groups"]["sex"].values(), strict=True))}
+    place = tmp_path / "report.html"
+    place.write_text(html_report(**sample.only("dpsgd").arguments() | {"documents": documents}), encoding="utf-8")
+    page = visit(browser, place, 1280).page
+    drawn = page.evaluate("document.querySelector('.chart')._fullLayout.xaxis._categories")
+    assert [name.strip("\N{ZERO WIDTH SPACE}") for name in drawn] == ["__proto__", "constructor", "Not stated †"]
+    page.close()

@@ -98,13 +98,25 @@ def blank(title: str, height: int = HEIGHT) -> go.Figure:
     return go.Figure(layout={"template": _TEMPLATE, "title": {"text": title}, "height": height})
 
 
+_PROTOTYPE = frozenset({"__proto__", "constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable"}) | {
+    *("toLocaleString", "toString", "valueOf"),
+    *(f"__{verb}{kind}__" for verb in ("define", "lookup") for kind in ("Getter", "Setter")),
+}
+"""What every object of JavaScript has: Plotly takes a category of that name for one it knows already, and drops it."""
+
+
+def category(name: object) -> str:
+    """A group as a place on the x axis, inert. Ticks are placed by number: one lost group would shift all names."""
+    return f"\N{ZERO WIDTH SPACE}{name}" if name in _PROTOTYPE else html.escape(str(name), quote=False)
+
+
 def categories(chart: go.Figure, names: Iterable[str]) -> None:
     """Name the groups on the x axis, shortened there; the full name shows on hovering."""
     shown = shortened(names, LONGEST_TICK)
     chart.update_xaxes(
         type="category",
         categoryorder="array",
-        categoryarray=[html.escape(name, quote=False) for name in shown],
+        categoryarray=[category(name) for name in shown],
         tickmode="array",
         tickvals=list(range(len(shown))),
         ticktext=[html.escape(short, quote=False) for short in shown.values()],
@@ -146,7 +158,7 @@ def bars(
     below, above = zip(*reach, strict=True) if reach else ((), ())
     return go.Bar(
         name=look.name,
-        x=[html.escape(str(v), quote=False) for v in x],
+        x=[category(name) for name in x],
         y=list(y),
         error_y={
             "type": "data",
