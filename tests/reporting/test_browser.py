@@ -116,6 +116,17 @@ def test_table_sorts_by_number_and_by_name_undefined_last(browser, reports, widt
     seen.page.close()
 
 
+def test_without_javascript_the_page_says_what_is_missing_and_leaves_no_holes(browser, reports):
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(reports["run"].as_uri())
+    assert page.get_by_text("JavaScript draws them, and is off here").is_visible()
+    assert page.locator(".chart").first.evaluate("chart => chart.offsetHeight") == 0
+    page.close()
+    seen = visit(browser, reports["run"], 1280)
+    assert seen.page.get_by_text("JavaScript draws them").count() == 0
+    seen.page.close()
+
+
 def test_statements_open_and_print(browser, reports):
     seen = visit(browser, reports["comparison"], 1280)
     assert not seen.page.get_by_text("Who is protected").first.is_visible()

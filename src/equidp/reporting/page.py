@@ -61,12 +61,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure on the page: its id, heading, what it shows in a sentence, its height in pixels, and its JSON."""
+    """A figure on the page: its id, heading, what it shows in a sentence, and its JSON."""
 
     id: str
     title: str
     caption: str
-    height: int
     wide: bool
     json: Markup
 
@@ -190,7 +189,6 @@ def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
             id=f"figure-{number}",
             title=title,
             caption=caption,
-            height=facts["layout"]["height"],
             wide=sum(len(trace["x"]) for trace in facts["data"] if trace["type"] == "bar") > WIDE_FROM,
             json=_json_for_script(facts),
         )
