@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -115,6 +116,17 @@ def test_table_sorts_by_number_and_by_name_undefined_last(browser, reports, widt
     seen.page.close()
 
 
+def test_without_javascript_the_page_says_what_is_missing_and_leaves_no_holes(browser, reports):
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(reports["run"].as_uri())
+    assert page.get_by_text("JavaScript draws them, and is off here").is_visible()
+    assert page.locator(".chart").first.evaluate("chart => chart.offsetHeight") == 0
+    page.close()
+    seen = visit(browser, reports["run"], 1280)
+    assert seen.page.get_by_text("JavaScript draws them").count() == 0
+    seen.page.close()
+
+
 def test_statements_open_and_print(browser, reports):
     seen = visit(browser, reports["comparison"], 1280)
     assert not seen.page.get_by_text("Who is protected").first.is_visible()
@@ -125,3 +137,17 @@ def test_statements_open_and_print(browser, reports):
     assert len(seen.page.pdf()) > 50_000
     assert seen.complaints == []
     seen.page.close()
+
+
+def test_groups_called_like_a_part_of_javascript_keep_their_places(browser, sample, tmp_path):
+    """Plotly dropped `__proto__` and `constructor`, and every group behind them had its neighbour's name."""
+    names = ("__proto__", "constructor", "Not stated")
+    documents = copy.deepcopy({"dpsgd": sample.documents["dpsgd"]})
+    for of in (documents["dpsgd"], documents["dpsgd"]["baseline"]):
+        of["groups"] = {"sex": dict(zip(names, of["groups"]["sex"].values(), strict=True))}
+    place = tmp_path / "report.html"
+    place.write_text(html_report(**sample.only("dpsgd").arguments() | {"documents": documents}), encoding="utf-8")
+    page = visit(browser, place, 1280).page
+    drawn = page.evaluate("document.querySelector('.chart')._fullLayout.xaxis._categories")
+    assert [name.strip("\N{ZERO WIDTH SPACE}") for name in drawn] == ["__proto__", "constructor", "Not stated †"]
+    page.close()

@@ -252,7 +252,7 @@ def test_looks_differ_in_more_than_colour():
 def test_names_from_data_are_inert_and_short(hostile):
     assert label("<b>x</b> & y") == "&lt;b&gt;x&lt;/b&gt; &amp; y"
     assert len(label("x" * 200)) == 48
-    assert bars(HOSTILE, looks([])["sgd"], [HOSTILE], [1]).x[0].startswith("&lt;script&gt;")
+    assert bars(looks([])["sgd"], [HOSTILE], [1]).x[0].startswith("&lt;script&gt;")
     for chart in (
         figures.metric_per_group(hostile.documents, "sex"),
         figures.cost_per_group(hostile.documents, "sex"),
@@ -262,6 +262,17 @@ def test_names_from_data_are_inert_and_short(hostile):
     ):
         assert "<script" not in chart.to_json()
         assert "<a" not in chart.to_json()
+
+
+def test_names_that_are_cut_can_still_be_told_apart(sample):
+    settings = [f"dpsgd_f evaluate_on=test batch_size=256 epochs={k} learning_rate=0.5 optimizer=sgd" for k in (2, 5)]
+    documents = {name: copy.deepcopy(sample.documents["dpsgd"]) for name in settings}
+    groups = [f"municipality of the area number {k}" for k in range(3)]
+    for document in documents.values():
+        document["groups"]["sex"] = dict(zip(groups, document["groups"]["sex"].values(), strict=True))
+    chart = figures.metric_per_group(documents, "sex")
+    assert len({bar.name for bar in chart.data}) == len(chart.data) == 3
+    assert len(set(chart.layout.xaxis.ticktext)) == len(chart.layout.xaxis.tickvals) == 6  # the baseline has its own
 
 
 def test_every_figure_is_strict_json(sample):

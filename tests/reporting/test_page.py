@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 import re
@@ -11,6 +12,7 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
+from equidp.evaluation.metrics import metrics_document
 from equidp.reporting import tables
 from equidp.reporting.page import html_report
 
@@ -159,6 +161,25 @@ def test_one_run_shows_its_baseline_and_its_headline(sample):
     assert [trace["name"] for trace in bars["data"]] == ["sgd", "dpsgd_f"]
 
 
+def test_a_page_without_privacy_says_so_first_and_speaks_of_no_cost(sample, page):
+    text = Reader(html_report(**sample.only("sgd").arguments())).text
+    overview = text[text.rindex("Overview") : text.index("Choose a heading")]
+    assert "trained without differential privacy" in text[: text.rindex("Overview")]
+    assert "trained without differential privacy" not in page.text[: page.text.rindex("Overview")]
+    assert not {"ε", "cost of privacy", "gap"} & set(overview.split("\n"))
+    assert "Cost of privacy" not in overview
+    assert "the 4 of the lowest accuracy are shown" in overview
+
+
+def test_the_headline_carries_its_intervals(sample):
+    document = copy.deepcopy(sample.documents["dpsgd_f"])
+    document["intervals"]["overall"] = [0.7254, 0.812]
+    document["cost_of_privacy"]["intervals"] = {"overall": [-0.1023, -0.0443]}
+    text = Reader(html_report(**sample.only("dpsgd_f").arguments() | {"documents": {"dpsgd_f": document}})).text
+    assert "0.725 to 0.812 at 95 %" in text
+    assert "accuracy against the baseline; -0.102 to -0.044 at 95 %" in text
+
+
 def test_a_baseline_that_guesses_is_said_as_privacy_looks_free_beside_it(sample, page):
     assert "has learnt nothing" not in page.text
     guessing = sample.documents["sgd"] | {"overall": sample.documents["sgd"]["overall"] | {"mcc": 0.0}}
@@ -174,6 +195,18 @@ def test_a_baseline_that_is_outdone_is_said(sample, page):
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"cost_of_privacy": better}}
     text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
     assert "dpsgd did better than the non-private baseline, by more than chance" in text
+
+
+def test_a_model_that_diverged_is_said_and_costs_nothing_that_is_shown(sample, page):
+    assert "diverged" not in page.text
+    lost = copy.deepcopy(sample.documents["sgd"])
+    lost["overall"] |= {"loss": None, "accuracy": 0.0, "mcc": 0.0}
+    document = metrics_document({k: v for k, v in sample.documents["dpsgd"].items() if k != "cost_of_privacy"}, lost)
+    text = Reader(html_report(**sample.only("dpsgd").arguments() | {"documents": {"dpsgd": document}})).text
+    assert "The non-private baseline of dpsgd diverged" in text[: text.index("Choose a heading")]
+    assert "accuracy against the baseline" not in text
+    text = Reader(html_report(**sample.arguments() | {"documents": {"sgd": lost}})).text
+    assert "The model of sgd diverged" in text[: text.index("Choose a heading")]
 
 
 def test_a_private_model_that_guesses_is_said(sample):

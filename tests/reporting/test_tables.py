@@ -20,6 +20,7 @@ from equidp.reporting.tables import (
     other_baseline,
     print_table,
     results_table,
+    shortened,
     with_baseline,
     with_marks,
 )
@@ -114,6 +115,13 @@ def test_where_the_terminal_is_narrow_the_groups_that_lost_most_stay(sample):
     assert "that paid most" not in " ".join(everything)
 
 
+def test_notes_speak_of_columns_that_are_there_and_nobody_pays_without_privacy(sample):
+    told = " ".join(" ".join(printed(results_table({"sgd": sample.documents["sgd"]}, {}), 100)).split())
+    assert "groups the 4 of the lowest accuracy are shown." in told
+    assert "Δ" not in told
+    assert "Gap" not in told
+
+
 def test_small_groups_are_not_said_to_be_left_out_where_there_are_no_others(sample):
     """`telling` takes all groups then: a worst group of one record stood above a line that denied it."""
     documents = copy.deepcopy(sample.only("dpsgd").documents)
@@ -137,9 +145,22 @@ def test_small_groups_are_marked_in_the_overview_however_long_their_names(sample
     shown = with_marks(frame)
     assert [c for c in shown if c.startswith("sex:")] == ["sex:A name that is cut †", "sex:Male"]
     told = " ".join(" ".join(printed(frame, 100)).split())
-    assert "A name that is … †" in told
-    assert "†: fewer." in told
+    assert "A name t…s cut †" in told
+    assert "†: fewer than ten test records." in told
     assert "†" not in " ".join(printed(results_table(sample.documents, sample.privacy), 100))
+
+
+def test_names_that_are_cut_can_still_be_told_apart(sample):
+    """Of an intersection the second half tells the groups apart: cut at their end, women and men had one name."""
+    document = copy.deepcopy(sample.only("dpsgd").documents["dpsgd"])
+    names = ("Asian-Pac-Islander*Female", "Asian-Pac-Islander*Male")
+    for figures in (document, document["baseline"]):
+        figures["groups"]["sex"] = {name: {"count": 20, "accuracy": 0.5} for name in names}
+    headings = " ".join(printed(results_table({"dpsgd": document | {"worst": {}}}, {}, grouping="sex"), 100))
+    assert "*Female" in headings
+    assert "er*Male" in headings
+    alike = ["a" * 30 + f"{k}" + "b" * 30 for k in range(3)]  # differ where they are cut
+    assert len(set(shortened([*alike, "short"], 16).values())) == 4
 
 
 def test_a_worst_group_is_marked_where_there_are_small_ones_only(sample):
@@ -157,7 +178,7 @@ def test_names_are_printed_as_they_are_not_as_markup(hostile):
     text = "\n".join(printed(frame, 100))
     del hostile.documents["dpsgd"]["groups"]["sex"]["[red]x"]
     assert "[red]x" in text
-    assert "<script>alert(1" in text
+    assert "<script>…" in text
 
 
 def test_groups_table_lists_the_group_without_a_test_record(sample):

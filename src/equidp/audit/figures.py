@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
 
-from equidp.reporting.style import categories, figure, label, line, looks
+from equidp.reporting.style import categories, category, figure, label, line, looks
 
 CANARIES = {"gradient_canaries": "gradient canaries", "input_canaries": "mislabelled records"}
 MEASURES = {
@@ -59,7 +58,7 @@ def exposure_by_group(findings: Mapping[str, Any], grouping: str, measure: str =
             continue
         values = [found[measure] for found in known.values()]
         ends = [found[f"{measure}_interval"] for found in known.values()]
-        trace = line(model, look, [html.escape(group, quote=False) for group in known], values)
+        trace = line(look, map(category, known), values)
         trace.update(mode="markers")
         trace.error_y = {
             "type": "data",

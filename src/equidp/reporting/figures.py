@@ -99,7 +99,7 @@ def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
     parts = [part for part in PARTS if part in frame and frame[part].any()]
     chart = figure(f"Records by {label(grouping)}", label(grouping), "records")
     for part in parts:
-        chart.add_trace(bars(part, looks(parts)[part], frame["group"], frame[part]))
+        chart.add_trace(bars(looks(parts)[part], frame["group"], frame[part]))
     chart.update_layout(barmode="group")
     categories(chart, frame["group"])
     return chart
@@ -289,7 +289,7 @@ def diagnostic_distribution(
     shown = [e for e in sorted({e for of in shares.values() for e in of}) if edges and edges[0] <= e <= edges[-1]]
     for algorithm, of in shares.items():
         if of:
-            chart.add_trace(bars(algorithm, table[algorithm], [f"{e:g}" for e in shown], [of.get(e) for e in shown]))
+            chart.add_trace(bars(table[algorithm], [f"{e:g}" for e in shown], [of.get(e) for e in shown]))
     categories(chart, [f"{e:g}" for e in shown])
     return chart.update_layout(barmode="group")
 
@@ -317,8 +317,8 @@ def schedule_figure(report: pd.DataFrame, parameter: str) -> go.Figure:
     ordered = report.sort_values(parameter)
     for index, column in enumerate(shown):
         row, col = index // 2 + 1, index % 2 + 1
-        look = looks(shown)[column]
-        trace = line(SCHEDULE_FIGURES[column], look, ordered[parameter], _gaps(ordered[column]), showlegend=False)
+        look = looks(SCHEDULE_FIGURES[c] for c in shown)[SCHEDULE_FIGURES[column]]
+        trace = line(look, ordered[parameter], _gaps(ordered[column]), showlegend=False)
         chart.add_trace(trace, row=row, col=col)
         chart.update_yaxes(title_text=SCHEDULE_FIGURES[column], row=row, col=col)
         chart.update_xaxes(title_text=words, row=row, col=col)
@@ -358,7 +358,7 @@ def _grouped_bars(
             ends = [intervals.get(algorithm, {}).get(group) for group in rows["name"]]
             ends = [pair and (max(pair[0], least), min(pair[1], 1)) for pair in ends]
             values = _gaps(rows[column])
-            chart.add_trace(bars(algorithm, look, rows["group"], values, _reach(values, ends), hovertext=hover))
+            chart.add_trace(bars(look, rows["group"], values, _reach(values, ends), hovertext=hover))
     chart.update_layout(barmode="group")
     categories(chart, frame["group"])
     return chart
@@ -385,7 +385,7 @@ def _lines(
     for name, (x, y) in series.items():
         values = _gaps(y)
         if any(v is not None for v in values):
-            trace = line(name, table[name], x, values, showlegend=legend, legendgroup=label(name))
+            trace = line(table[name], x, values, showlegend=legend, legendgroup=table[name].name)
             chart.add_trace(trace, row=row, col=None if row is None else 1)
     epochs = [x for x, _ in series.values() if isinstance(x, pd.Series) and x.name == "epoch" and len(x)]
     if epochs and max(x.max() for x in epochs) - min(x.min() for x in epochs) < FEW_EPOCHS:
@@ -405,9 +405,7 @@ def _sweep(runs: pd.DataFrame, x: str, y: str, title: str, x_name: str, y_name: 
             points[at] = mean_interval(rows[y].tolist())
         if points:
             spread = [p.half_width or 0.0 for p in points.values()]
-            chart.add_trace(
-                line(algorithm, look, points, [p.mean for p in points.values()], spread if any(spread) else None)
-            )
+            chart.add_trace(line(look, points, [p.mean for p in points.values()], spread if any(spread) else None))
     return chart
 
 

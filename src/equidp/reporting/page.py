@@ -23,10 +23,10 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from equidp.errors import listed_names
-from equidp.evaluation.metrics import learnt_nothing, outdone
+from equidp.evaluation.metrics import diverged, learnt_nothing, outdone
 from equidp.notebooks import without_ipython
 from equidp.reporting import figures, tables
-from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode, understated
+from equidp.reporting.privacy_report import NO_GUARANTEE, epsilon_text, privacy_sections, research_mode, understated
 from equidp.reporting.tables import BASELINE, groupings_of
 
 with without_ipython():
@@ -61,12 +61,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure on the page: its id, heading, what it shows in a sentence, its height in pixels, and its JSON."""
+    """A figure on the page: its id, heading, what it shows in a sentence, and its JSON."""
 
     id: str
     title: str
     caption: str
-    height: int
     wide: bool
     json: Markup
 
@@ -96,6 +95,7 @@ def html_report(
     """
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     overview = tables.with_marks(tables.results_table(documents, privacy))
+    empty = [c for c in ("epsilon", "epsilon_published", "cost", "gap") if overview[c].isna().all()]
     disparity = tables.disparity_table(documents)
     return render(
         "report.html.j2",
@@ -105,7 +105,8 @@ def html_report(
         provenance=provenance,
         warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
-        overview=_grid(overview.reset_index()),
+        overview=_grid(overview.drop(columns=empty).reset_index()),
+        costs="cost" not in empty,
         marked=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)[:1]) else "",
         left_out=tables.left_out(overview),
         metrics=_grid(tables.metrics_table(documents).reset_index()),
@@ -188,7 +189,6 @@ def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
             id=f"figure-{number}",
             title=title,
             caption=caption,
-            height=facts["layout"]["height"],
             wide=sum(len(trace["x"]) for trace in facts["data"] if trace["type"] == "bar") > WIDE_FROM,
             json=_json_for_script(facts),
         )
@@ -282,6 +282,8 @@ def _facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
 
 def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
     found = [research_mode(facts) for facts in privacy.values()]
+    if not any(_facts(name, privacy)["private"] for name in documents):
+        found.append(NO_GUARANTEE)
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
     several = (
         f"The papers' rules for ε understate it, or do not pay for everything, in {', '.join(doubtful)}: quote ε, "
@@ -307,13 +309,24 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
             f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as where all records are put "
             "into one class. Its accuracy is then that of the most frequent class."
         )
+    baselines = {name: document["baseline"] for name, document in documents.items() if "baseline" in document}
+    if lost := [name for name, baseline in baselines.items() if diverged(baseline)]:
+        found.append(
+            f"The non-private baseline of {', '.join(lost)} diverged: its scores are no numbers, and every prediction "
+            "counts as wrong. No cost of privacy is known: give it a smaller learning rate (sgd.options.learning_rate)."
+        )
+    if lost := [name for name, document in documents.items() if diverged(document)]:
+        found.append(
+            f"The model of {', '.join(lost)} diverged: its scores are no numbers, and every prediction counts as "
+            "wrong. Its figures say nothing: give it a smaller learning rate."
+        )
     of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
     if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
         found.append(f"No test record is of class {listed_names(absent)}: the figures say nothing about it.")
     for name, document in documents.items():
-        if lost := document.get("diverged"):
+        if seeds := document.get("diverged"):
             found.append(
-                f"In {lost} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
+                f"In {seeds} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
                 "nor in the cost of privacy."
             )
     validated = [name for name, document in documents.items() if "evaluated_on" in document]
@@ -344,8 +357,10 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     document, facts = documents[name], _facts(name, privacy)
     cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}")]
     cost = document.get("cost_of_privacy", {})
-    change = f"{_signed(cost['overall']['accuracy'])} against the baseline" if cost else "no baseline given"
-    cards.append(("accuracy", _number(document["overall"]["accuracy"]), change))
+    cards.append(("accuracy", _number(document["overall"]["accuracy"]), _interval(document, ".3f")))
+    if (change := cost.get("overall", {}).get("accuracy")) is not None:
+        remark = "; ".join(filter(None, ("accuracy against the baseline", _interval(cost, "+.3f"))))
+        cards.append(("cost of privacy", _signed(change), remark))
     for grouping, worst in list(document.get("worst", {}).items())[:2]:
         if worst["group"] is not None:
             cards.append((f"worst {grouping}", _number(worst["accuracy"]), worst["group"]))
@@ -353,6 +368,12 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
         if gap.get("accuracy") is not None:
             cards.append((f"gap over {grouping}", _number(gap["accuracy"]), "largest minus smallest cost of privacy"))
     return cards
+
+
+def _interval(of: Mapping, form: str) -> str:
+    """The interval of an accuracy over all records, or of its cost, where there is one."""
+    ends = (of.get("intervals") or {}).get("overall")
+    return f"{ends[0]:{form}} to {ends[1]:{form}} at 95 %" if ends else ""
 
 
 _HEADINGS = {

@@ -23,6 +23,11 @@ WHERE_IT_MAY_GO = (
     "covers, or what is taken as public below, and nothing else. A run's other files tell more."
 )
 
+NO_GUARANTEE = (
+    "This model was trained without differential privacy. There is no ε. It may reveal training records, and "
+    "everything measured on it belongs inside the organisation that holds the data."
+)
+
 
 @dataclass(frozen=True)
 class Section:
@@ -111,11 +116,7 @@ def _guarantee(privacy: Mapping) -> Section:
 
 
 def _no_guarantee() -> Section:
-    text = (
-        "This model was trained without differential privacy. There is no ε. It may reveal training records, and "
-        "everything measured on it belongs inside the organisation that holds the data."
-    )
-    return Section("No guarantee", (text,))
+    return Section("No guarantee", (NO_GUARANTEE,))
 
 
 def _protected(privacy: Mapping) -> Section:

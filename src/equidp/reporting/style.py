@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from equidp.reporting.tables import BASELINE
+from equidp.reporting.tables import BASELINE, shortened
 
 # Okabe and Ito's palette ("Color Universal Design", 2008) without its yellow, which vanishes on white paper.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -28,8 +28,9 @@ MOST_MARKERS = 15
 
 @dataclass(frozen=True)
 class Look:
-    """How one algorithm or group is drawn, everywhere the same."""
+    """How one algorithm or group is drawn and called, everywhere the same."""
 
+    name: str
     colour: str
     dash: str
     symbol: str
@@ -42,18 +43,19 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     The lists have different lengths, so that a look repeats only after 168 names.
     """
     table = {}
-    others = [name for name in dict.fromkeys(names) if name != BASELINE]
-    for i, name in enumerate(others):
+    shown = shortened((str(name) for name in names if name != BASELINE), LONGEST_NAME)
+    for i, (name, short) in enumerate(shown.items()):
         table[name] = Look(
+            html.escape(short, quote=False),
             *(choices[i % len(choices)] for choices in (_COLOURS, _DASHES, _SYMBOLS, _PATTERNS)),
         )
-    return {BASELINE: Look(_GREY, "dot", "circle-open", ""), **table}
+    return {BASELINE: Look(BASELINE, _GREY, "dot", "circle-open", ""), **table}
 
 
-def label(text: object, longest: int = LONGEST_NAME) -> str:
+def label(text: object) -> str:
     """Text from data, made inert and short: Plotly reads some HTML in labels, and a group may be named `<a href=…>`."""
-    words = str(text)
-    return html.escape(words if len(words) <= longest else words[: longest - 1] + "…", quote=False)
+    (short,) = shortened([str(text)], LONGEST_NAME).values()
+    return html.escape(short, quote=False)
 
 
 _AXIS = {
@@ -96,31 +98,42 @@ def blank(title: str, height: int = HEIGHT) -> go.Figure:
     return go.Figure(layout={"template": _TEMPLATE, "title": {"text": title}, "height": height})
 
 
+_PROTOTYPE = frozenset({"__proto__", "constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable"}) | {
+    *("toLocaleString", "toString", "valueOf"),
+    *(f"__{verb}{kind}__" for verb in ("define", "lookup") for kind in ("Getter", "Setter")),
+}
+"""What every object of JavaScript has: Plotly takes a category of that name for one it knows already, and drops it."""
+
+
+def category(name: object) -> str:
+    """A group as a place on the x axis, inert. Ticks are placed by number: one lost group would shift all names."""
+    return f"\N{ZERO WIDTH SPACE}{name}" if name in _PROTOTYPE else html.escape(str(name), quote=False)
+
+
 def categories(chart: go.Figure, names: Iterable[str]) -> None:
     """Name the groups on the x axis, shortened there; the full name shows on hovering."""
-    names = list(dict.fromkeys(names))
+    shown = shortened(names, LONGEST_TICK)
     chart.update_xaxes(
         type="category",
         categoryorder="array",
-        categoryarray=[html.escape(n, quote=False) for n in names],
+        categoryarray=[category(name) for name in shown],
         tickmode="array",
-        tickvals=list(range(len(names))),
-        ticktext=[label(n, LONGEST_TICK) for n in names],
+        tickvals=list(range(len(shown))),
+        ticktext=[html.escape(short, quote=False) for short in shown.values()],
     )
 
 
-def line(name: str, look: Look, x: Iterable, y: Iterable, spread: Sequence | None = None, **more: object) -> go.Scatter:
+def line(look: Look, x: Iterable, y: Iterable, spread: Sequence | None = None, **more: object) -> go.Scatter:
     """A line with its dash and marker.
 
     Args:
-        name: shown in the legend.
-        look: colour, dash and marker.
+        look: name in the legend, colour, dash and marker.
         x, y: coordinates; None in y is a gap, not a zero.
         spread: half widths of the intervals around y, or None for no error bars.
         more: further settings of `go.Scatter`.
     """
     return go.Scatter(
-        name=label(name),
+        name=look.name,
         x=list(x),
         y=list(y),
         mode="lines+markers",
@@ -132,21 +145,20 @@ def line(name: str, look: Look, x: Iterable, y: Iterable, spread: Sequence | Non
 
 
 def bars(
-    name: str, look: Look, x: Iterable, y: Iterable, reach: Sequence[tuple[float, float]] | None = None, **more: object
+    look: Look, x: Iterable, y: Iterable, reach: Sequence[tuple[float, float]] | None = None, **more: object
 ) -> go.Bar:
     """Bars with their fill pattern, over categories.
 
     Args:
-        name: shown in the legend.
-        look: colour and pattern.
+        look: name in the legend, colour and pattern.
         x, y: categories, and heights; None is a gap.
         reach: how far the interval of each bar reaches below and above its height, or None for no error bars.
         more: further settings of `go.Bar`.
     """
     below, above = zip(*reach, strict=True) if reach else ((), ())
     return go.Bar(
-        name=label(name),
-        x=[html.escape(str(v), quote=False) for v in x],
+        name=look.name,
+        x=[category(name) for name in x],
         y=list(y),
         error_y={
             "type": "data",

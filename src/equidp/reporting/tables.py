@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 from rich import box
@@ -44,7 +44,7 @@ WIDTH = 100
 """The table printed at the end of a run fits this many columns."""
 
 LONGEST_CELL = 16
-"""Longer names of groups are cut on the terminal."""
+"""Longer names of groups are cut on the terminal, if they can be told apart then."""
 
 MAX_GROUPS = 4
 """Groups shown by name in a results table; beyond it, those that privacy cost most."""
@@ -109,7 +109,8 @@ def results_table(
     documents = with_baseline(documents)
     groupings = groupings_of(documents)
     grouping = grouping or (groupings[0] if groupings else None)
-    kept = _dearest_first(documents, grouping)[:max_groups] if grouping else []
+    chosen_by, first = _dearest_first(documents, grouping) if grouping else ("", [])
+    kept = first[:max_groups]
     shown = [group for group in _groups_of(documents, grouping) if group in kept] if grouping else []
     rows = [_row(document, epsilons.get(name, {}), grouping, shown) for name, document in documents.items()]
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
@@ -118,7 +119,7 @@ def results_table(
         tested = {group: _tested(documents, grouping, group) for group in _groups_of(documents, grouping)}
         small = marked(tested)
         frame.attrs["few"] = {group: name for group, name in small.items() if group != name}
-        frame.attrs["dearest_first"] = kept
+        frame.attrs["dearest_first"], frame.attrs["chosen_by"] = kept, chosen_by
         frame.attrs["groups"] = sum(count > 0 for count in tested.values())
     frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
     return frame
@@ -155,20 +156,20 @@ def _halves(document: Mapping, grouping: str | None) -> dict[str, float | None]:
     return {name: (pair[1] - pair[0]) / 2 if pair else None for name, pair in ends.items()}
 
 
-def _dearest_first(documents: Mapping[str, Mapping], grouping: str) -> list[str]:
-    """Groups by the lowest cost of privacy, or accuracy without a baseline, that any algorithm has in them."""
+def _dearest_first(documents: Mapping[str, Mapping], grouping: str) -> tuple[str, list[str]]:
+    """Groups by the lowest cost of privacy that any algorithm has in them, or accuracy where no cost is known.
+
+    Which of the two it was is told first, in words.
+    """
+    private = [document["cost_of_privacy"] for document in documents.values() if "cost_of_privacy" in document]
+    costs = [_of_groups(cost, grouping, "accuracy") for cost in private]
+    paid = any(cost is not None for of in costs for cost in of.values())
+    figures = costs if paid else [_of_groups(document, grouping, "accuracy") for document in documents.values()]
 
     def lowest(group: str) -> float:
-        costs = [_cost_or_accuracy(document, grouping, group) for document in documents.values()]
-        return min((c for c in costs if c is not None), default=float("inf"))
+        return min((figure for of in figures if (figure := of.get(group)) is not None), default=float("inf"))
 
-    return sorted(_groups_of(documents, grouping), key=lowest)
-
-
-def _cost_or_accuracy(document: Mapping, grouping: str, group: str) -> float | None:
-    if "cost_of_privacy" in document:
-        return document["cost_of_privacy"]["groups"].get(grouping, {}).get(group, {}).get("accuracy")
-    return document["groups"].get(grouping, {}).get(group, {}).get("accuracy")
+    return "that paid most" if paid else "of the lowest accuracy", sorted(_groups_of(documents, grouping), key=lowest)
 
 
 def _groups_of(documents: Mapping[str, Mapping], grouping: str) -> list[str]:
@@ -210,7 +211,7 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
 def left_out(frame: pd.DataFrame) -> str:
     """How a `results_table`'s groups were chosen, where it does not show them all."""
     shown, every = sum(":" in column for column in frame.columns), frame.attrs.get("groups", 0)
-    return f"Of {every} groups the {shown} that paid most are shown." if 0 < shown < every else ""
+    return f"Of {every} groups the {shown} {frame.attrs['chosen_by']} are shown." if 0 < shown < every else ""
 
 
 def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
@@ -222,34 +223,36 @@ def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
 def _rich(frame: pd.DataFrame) -> Table:
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
-    part_of = f" {chosen}" if (chosen := left_out(frame)) else ""
+    notes = (
+        "Δ: accuracy minus the non-private baseline's." if "cost" in frame else "",
+        "Gap: largest Δ minus smallest Δ, over groups of ten test records or more, where there are two."
+        if "gap" in frame
+        else "",
+        f"{FEW}: fewer than ten test records." if frame.attrs.get("few") else "",
+        left_out(frame),
+    )
     table = Table(
         title=f"Accuracy on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
         if names
         else "Accuracy",
-        caption="Δ: accuracy minus the non-private baseline's. Gap: largest Δ minus smallest Δ, over groups of ten "
-        f"test records or more, where there are two.{f' {FEW}: fewer.' if frame.attrs.get('few') else ''}{part_of}",
+        caption=" ".join(filter(None, notes)),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
     table.add_column("algorithm", no_wrap=True)
     shown = [column for column in frame.columns if column != "worst_group"]
+    headings = {column: _HEADINGS.get(column, column.split(":", 1)[-1]) for column in shown}
+    worst = frame["worst_group"].dropna() if "worst_group" in frame else ()
+    short = shortened([*headings.values(), *worst], LONGEST_CELL)
     for column in shown:
-        heading = _HEADINGS.get(column, column.split(":", 1)[-1])
-        table.add_column(Text(_short(heading)), justify="right", no_wrap=True)
+        table.add_column(Text(short[headings[column]]), justify="right", no_wrap=True)
     for name, row in frame.iterrows():
         cells = {column: _cell(column, row[column]) for column in shown}
         if isinstance(row.get("worst_group"), str):
-            cells["worst_accuracy"] = f"{_short(row['worst_group'])} {cells['worst_accuracy']}"
+            cells["worst_accuracy"] = f"{short[row['worst_group']]} {cells['worst_accuracy']}"
         table.add_row(Text(str(name)), *map(Text, cells.values()))
     return table
-
-
-def _short(text: str) -> str:
-    """A name that fits its cell; its mark is not what is cut."""
-    name = text.removesuffix(f" {FEW}")
-    return text if len(name) <= LONGEST_CELL else text.replace(name, name[: LONGEST_CELL - 1] + "…")
 
 
 def _cell(column: str, value: object) -> str:
@@ -259,6 +262,23 @@ def _cell(column: str, value: object) -> str:
     if column.startswith("epsilon"):
         return epsilon_text(value, 3)
     return f"{value:+.3f}" if column == "cost" else f"{value:.3f}"
+
+
+def shortened(names: Iterable[str], longest: int) -> dict[str, str]:
+    """Every name cut in its middle to `longest` characters: names of groups and settings differ at their end too.
+
+    Those that would then be the same are given as much more room as it takes to tell them apart.
+    """
+    shown = {name: _cut(name, longest) for name in names}
+    while alike := [name for name, short in shown.items() if list(shown.values()).count(short) > 1]:
+        longest += 8
+        shown |= {name: _cut(name, longest) for name in alike}
+    return shown
+
+
+def _cut(name: str, longest: int) -> str:
+    tail = (longest - 1) // 2
+    return name if len(name) <= longest else f"{name[: longest - 1 - tail]}…{name[-tail:]}"
 
 
 def metrics_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:

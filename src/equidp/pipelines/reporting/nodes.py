@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from equidp.pipelines.provenance import provenance_facts
 from equidp.reporting.figures import clip_norms, cost_per_group, metric_per_group
 from equidp.reporting.page import html_report
-from equidp.reporting.tables import results_table
+from equidp.reporting.tables import BASELINE, results_table
 
 
 def cost_figure(metrics: dict[str, Any], data: dict[str, Any], *, algorithm: str) -> go.Figure:
@@ -41,6 +41,11 @@ def shown_settings(
     return {"dataset": dataset, "seed": seed, "data": data, "model": model, "privacy": privacy, "training": training}
 
 
+def options_of(algorithms: Sequence[str]) -> list[str]:
+    """Names of the settings that a page's algorithms have of their own, the baseline's first: costs depend on them."""
+    return [f"{name}.options" for name in dict.fromkeys((BASELINE, *algorithms))]
+
+
 def run_report(
     metrics: dict[str, Any],
     privacy: dict[str, Any],
@@ -53,12 +58,12 @@ def run_report(
     model: dict[str, Any],
     asked: dict[str, Any],
     training: dict[str, Any],
-    options: dict[str, Any],
-    *,
+    *options: dict[str, Any],
     algorithm: str,
 ) -> str:
     """The HTML page of one run, one self-contained file."""
-    settings = shown_settings(dataset, seed, data, model, asked, training) | {f"{algorithm}.options": options}
+    own = dict(zip(options_of([algorithm]), options, strict=True))
+    settings = shown_settings(dataset, seed, data, model, asked, training) | own
     return html_report(
         f"{algorithm} on {dataset}",
         {algorithm: metrics},
@@ -72,7 +77,10 @@ def run_report(
 
 
 def comparison_of(algorithms: Sequence[str]) -> Callable[..., tuple[str, pd.DataFrame]]:
-    """The node function that compares these algorithms; its inputs are their metrics, statements and histories."""
+    """The node function that compares these algorithms.
+
+    Its last inputs are their metrics, statements and histories, and the options of them and the baseline.
+    """
 
     def compare_algorithms(
         groups: pd.DataFrame,
@@ -90,7 +98,8 @@ def comparison_of(algorithms: Sequence[str]) -> Callable[..., tuple[str, pd.Data
         metrics, privacy, histories = (
             dict(zip(algorithms, results[i * count : (i + 1) * count], strict=True)) for i in range(3)
         )
-        settings = shown_settings(dataset, seed, data, model, asked, training)
+        own = dict(zip(options_of(algorithms), results[3 * count :], strict=True))
+        settings = shown_settings(dataset, seed, data, model, asked, training) | own
         page = html_report(
             f"{', '.join(algorithms)} on {dataset}",
             metrics,

@@ -55,7 +55,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
             "groups",
             "provenance",
             *SETTINGS,
-            f"params:{algorithm}.options",
+            *(f"params:{options}" for options in nodes.options_of([algorithm])),
         ],
         outputs=f"{algorithm}.report",
         name=f"write_report_{algorithm}",
@@ -67,6 +67,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
 def create_comparison(algorithms: Sequence[str]) -> Pipeline:
     """The page and the table that put several algorithms side by side."""
     results = [f"{a}.{name}" for name in ("metrics", "privacy", "history") for a in algorithms]
+    results += [f"params:{options}" for options in nodes.options_of(algorithms)]
     return Pipeline(
         [
             Node(

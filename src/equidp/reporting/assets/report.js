@@ -10,6 +10,7 @@ function extraHeight(chart, width) {
 }
 
 function drawCharts() {
+  document.getElementById("undrawn").remove();
   for (const data of document.querySelectorAll("script[data-chart]")) {
     const chart = JSON.parse(data.textContent);
     const place = document.getElementById(data.dataset.chart);
