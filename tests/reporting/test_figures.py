@@ -47,6 +47,14 @@ def test_cost_leaves_the_baseline_out(sample):
     assert list(trace(chart, "dpsgd_f").y)[:2] == [cost["Female"]["excess_loss"], cost["Male"]["excess_loss"]]
 
 
+def test_an_algorithm_keeps_its_colour_where_another_lacks_the_grouping(sample):
+    documents = copy.deepcopy(sample.documents)
+    del documents["dpsgd"]["groups"]["sex"], documents["dpsgd"]["cost_of_privacy"]["groups"]["sex"]
+    for chart in (figures.metric_per_group, figures.cost_per_group):
+        bar, before = (trace(chart(of, "sex"), "dpsgd_f") for of in (documents, sample.documents))
+        assert bar.marker == before.marker
+
+
 def test_bars_of_accuracy_carry_their_intervals_small_groups_too(sample):
     documents = copy.deepcopy(sample.documents)
     documents["dpsgd"]["groups"]["sex"]["Male"]["count"] = 9

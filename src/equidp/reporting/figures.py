@@ -70,7 +70,7 @@ def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: st
     chart = figure(f"{_capital(name)} by {label(grouping)}", label(grouping), name)
     frame = group_figures(documents, [metric])
     intervals = group_intervals(with_baseline(documents), grouping) if metric == "accuracy" else {}
-    return _grouped_bars(chart, frame[frame["grouping"] == grouping], metric, intervals)
+    return _grouped_bars(chart, frame[frame["grouping"] == grouping], metric, intervals, documents)
 
 
 def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str = "accuracy") -> go.Figure:
@@ -79,9 +79,8 @@ def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str 
     frame = group_figures(documents, ["loss" if metric == "excess_loss" else metric])
     frame = frame[(frame["grouping"] == grouping) & (frame["algorithm"] != BASELINE)]
     costs = {name: document.get("cost_of_privacy", {}) for name, document in documents.items()}
-    return _grouped_bars(
-        chart, frame, f"cost/{metric}", group_intervals(costs, grouping) if metric == "accuracy" else {}
-    )
+    intervals = group_intervals(costs, grouping) if metric == "accuracy" else {}
+    return _grouped_bars(chart, frame, f"cost/{metric}", intervals, documents)
 
 
 def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
@@ -341,9 +340,15 @@ def trajectories(paths: pd.DataFrame, optimum: tuple[float, float]) -> go.Figure
 
 
 def _grouped_bars(
-    chart: go.Figure, frame: pd.DataFrame, column: str, intervals: Mapping[str, Mapping[str, Sequence[float] | None]]
+    chart: go.Figure,
+    frame: pd.DataFrame,
+    column: str,
+    intervals: Mapping[str, Mapping[str, Sequence[float] | None]],
+    known: Iterable[str],
 ) -> go.Figure:
     """One bar per algorithm in every group, small ones marked, those without a value included as gaps.
+
+    `known` fixes the looks where only some of the algorithms have the grouping.
 
     `intervals` has the ends of a bar's interval by algorithm and group, where there is one. It is drawn as far as an
     accuracy, or a difference of two, can be: a t-interval over few seeds goes far beyond, and would squeeze the bars.
@@ -351,7 +356,7 @@ def _grouped_bars(
     least = -1 if column.startswith("cost/") else 0
     tested = {str(group): count for group, count in frame.groupby("group")["count"].max().items()}
     frame = frame.assign(name=frame["group"], group=frame["group"].map(marked(tested)))
-    for algorithm, look in looks(frame["algorithm"]).items():
+    for algorithm, look in looks(known).items():
         rows = frame[frame["algorithm"] == algorithm]
         if rows[column].notna().any():
             hover = [f"{count} test records" for count in rows["count"]]

@@ -27,7 +27,7 @@ function compare(a, b) {
 
 function sortBy(table, column, heading) {
   const descending = heading.getAttribute("aria-sort") === "ascending";
-  for (const other of table.querySelectorAll("th")) other.removeAttribute("aria-sort");
+  for (const other of table.querySelectorAll("thead th")) other.removeAttribute("aria-sort");
   heading.setAttribute("aria-sort", descending ? "descending" : "ascending");
   const key = (row) => row.cells[column].dataset.key;
   const rows = [...table.tBodies[0].rows].sort((a, b) => {
@@ -39,7 +39,7 @@ function sortBy(table, column, heading) {
 }
 
 for (const table of document.querySelectorAll("table.sortable")) {
-  table.querySelectorAll("th").forEach((heading, column) => {
+  table.querySelectorAll("thead th").forEach((heading, column) => {
     heading.querySelector("button").addEventListener("click", () => sortBy(table, column, heading));
   });
 }
