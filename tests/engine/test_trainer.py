@@ -42,6 +42,7 @@ def trainer(
     seed: int = 0,
     model: nn.Module | None = None,
     noise: float = 1.0,
+    epochs: int = 1,
     **options: Any,
 ) -> Trainer:
     torch.manual_seed(0)
@@ -50,7 +51,7 @@ def trainer(
         model=model or nn.Linear(4, 2),
         loss=loss,
         algorithm=algorithm_settings(name, options).build(),
-        plan=Plan(12, 6, 1, 2, 1e-5, 0.0 if name == "sgd" else noise),
+        plan=Plan(12, 6, epochs, 2, 1e-5, 0.0 if name == "sgd" else noise),
         population=population,
         random=SeededRandom(seed, "cpu"),
         ledger=Ledger(),
@@ -208,6 +209,11 @@ class TestStep:
         (row,) = run.train(progress=False)
         charged = rdp_epsilon(run.ledger.events, run.plan.delta)
         assert charged * (1 - 1e-9) <= row["epsilon_rdp"] <= charged * 1.02  # of integer orders alone
+
+    @pytest.mark.parametrize("name", ["sgd", "dpsgd"])
+    def test_progress_goes_to_a_file_in_few_frames(self, capsys, name: str) -> None:
+        trainer(records(), name, epochs=50).train()
+        assert 1 <= capsys.readouterr().err.count("epoch/s]") <= 2
 
     def test_the_model_is_trained_in_training_mode(self) -> None:
         run = trainer(records())

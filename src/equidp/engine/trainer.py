@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -54,6 +55,9 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": lambda parameters, lr: _AdamW(parameters, lr=lr),
 }
 """Optimisers by name; each sees nothing but the noisy mean, so any of them is post-processing."""
+
+SECONDS_IN_A_FILE = 10.0
+"""Between two frames of the progress bar where nobody watches it move, as every one of them stays."""
 
 LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
@@ -202,7 +206,10 @@ class Trainer:
         """
         history = []
         remaining = sum(1 for _ in self._epochs())
-        with tqdm(total=remaining, unit="epoch", desc=self.algorithm.name, disable=not progress, leave=False) as bar:
+        pace = 0.1 if sys.stderr.isatty() else SECONDS_IN_A_FILE
+        with tqdm(
+            total=remaining, unit="epoch", desc=self.algorithm.name, disable=not progress, leave=False, mininterval=pace
+        ) as bar:
             for epoch, segments in self._epochs():
                 if self.finished:
                     break
@@ -210,9 +217,9 @@ class Trainer:
                 if on_epoch is not None:
                     row |= on_epoch(row, self.model)
                 history.append(row)
-                bar.update()
                 if self.algorithm.private:
-                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f} by RDP")
+                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f} by RDP", refresh=False)
+                bar.update()
         return history
 
     @property
