@@ -64,8 +64,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         EquidpError: where the disk refuses.
     """
-    # drawn, as containers that share a folder have equal process ids
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = unfinished(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
@@ -74,6 +73,14 @@ def replacing(path: Path) -> Iterator[Path]:
         raise storage_error(path, error) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> Path:
+    """Where to write what becomes `path`: beside it, under a name that no other process has.
+
+    Drawn, as containers that share a folder have equal process ids.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 def storage_error(path: Path, error: OSError | SafetensorError) -> EquidpError:

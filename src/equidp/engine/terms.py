@@ -289,17 +289,10 @@ class Convolutions(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
-            return self._cut.as_weight(self._kept_sum(self._kept, weights, clean)).flatten()
+            kept = self._kept if clean else silenced(self._kept.transpose(0, 1), weights).transpose(0, 1)
+            return self._cut.as_weight(weighted_rows(kept, weights)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
         return sum(parts[1:], parts[0]).flatten()
-
-    def _kept_sum(self, kept: Tensor, weights: Tensor, clean: bool) -> Tensor:
-        """`[taps, 1, numel/taps]`. In two products or more, as a product with one vector keeps one thread busy only."""
-        weights, (taps, records, floats) = weights.to(kept.dtype), kept.shape
-        pieces = kept if taps > 1 or floats % 2 else kept.view(records, 2, -1).transpose(0, 1)
-        if not clean:
-            pieces = pieces.masked_fill((weights == 0).unsqueeze(1), 0)
-        return torch.bmm(weights.expand(len(pieces), 1, records), pieces).view(taps, 1, floats)
 
     def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> Tensor:
         images, backprops = weighted(images, backprops, weights, clean)
@@ -346,6 +339,13 @@ def scaled(values: Tensor, weights: Tensor) -> Tensor:
 def silenced(values: Tensor, weights: Tensor) -> Tensor:
     """`values` `[b, …]` with zeros where a record has no weight, since 0·NaN is NaN."""
     return values.masked_fill((weights == 0).view(-1, *[1] * (values.dim() - 1)), 0)
+
+
+def weighted_rows(kept: Tensor, weights: Tensor) -> Tensor:
+    """`[taps, 1, n]`: Σ w_i·row i of `[taps, b, n]`. A product with one vector keeps one thread busy: it takes two."""
+    taps, records, floats = kept.shape
+    pieces = kept if taps > 1 or floats % 2 else kept.view(records, 2, -1).transpose(0, 1)
+    return torch.bmm(weights.to(kept.dtype).expand(len(pieces), 1, records), pieces).view(taps, 1, floats)
 
 
 def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import equidp
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
-from equidp.files import storage_error
+from equidp.files import storage_error, unfinished
 from equidp.interrupts import SIGTERM_STATUS
 from equidp.logs import held_back
 from equidp.network import first_line
@@ -175,7 +175,7 @@ def make_store(uri: str, experiment: Mapping[str, Any]) -> None:
     path = _database_file(uri)
     if path is None or path.exists():
         return
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = unfinished(path)
     asked = experiment.get("create_experiment_kwargs") or {}
     tags = [ExperimentTag(key, value) for key, value in (asked.get("tags") or {}).items()]
     try:
@@ -201,7 +201,7 @@ def _database_file(uri: str) -> Path | None:
 def _check_file(path: Path) -> None:
     """Try for the right to write to a database, and give it back; to its folder, where it is to be made."""
     if not path.exists():
-        tried = path.with_name(f".{path.name}.{os.getpid()}.tried")
+        tried = unfinished(path)
         try:
             tried.write_bytes(b"x")
         except OSError as error:
