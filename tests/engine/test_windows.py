@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equidp.engine.terms import Convolutions
+from equidp.engine.terms import Convolutions, weighted_rows
 from equidp.engine.windows import Bands, Cut, Kernel, Layout, WholeWindows, cheapest, cuts
 from equidp.engine.workspace import Workspace
 
@@ -116,3 +116,29 @@ def test_a_buffer_grows_with_the_batch_and_is_found_again() -> None:
     assert workspace.take("b", 5, 8, like=like).data_ptr() != first.data_ptr()
     assert workspace.take("a", 1000, 8, like=like).shape == (1000, 8)
     assert workspace.take("a", 3, like=like.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("taps", "records", "floats"), [(1, 7, 5), (1, 6, 4), (2, 9, 8), (4, 1, 3), (2, 2, 6)])
+def test_kept_rows_are_weighed_alike_however_the_threads_share_them(
+    at_once: bool, taps: int, records: int, floats: int
+) -> None:
+    rows, weights = torch.randn(taps, records, floats), torch.rand(records)
+    expected = torch.einsum("tbn,b->tn", rows, weights).unsqueeze(1)
+    torch.testing.assert_close(weighted_rows(rows, weights, at_once), expected)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_gradients_formed_at_once_or_in_pieces_are_the_same(broken: bool) -> None:
+    kernel = Kernel((4, 4), (2, 2), (1, 1), (16, 32))
+    images = torch.randn(23, 16, 13, 13).contiguous(memory_format=torch.channels_last)
+    backprops, weights, found = torch.randn(23, 32, 5, 5), torch.rand(23), []
+    if broken:
+        images[11], weights[11] = torch.nan, 0.0
+    for scratch in (1 << 20, 1 << 16):  # all, or five
+        workspace = Workspace(torch.device("cpu"))
+        workspace.scratch_floats = scratch
+        term = Convolutions(kernel, [images], [backprops], workspace, "layer")
+        found.append((term.squared_norms(), term.weighted_sum(weights, clean=not broken)))
+        assert found[-1][1].isfinite().all()
+    torch.testing.assert_close(*found, equal_nan=True)

@@ -34,6 +34,7 @@ LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: w
 LONG_ROW = 1 << 15  # squares summed in one go
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
+AT_ONCE = 4  # times the scratch: gradients to keep within that are formed at once, and a thread keeps to its records
 # What things cost on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
 KEEP_COST = 20  # a float written to main memory and read again
 WEIGHT_COST = 1.3  # a multiplication in torch's own weight gradient
@@ -219,6 +220,7 @@ class Convolutions(Term):
         self.kernel, self.images, self.backprops = kernel, images, backprops
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
+        self._at_once = False
         self._factors: list[tuple[Tensor, Tensor]] = []
         self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
         self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
@@ -249,14 +251,13 @@ class Convolutions(Term):
         return self._copies + (self._positions + COPY_COST + later) * self._numel
 
     def _materialised(self) -> Tensor:
-        keep, norms = self._keeps(self._records), []
-        kept = self._room(self._owner, self._records) if keep else None
-        for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel):
+        kept = self._room(self._owner, self._records) if self._keeps(self._records) else None
+        norms, floats = [], self._cut.scratch() + self._numel
+        for start, stop in self._workspace.chunks(self._records, floats, most=1 if kept is None else AT_ONCE):
             found = self._room("gradients", stop - start) if kept is None else kept[:, start:stop]
             self._form(start, stop, found)
-            pieces = norms_of(found).unbind()
-            norms.append(sum(pieces[1:], pieces[0]))
-        self._kept, self._factors = kept, []
+            norms.append(norms_of(found.transpose(0, 1)).sum(1))
+        self._kept, self._at_once, self._factors = kept, len(norms) == 1, []
         return torch.cat(norms)
 
     def _room(self, owner: object, records: int) -> Tensor:
@@ -290,7 +291,7 @@ class Convolutions(Term):
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
             kept = self._kept if clean else silenced(self._kept.transpose(0, 1), weights).transpose(0, 1)
-            return self._cut.as_weight(weighted_rows(kept, weights)).flatten()
+            return self._cut.as_weight(weighted_rows(kept, weights, self._at_once)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
         return sum(parts[1:], parts[0]).flatten()
 
@@ -341,11 +342,24 @@ def silenced(values: Tensor, weights: Tensor) -> Tensor:
     return values.masked_fill((weights == 0).view(-1, *[1] * (values.dim() - 1)), 0)
 
 
-def weighted_rows(kept: Tensor, weights: Tensor) -> Tensor:
-    """`[taps, 1, n]`: Σ w_i·row i of `[taps, b, n]`. A product with one vector keeps one thread busy: it takes two."""
+def weighted_rows(kept: Tensor, weights: Tensor, at_once: bool) -> Tensor:
+    """`[taps, 1, n]`: Σ w_i·row i of `[taps, b, n]`. A product with one vector keeps one thread busy: it takes two.
+
+    Args:
+        at_once: the rows were written in one product per tap, each half of the records by a thread, in whose cache they
+            may be still: it gets them again. Otherwise a thread gets half of the columns.
+    """
     taps, records, floats = kept.shape
-    pieces = kept if taps > 1 or floats % 2 else kept.view(records, 2, -1).transpose(0, 1)
-    return torch.bmm(weights.to(kept.dtype).expand(len(pieces), 1, records), pieces).view(taps, 1, floats)
+    weights = weights.to(kept.dtype)
+    if not at_once:
+        pieces = kept if taps > 1 or floats % 2 else kept.view(records, 2, -1).transpose(0, 1)
+        return torch.bmm(weights.expand(len(pieces), 1, records), pieces).view(taps, 1, floats)
+    half = records // 2
+    shares, sums = weights[: 2 * half].view(2, 1, half), kept.new_empty(taps, 2, 1, floats)
+    for rows, found in zip(kept[:, : 2 * half].unflatten(1, (2, half)), sums, strict=True):
+        torch.bmm(shares, rows, out=found)
+    total = sums.sum(1)
+    return total if 2 * half == records else total.add_(kept[:, -1:] * weights[-1])
 
 
 def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> tuple[Tensor, Tensor]:

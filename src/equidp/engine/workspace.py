@@ -30,7 +30,10 @@ class Workspace:
             buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
         return buffer[:numel].view(shape)
 
-    def chunks(self, records: int, floats: int) -> Iterator[tuple[int, int]]:
-        """Ranges of records so that `floats` of scratch per record stay within bounds."""
-        size = max(2, self.scratch_floats // max(floats, 1))
+    def chunks(self, records: int, floats: int, *, most: int = 1) -> Iterator[tuple[int, int]]:
+        """Ranges of records so that `floats` of scratch per record stay within bounds; a batch within `most` times
+        the bounds is one range.
+        """
+        whole = records * floats <= most * self.scratch_floats
+        size = max(2, records if whole else self.scratch_floats // floats)
         return ((start, min(start + size, records)) for start in range(0, records, size))
