@@ -1,0 +1,37 @@
+"""docs/pytorch.md holds: its blocks run one after the other, and come to what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from equidp.engine.ledger import Event, counted, epsilon
+from equidp.models import MODELS
+
+PAGE = Path(__file__).parents[1] / "docs" / "pytorch.md"
+
+
+def test_the_blocks_of_the_page_train_privately(monkeypatch):
+    monkeypatch.setitem(MODELS, "gated", None)  # the page's own: gone again afterwards
+    network, loop, engine = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
+    names: dict[str, Any] = {"__name__": "docs"}
+
+    def run(block: str) -> None:
+        exec(compile(block, str(PAGE), "exec"), names)
+
+    run(network)
+    assert 2.9 < names["trained"].privacy["epsilon"] <= 3.0
+    right = names["scores"].argmax(1) == names["parts"].test.labels
+    assert float(right.float().mean()) > 0.85
+    assert float(right[names["parts"].test.groups["ward"] == 1].float().mean()) > 0.6
+
+    run(loop)
+    assert 2.9 < epsilon(names["ledger"].events, 1e-5).value <= 3.0
+    assert sum(event.count for event in names["ledger"].events) == names["plan"].steps
+
+    run(engine)
+    assert counted(names["ledger"].events) == counted([Event(0.05, 1.0, 100)])
+    outputs = names["model"](names["parts"].test.features)
+    assert float((outputs.argmax(1) == names["parts"].test.labels).float().mean()) > 0.8
+    assert all(a is b for a, b in zip(names["engine"].parameters, names["model"].parameters(), strict=True))
