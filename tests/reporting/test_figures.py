@@ -82,6 +82,28 @@ def test_an_interval_is_drawn_as_far_as_its_figure_can_be(sample):
         assert (bar.y[0] - bar.error_y.arrayminus[0], bar.y[0] + bar.error_y.array[0]) == pytest.approx((least, 1))
 
 
+def test_more_bars_than_one_tells_apart_become_a_map(sample, monkeypatch):
+    documents = copy.deepcopy(sample.documents)
+    documents["dpsgd"]["cost_of_privacy"]["intervals"] = {"groups": {"sex": {"Female": [-0.5, -0.1], "Male": None}}}
+    documents["dpsgd_f"]["groups"]["sex"]["Male"]["count"] = 9
+    before = {chart: chart(documents, "sex") for chart in (figures.metric_per_group, figures.cost_per_group)}
+    monkeypatch.setattr(figures, "MOST_BARS", 5)
+    for chart, barred in before.items():
+        (found,) = chart(documents, "sex").data
+        assert (found.type, list(found.y)) == ("heatmap", [bar.name for bar in barred.data])
+        assert [list(row) for row in found.z] == [list(bar.y) for bar in barred.data]
+        assert all(tuple(found.x) == bar.x for bar in barred.data)
+    assert (found.zmin, found.zmax) == (-found.zmax, max(abs(z) for row in found.z for z in row if z is not None))
+    female, male, _ = found.hovertext[0]
+    assert female.endswith("test records, 95 % interval -0.500 to -0.100")
+    assert male.endswith("test records")
+    del documents["dpsgd"]["groups"]["sex"]["Female"], documents["dpsgd"]["cost_of_privacy"]["groups"]["sex"]["Female"]
+    (short,) = figures.metric_per_group(documents, "sex").data
+    (z, hover), full = (short.z[1], short.hovertext[1]), before[figures.metric_per_group].data[1]
+    assert (z[0], z[1]) == (None, full.y[1])
+    assert hover[1].startswith(full.hovertext[1])
+
+
 def test_groups_with_few_test_records_are_marked(sample):
     documents = copy.deepcopy(sample.documents)
     for group, count in (("Female", 9), ("Male", 10)):

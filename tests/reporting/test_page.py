@@ -135,6 +135,17 @@ def test_notes_explain_what_the_tables_show(sample, page):
     assert "that paid most" not in by["sex"]
 
 
+def test_captions_of_maps_say_where_the_intervals_are(sample, monkeypatch):
+    monkeypatch.setattr("equidp.reporting.figures.MOST_BARS", 1)
+    arguments = sample.arguments()
+    text = Reader(html_report(**arguments)).text
+    assert "On hovering: 95 % intervals over test records." in text
+    arguments["documents"] = {name: one | {"intervals": {}} for name, one in arguments["documents"].items()}
+    text = Reader(html_report(**arguments)).text
+    assert "On hovering" not in text
+    assert "Lines are" not in text
+
+
 def test_captions_speak_of_the_lines_that_are_drawn(sample):
     def captions(**changes: object) -> str:
         arguments = sample.arguments()

@@ -25,7 +25,19 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.evaluation.metrics import unique_slugs
 from equidp.evaluation.seeds import mean_interval
 from equidp.reporting.runs import NOT_SETTINGS
-from equidp.reporting.style import HEIGHT, bars, blank, categories, figure, label, line, looks
+from equidp.reporting.style import (
+    HEIGHT,
+    ROW_HEIGHT,
+    Look,
+    bars,
+    blank,
+    categories,
+    colours,
+    figure,
+    label,
+    line,
+    looks,
+)
 from equidp.reporting.tables import (
     BASELINE,
     METRIC_TITLES,
@@ -51,6 +63,9 @@ DIAGNOSTICS = {
 
 SMOOTHED_FROM = 30
 """Clip norms of runs with at least so many epochs are drawn as running means."""
+
+MOST_BARS = 100
+"""So many bars in one figure are told apart; of more a map is made."""
 
 FEW_EPOCHS = 10
 """Over fewer epochs every one has its tick: left to itself Plotly would mark epoch 1.2."""
@@ -348,6 +363,8 @@ def _grouped_bars(
 ) -> go.Figure:
     """One bar per algorithm in every group, small ones marked, those without a value included as gaps.
 
+    Where there would be too many bars, a map: a row per algorithm, values in colour and in words.
+
     `known` fixes the looks where only some of the algorithms have the grouping.
 
     `intervals` has the ends of a bar's interval by algorithm and group, where there is one. It is drawn as far as an
@@ -356,17 +373,40 @@ def _grouped_bars(
     least = -1 if column.startswith("cost/") else 0
     tested = {str(group): count for group, count in frame.groupby("group")["count"].max().items()}
     frame = frame.assign(name=frame["group"], group=frame["group"].map(marked(tested)))
+    rows = {}
     for algorithm, look in looks(known).items():
-        rows = frame[frame["algorithm"] == algorithm]
-        if rows[column].notna().any():
-            hover = [f"{count} test records" for count in rows["count"]]
-            ends = [intervals.get(algorithm, {}).get(group) for group in rows["name"]]
-            ends = [pair and (max(pair[0], least), min(pair[1], 1)) for pair in ends]
-            values = _gaps(rows[column])
-            chart.add_trace(bars(look, rows["group"], values, _reach(values, ends), hovertext=hover))
-    chart.update_layout(barmode="group")
+        of = frame[frame["algorithm"] == algorithm]
+        if of[column].notna().any():
+            pairs = [intervals.get(algorithm, {}).get(group) for group in of["name"]]
+            ends = [pair and (max(pair[0], least), min(pair[1], 1)) for pair in pairs]
+            rows[look] = of.assign(ends=pd.Series(ends, index=of.index, dtype=object))
+    if len(rows) * len(tested) > MOST_BARS:
+        _colour_map(chart, rows, column)
+    else:
+        for look, of in rows.items():
+            hover, values = [f"{count} test records" for count in of["count"]], _gaps(of[column])
+            chart.add_trace(bars(look, of["group"], values, _reach(values, list(of["ends"])), hovertext=hover))
+        chart.update_layout(barmode="group")
     categories(chart, frame["group"])
     return chart
+
+
+def _colour_map(chart: go.Figure, rows: Mapping[Look, pd.DataFrame], column: str) -> None:
+    """A row of coloured values per algorithm, in order from above; a difference is white at 0."""
+    groups = list(dict.fromkeys(group for of in rows.values() for group in of["group"]))
+    table = [of.set_index("group").reindex(groups) for of in rows.values()]
+    hover = [
+        [
+            f"{count:.0f} test records"
+            + (f", 95 % interval {pair[0]:.3f} to {pair[1]:.3f}" if isinstance(pair, tuple) else "")
+            for count, pair in zip(of["count"], of["ends"], strict=True)
+        ]
+        for of in table
+    ]
+    values, names = [_gaps(of[column]) for of in table], [look.name for look in rows]
+    chart.add_trace(colours(groups, names, values, hover, around_zero=column.startswith("cost/")))
+    chart.update_yaxes(title_text="", autorange="reversed", showgrid=False, zeroline=False, type="category")
+    chart.update_layout(height=HEIGHT // 2 + ROW_HEIGHT * len(rows))
 
 
 def _reach(values: Sequence[float | None], ends: Sequence[Sequence[float] | None]) -> list[tuple[float, float]] | None:

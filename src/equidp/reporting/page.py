@@ -189,7 +189,7 @@ def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
             id=f"figure-{number}",
             title=title,
             caption=caption,
-            wide=sum(len(trace["x"]) for trace in facts["data"] if trace["type"] == "bar") > WIDE_FROM,
+            wide=sum(len(trace["x"]) for trace in facts["data"] if trace["type"] in ("bar", "heatmap")) > WIDE_FROM,
             json=_json_for_script(facts),
         )
 
@@ -237,13 +237,17 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
 
 def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> str:
     """What the lines on the bars are, if there are any; `least` is the lowest value possible."""
-    if all(bar.error_y.array is None for bar in chart.data):
+    maps = [trace for trace in chart.data if trace.type == "heatmap"]
+    begin = "On hovering: " if maps else "Lines are "
+    if maps and not any("interval" in text for row in maps[0].hovertext for text in row):
+        return ""
+    if not maps and all(bar.error_y.array is None for bar in chart.data):
         return ""
     if not _several(documents):
-        return " Lines are 95 % intervals over test records."
+        return f" {begin}95 % intervals over test records."
     single = any(document.get("seeds", 1) == 1 for document in documents.values())
     of_single = ", of a single seed over test records" if single else ""
-    return f" Lines are 95 % intervals over seeds{of_single}, cut at {least} and 1."
+    return f" {begin}95 % intervals over seeds{of_single}, cut at {least} and 1."
 
 
 def _training_figures(

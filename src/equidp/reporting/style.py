@@ -16,9 +16,12 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
 _PATTERNS = ("", "/", ".", "\\", "x", "-", "|", "+")
 _GREY = "#767676"
+_SEQUENTIAL = ((0.0, "#f2f7fb"), (1.0, "#0072B2"))
+_DIVERGING = ((0.0, "#D55E00"), (0.5, "#ffffff"), (1.0, "#0072B2"))
 INK = "#1f2328"
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 HEIGHT = 380
+ROW_HEIGHT = 26
 
 LONGEST_TICK = 24
 LONGEST_NAME = 48
@@ -183,4 +186,32 @@ def bars(
             },
         },
         **more,
+    )
+
+
+def colours(
+    x: Iterable, y: Iterable[str], values: Sequence[Sequence[float | None]], hover: Sequence, *, around_zero: bool
+) -> go.Heatmap:
+    """Values in colour and in words, a row for each of `y`; None is left white.
+
+    Args:
+        x, y: categories and, from above, names as `looks` gives them.
+        values, hover: row by row.
+        around_zero: blue above 0, orange below, as much as the largest; otherwise darker is more.
+    """
+    known = [abs(value) for row in values for value in row if value is not None]
+    reach = max(known, default=0.0) or 1.0
+    scale = {"zmin": -reach, "zmax": reach, "colorscale": _DIVERGING} if around_zero else {"colorscale": _SEQUENTIAL}
+    return go.Heatmap(
+        x=[category(name) for name in x],
+        y=list(y),
+        z=values,
+        hovertext=hover,
+        texttemplate="%{z:.2f}",
+        hovertemplate="%{y}, %{x}: %{z:.3f}<br>%{hovertext}<extra></extra>",
+        hoverongaps=False,
+        xgap=1,
+        ygap=1,
+        colorbar={"thickness": 12, "outlinewidth": 0},
+        **scale,
     )
