@@ -13,6 +13,9 @@ from equidp.reporting.figures import clip_norms, cost_per_group, metric_per_grou
 from equidp.reporting.page import html_report
 from equidp.reporting.tables import BASELINE, results_table
 
+MOST_NAMES = 6
+"""So many algorithms are named in a page's title; more are counted."""
+
 
 def cost_figure(metrics: dict[str, Any], data: dict[str, Any], *, algorithm: str) -> go.Figure:
     """What privacy cost each group."""
@@ -101,7 +104,7 @@ def comparison_of(algorithms: Sequence[str]) -> Callable[..., tuple[str, pd.Data
         own = dict(zip(options_of(algorithms), results[3 * count :], strict=True))
         settings = shown_settings(dataset, seed, data, model, asked, training) | own
         page = html_report(
-            f"{', '.join(algorithms)} on {dataset}",
+            f"{', '.join(algorithms) if count <= MOST_NAMES else f'{count} algorithms'} on {dataset}",
             metrics,
             privacy,
             histories,
