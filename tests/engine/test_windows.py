@@ -135,9 +135,9 @@ def test_gradients_formed_at_once_or_in_pieces_are_the_same(broken: bool) -> Non
     backprops, weights, found = torch.randn(23, 32, 5, 5), torch.rand(23), []
     if broken:
         images[11], weights[11] = torch.nan, 0.0
-    for scratch in (1 << 20, 1 << 16):  # all, or five
+    for at_once in (1 << 22, 0):  # all, or five at a time
         workspace = Workspace(torch.device("cpu"))
-        workspace.scratch_floats = scratch
+        workspace.at_once_floats, workspace.scratch_floats = at_once, 1 << 16
         term = Convolutions(kernel, [images], [backprops], workspace, "layer")
         found.append((term.squared_norms(), term.weighted_sum(weights, clean=not broken)))
         assert found[-1][1].isfinite().all()

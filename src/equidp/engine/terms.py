@@ -34,7 +34,6 @@ LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: w
 LONG_ROW = 1 << 15  # squares summed in one go
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
-AT_ONCE = 4  # times the scratch: gradients to keep within that are formed at once, and a thread keeps to its records
 # What things cost on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
 KEEP_COST = 20  # a float written to main memory and read again
 WEIGHT_COST = 1.3  # a multiplication in torch's own weight gradient
@@ -253,7 +252,8 @@ class Convolutions(Term):
     def _materialised(self) -> Tensor:
         kept = self._room(self._owner, self._records) if self._keeps(self._records) else None
         norms, floats = [], self._cut.scratch() + self._numel
-        for start, stop in self._workspace.chunks(self._records, floats, most=1 if kept is None else AT_ONCE):
+        at_once = 0 if kept is None else self._workspace.at_once_floats
+        for start, stop in self._workspace.chunks(self._records, floats, at_once=at_once):
             found = self._room("gradients", stop - start) if kept is None else kept[:, start:stop]
             self._form(start, stop, found)
             norms.append(norms_of(found.transpose(0, 1)).sum(1))
