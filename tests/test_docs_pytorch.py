@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
+from equidp.engine.gradients import GradientEngine
 from equidp.engine.ledger import Event, counted, epsilon
 from equidp.models import MODELS
 
@@ -14,7 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "pytorch.md"
 
 def test_the_blocks_of_the_page_train_privately(monkeypatch):
     monkeypatch.setitem(MODELS, "gated", None)  # the page's own: gone again afterwards
-    network, loop, engine = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
+    network, loop, attention, engine = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
     names: dict[str, Any] = {"__name__": "docs"}
 
     def run(block: str) -> None:
@@ -29,6 +34,13 @@ def test_the_blocks_of_the_page_train_privately(monkeypatch):
     run(loop)
     assert 2.9 < epsilon(names["ledger"].events, 1e-5).value <= 3.0
     assert sum(event.count for event in names["ledger"].events) == names["plan"].steps
+
+    run(attention)
+    words = nn.Sequential(nn.Embedding(9, 8), names["Attention"](8, 2), nn.Flatten(), nn.Linear(40, 2))
+    books = GradientEngine(words, nn.CrossEntropyLoss(reduction="none"))
+    with warnings.catch_warnings(action="error"):  # no layer goes through torch.func
+        norms = books.norms(torch.randint(9, (6, 5)), torch.tensor([0, 1, 1, 0, 0, 1]))  # tried against autograd
+    assert bool((norms > 0).all())
 
     run(engine)
     assert counted(names["ledger"].events) == counted([Event(0.05, 1.0, 100)])

@@ -483,7 +483,8 @@ def _refuse_mixing(model: nn.Module) -> None:
         if trained and isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
             raise EquidpError(
                 f"Layer {name or 'model'!r} ({type(layer).__name__}) cannot be trained privately, as torch does not "
-                "show what happens inside; write it from Linear layers, as models/bilstm.py does an LSTM."
+                "show what happens inside; write it from Linear layers, as models/bilstm.py does an LSTM and "
+                "docs/pytorch.md attention."
             )
         if trained and getattr(layer, "track_running_stats", False):
             raise EquidpError(
