@@ -10,7 +10,7 @@ import torch
 
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.sa_dpsgd import published_count
-from equidp.engine.ledger import Event, epsilon
+from equidp.engine.ledger import Event, counted, epsilon
 from equidp.engine.plan import Plan
 from equidp.errors import EquidpError
 
@@ -290,6 +290,14 @@ class TestStopping:
         assert not algorithm.fixed
         assert len(algorithm.epsilon_path(plan)) == 2
         assert run.trainer.published_epsilon().value == pytest.approx(options["published_epsilon"], abs=1e-5)
+
+    def test_a_loop_of_ones_own_ends_there_too(self, lab: Any) -> None:
+        plan = lab.plan(records=400, epochs=2)
+        options = {"stop_on": "published_epsilon", "published_epsilon": 0.1, "max_rejections": 0}  # τ* = 1
+        trainer = lab.trainer("sa_dpsgd", options, plan=plan)
+        trainer.run_steps(plan.steps)
+        assert trainer.finished
+        assert counted(trainer.ledger.events) == counted(trainer.algorithm.events(plan))
 
     def test_a_target_cannot_be_solved_for(self, lab: Any) -> None:
         options = {"stop_on": "published_epsilon", "published_epsilon": 3.0}

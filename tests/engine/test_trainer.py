@@ -82,6 +82,19 @@ class TestDevice:
             choose_device(name)
 
 
+class TestLoopOfOnesOwn:
+    """What a user's loop around `run_steps` may do."""
+
+    def test_it_ends_with_the_plan(self) -> None:
+        run = trainer(records(), epochs=2)
+        while not run.finished:
+            run.run_steps(1)
+        assert run.steps_done == run.plan.steps == 4
+        with pytest.raises(EquidpError, match="all 4 steps of its plan"):
+            run.run_steps(1)
+        assert sum(event.count for event in run.ledger.events) == 4
+
+
 class TestBuilding:
     """What is seen before the first step."""
 

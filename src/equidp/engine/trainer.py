@@ -224,13 +224,26 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether a part has ended the run before its last step."""
-        return self.accepting.finished or self.sampling.exhausted
+        """Whether the run has come to its end: its last step, or an earlier one where a part has ended it."""
+        return self.steps_done >= self.plan.steps or self.accepting.finished or self.sampling.exhausted
 
     def run_steps(self, count: int) -> None:
-        """The next `count` steps, without history rows."""
+        """The next `count` steps, without history rows; fewer where a part ends the run, as its ε is of no more.
+
+        Raises:
+            EquidpError: for steps beyond the plan's.
+        """
         for _ in range(count):
+            if self.steps_done >= self.plan.steps:
+                raise EquidpError(
+                    f"The run has taken all {self.plan.steps} steps of its plan, and its ε is of no more: plan more "
+                    "epochs, or take steps only while not `finished`."
+                )
+            if self.finished:
+                return
             self.begin_epoch(self.plan.epoch(self.steps_done))
+            if self.finished:  # what an epoch's beginning costs may leave no room for its steps
+                return
             self.step(segment_at(self.segments, self.steps_done))
 
     def outcome(self) -> Outcome:
