@@ -94,6 +94,14 @@ class TestLoopOfOnesOwn:
             run.run_steps(1)
         assert sum(event.count for event in run.ledger.events) == 4
 
+    def test_an_optimiser_that_forgets_its_gradients_is_given_the_next_ones(self) -> None:
+        run, forgetting = trainer(records()), trainer(records())
+        for _ in range(2):
+            run.run_steps(1)
+            forgetting.optimizer.zero_grad()
+            forgetting.run_steps(1)
+        assert torch.equal(run.engine.flatten(), forgetting.engine.flatten())
+
 
 class TestBuilding:
     """What is seen before the first step."""

@@ -236,6 +236,7 @@ class GradientEngine:
         """Let every parameter's `.grad` hold its part of a `[d]` vector divided by `over`, for an optimiser's step."""
         if self._gradient is None:
             self._gradient = torch.empty_like(flat)
+        if self.parameters[0].grad is None:  # the first time, and after an optimiser's `zero_grad`
             for parameter, view in zip(self.parameters, self._views(self._gradient), strict=True):
                 parameter.grad = view
         torch.div(flat, over, out=self._gradient)
