@@ -94,6 +94,25 @@ class TestLoopOfOnesOwn:
             run.run_steps(1)
         assert sum(event.count for event in run.ledger.events) == 4
 
+    def test_a_schedule_of_torchs_leads_the_rate_and_has_nothing_to_warn_of(self) -> None:
+        run, other = trainer(records(), epochs=2), trainer(records(), epochs=2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.5)
+        for step in range(4):
+            run.run_steps(1)
+            schedule.step()  # a warning would be an error
+            other.optimizer.param_groups[0]["lr"] = 0.5**step
+            other.run_steps(1)
+        assert torch.equal(run.engine.flatten(), other.engine.flatten())
+
+    def test_another_optimiser_may_take_the_place_of_the_first(self) -> None:
+        run, plain = trainer(records()), trainer(records())
+        run.optimizer = torch.optim.AdamW(run.engine.parameters, lr=1.0, weight_decay=0.1)
+        plain.optimizer = torch.optim.Adam(plain.engine.parameters, lr=1.0)
+        before = run.engine.flatten()
+        run.run_steps(1)
+        plain.run_steps(1)
+        torch.testing.assert_close(run.engine.flatten(), plain.engine.flatten() - 0.1 * before)
+
     def test_an_optimiser_that_forgets_its_gradients_is_given_the_next_ones(self) -> None:
         run, forgetting = trainer(records()), trainer(records())
         for _ in range(2):
@@ -101,6 +120,14 @@ class TestLoopOfOnesOwn:
             forgetting.optimizer.zero_grad()
             forgetting.run_steps(1)
         assert torch.equal(run.engine.flatten(), forgetting.engine.flatten())
+
+    def test_an_optimiser_of_no_such_name_is_refused(self) -> None:
+        run = trainer(records())
+        with pytest.raises(EquidpError, match="Did you mean 'adam'"):
+            Trainer(
+                model=nn.Linear(4, 2), loss=loss, algorithm=run.algorithm, plan=run.plan, population=run.population,
+                random=run.random, ledger=Ledger(), learning_rate=1.0, optimizer="adamm",
+            )  # fmt: skip
 
 
 class TestBuilding:

@@ -23,7 +23,7 @@ from equidp.engine.parts import TINY, Draw, per_record, scheduled, sensitivity, 
 from equidp.engine.plan import Plan, Segment, segment_at
 from equidp.engine.recording import Recorder
 from equidp.engine.sampling import Batch, Population
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, unknown_name
 from equidp.records import Records
 from equidp.threads import GLOBAL_RANDOM
 
@@ -36,16 +36,23 @@ class _Uncompiled(torch.optim.Optimizer):
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
 
+def _bare(step: Any) -> Any:
+    """A step without what torch wraps around it for its profiler: more work than a small model's whole update."""
+    step = torch.no_grad()(inspect.unwrap(step))
+    step.hooked = True  # torch wraps none that says so
+    return step
+
+
 class _SGD(_Uncompiled, torch.optim.SGD):
-    pass
+    step = _bare(torch.optim.SGD.step)
 
 
 class _Adam(_Uncompiled, torch.optim.Adam):
-    pass
+    step = _bare(torch.optim.Adam.step)
 
 
 class _AdamW(_Uncompiled, torch.optim.AdamW):
-    pass
+    step = _bare(torch.optim.AdamW.step)
 
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -137,7 +144,8 @@ class Trainer:
         population: the training data.
         random: the streams for sampling and noise.
         ledger: receives every event before the step becomes visible.
-        learning_rate, optimizer: of the update, post-processing of the noisy mean.
+        learning_rate, optimizer: of the update, post-processing of the noisy mean. The attribute `optimizer` is
+            torch's: a scheduler may lead it, and another one of `engine.parameters` may take its place.
         physical_batch_size: at most so many units in memory at once; None for the whole batch.
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
         new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.
@@ -145,7 +153,7 @@ class Trainer:
         public: records without any guarantee, disjoint from training and test, for an algorithm that asks for them.
 
     Raises:
-        EquidpError: where the algorithm needs public records and has none.
+        EquidpError: for an unknown optimiser, or where the algorithm needs public records and has none.
     """
 
     def __init__(
@@ -166,6 +174,8 @@ class Trainer:
         diagnostics: bool = False,
         public: Records | None = None,
     ) -> None:
+        if optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         if algorithm.needs_public and not (public is not None and len(public)):
             raise EquidpError(
                 f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
@@ -177,8 +187,6 @@ class Trainer:
             model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, limit=physical_batch_size
         )
         self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
-        # without what torch wraps around it for its profiler: more work than a small model's whole update
-        self._update = torch.no_grad()(inspect.unwrap(type(self.optimizer).step))
         self.physical_batch_size = physical_batch_size
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
@@ -317,7 +325,7 @@ class Trainer:
         self._observe_step(total)
         # divided by the *expected* batch size: the actual one is private
         self.engine.apply_gradient(self.updating.direction(total), over=self.plan.batch_size)
-        self._update(self.optimizer)
+        self.optimizer.step()
         self.steps_done += 1
         if rollback is not None and not self.accepting.accept():
             assert before is not None
