@@ -121,6 +121,16 @@ class TestLoopOfOnesOwn:
             forgetting.run_steps(1)
         assert torch.equal(run.engine.flatten(), forgetting.engine.flatten())
 
+    def test_a_continuation_that_forgot_the_ledger_is_refused(self) -> None:
+        first, again = trainer(records(), epochs=2), trainer(records(), epochs=2)
+        first.run_steps(3)
+        with pytest.raises(EquidpError, match="of 3 steps, and the ledger holds 0 events"):
+            again.load_state_dict(first.state_dict())
+        again.ledger = Ledger(first.ledger.events)
+        again.load_state_dict(first.state_dict())
+        again.run_steps(1)
+        assert sum(event.count for event in again.ledger.events) == 4
+
     def test_an_optimiser_of_no_such_name_is_refused(self) -> None:
         run = trainer(records())
         with pytest.raises(EquidpError, match="Did you mean 'adam'"):
@@ -189,6 +199,7 @@ class TestStep:
         state = first.state_dict()
         first.run_steps(1)
         torch.rand(3)  # whatever else the process draws
+        again.ledger = first.ledger
         again.load_state_dict(state)
         again.run_steps(1)
         assert torch.equal(first.engine.flatten(), again.engine.flatten())

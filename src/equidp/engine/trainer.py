@@ -553,7 +553,17 @@ class Trainer:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`. The ledger must already hold what was charged."""
+        """Continue from `state_dict`.
+
+        Raises:
+            EquidpError: where the ledger does not hold what was charged for the steps taken.
+        """
+        charged, taken = sum(event.count for event in self.ledger.events), int(state["steps_done"])
+        if self.algorithm.private and charged < taken:
+            raise EquidpError(
+                f"The state is of {taken} steps, and the ledger holds {charged} events: give the trainer the ledger of "
+                "the run that it continues, such as Ledger(events)."
+            )
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])
