@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equidp.engine.sampling import Population
+from equidp.engine.sampling import Examples, Population
 from equidp.errors import EquidpError
 from equidp.records import Records, Schema
 
@@ -38,3 +38,25 @@ def test_nobody_drawn_is_nobody_gathered() -> None:
 def test_units_are_refused_where_there_are_none() -> None:
     with pytest.raises(EquidpError, match=r"'toy' has no units beyond records: set privacy\.unit=record"):
         Population(records(None), LABELS, by_unit=True)
+    with pytest.raises(EquidpError, match="These examples have no units"):
+        Population(Examples(torch.zeros(6, 1), LABELS), LABELS, by_unit=True)
+
+
+def test_labels_without_a_schema_may_be_amounts_or_several() -> None:
+    units = torch.arange(6) // 2
+    for labels in (torch.rand(6), torch.arange(12.0).reshape(6, 2)):
+        batch = Population(Examples(torch.zeros(6, 1), labels, units), LABELS, by_unit=True).batch(torch.tensor([0, 2]))
+        assert torch.equal(batch.labels, labels[[0, 1, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("features", "groups", "told"),
+    [
+        (torch.zeros(5, 1), LABELS, "6 labels, and 5 rows of features"),
+        (torch.zeros(6, 1), LABELS[:4], "6 labels, and 4 rows of groups"),
+        (torch.zeros(6, 1), LABELS.float(), "groups are torch.float32"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(features: torch.Tensor, groups: torch.Tensor, told: str) -> None:
+    with pytest.raises(EquidpError, match=told):
+        Population(Examples(features, LABELS), groups)

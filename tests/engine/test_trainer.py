@@ -131,6 +131,13 @@ class TestLoopOfOnesOwn:
         again.run_steps(1)
         assert sum(event.count for event in again.ledger.events) == 4
 
+    def test_groups_that_the_plan_does_not_have_are_refused(self) -> None:
+        data = records()
+        with pytest.raises(EquidpError, match="groups are from 1 to 2, and the plan has 2"):
+            trainer(dataclasses.replace(data, groups={"class": data.labels + 1}, schema=dataclasses.replace(
+                data.schema, groupings={"class": ("a", "b", "c")}
+            )), "dpsgd_f")  # fmt: skip
+
     def test_an_optimiser_of_no_such_name_is_refused(self) -> None:
         run = trainer(records())
         with pytest.raises(EquidpError, match="Did you mean 'adam'"):

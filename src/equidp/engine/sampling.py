@@ -42,6 +42,20 @@ class Batch:
         return len(self.units)
 
 
+@dataclass(frozen=True)
+class Examples:
+    """Records without a schema, for a loop of one's own: labels may be what the loss takes.
+
+    Attributes:
+        features, labels: `[N, …]` each; amounts, say, or a label for every place of a text.
+        unit: `[N]` int64, an id shared by the records of one unit, or None where records are units.
+    """
+
+    features: Tensor
+    labels: Tensor
+    unit: Tensor | None = None
+
+
 class Population:
     """Training data as N units of privacy, resident on one device.
 
@@ -51,18 +65,28 @@ class Population:
         by_unit: units are `records.unit` (a person, a lesion) instead of single records.
 
     Raises:
-        EquidpError: if units are asked for and the dataset has none.
+        EquidpError: if units are asked for and there are none, or there is not one row of each for every record.
     """
 
-    def __init__(self, records: Records, groups: Tensor, *, by_unit: bool = False) -> None:
+    def __init__(self, records: Records | Examples, groups: Tensor, *, by_unit: bool = False) -> None:
         self.records = records
         self.device = records.labels.device
+        columns = {"features": records.features, "groups": groups, "units": records.unit if by_unit else None}
+        for name, column in columns.items():
+            if column is not None and len(column) != len(records.labels):
+                raise EquidpError(
+                    f"The population has {len(records.labels)} labels, and {len(column)} rows of {name}: give one for "
+                    "each record."
+                )
+        if groups.dtype != torch.int64:
+            raise EquidpError(f"The population's groups are {groups.dtype}: give each record an int64 id from 0 on.")
         if not by_unit:
             self._members, self._starts, self.groups = None, None, groups
-            self.size = len(records)
+            self.size = len(records.labels)
             return
         if records.unit is None:
-            raise EquidpError(f"Dataset {records.schema.name!r} has no units beyond records: set privacy.unit=record.")
+            whose = f"Dataset {records.schema.name!r} has" if isinstance(records, Records) else "These examples have"
+            raise EquidpError(f"{whose} no units beyond records: set privacy.unit=record.")
         _, unit = torch.unique(records.unit, return_inverse=True)
         self._members = torch.argsort(unit, stable=True)
         counts = torch.bincount(unit)

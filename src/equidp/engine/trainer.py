@@ -153,7 +153,8 @@ class Trainer:
         public: records without any guarantee, disjoint from training and test, for an algorithm that asks for them.
 
     Raises:
-        EquidpError: for an unknown optimiser, or where the algorithm needs public records and has none.
+        EquidpError: for an unknown optimiser, groups that the plan does not have, or no public records where the
+            algorithm needs some.
     """
 
     def __init__(
@@ -180,6 +181,7 @@ class Trainer:
             raise EquidpError(
                 f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
             )
+        _refuse_other_groups(population.groups, plan.groups)
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
         self.pursuing = algorithm.objective.start(loss, self.plan, population.device)
@@ -578,6 +580,15 @@ class Trainer:
             getattr(self, name).load_state_dict(_moved(state[name], device))
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**_moved(state["diagnostics"], device))
+
+
+def _refuse_other_groups(ids: Tensor, groups: int) -> None:
+    # as in `Records`, only where an answer need not be waited for
+    if len(ids) and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < groups:
+        raise EquidpError(
+            f"The population's groups are from {ids.min()} to {ids.max()}, and the plan has {groups}: plan with as "
+            "many (`groups` of `plan_run`), and number them from 0 on."
+        )
 
 
 def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment]) -> None:
