@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -777,3 +778,17 @@ def test_a_first_batch_that_cannot_be_tried_leaves_the_trial_to_the_next(first) 
     engine.norms(first, torch.arange(len(first)) % 3)
     with pytest.raises(EquidpError, match="mixes records"):
         engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels"),
+    [
+        ({"text": torch.zeros(2, 4)}, torch.zeros(2)),
+        ((torch.zeros(2, 4), torch.zeros(2, 4)), torch.zeros(2)),
+        (torch.zeros(2, 4), (torch.zeros(2), torch.zeros(2))),
+    ],
+)
+def test_several_tensors_are_refused_in_a_sentence(features: Any, labels: Any) -> None:
+    engine = GradientEngine(nn.Linear(4, 2), cross_entropy)
+    with pytest.raises(EquidpError, match="must be one tensor each"):
+        engine.norms(features, labels)

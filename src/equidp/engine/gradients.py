@@ -111,7 +111,7 @@ class GradientEngine:
 
         Args:
             features: `[b, …]`; b may be 0.
-            labels: `[b]`.
+            labels: `[b, …]`.
             owners: `[b]` int64 ids 0…U−1, ascending, of the unit each record belongs to. Norms and weights are then per
                 unit, and a unit's gradient is the mean of its records' gradients.
             iterates: replaces each gradient by `Σ c·∇f(θ; x)` over the `(θ, c)` given; θ is a flat `[d]` vector of
@@ -121,8 +121,8 @@ class GradientEngine:
             `[b]` (or `[U]`) float32. What is not finite stays so: the caller masks it.
 
         Raises:
-            EquidpError: for a layer called in a way that the books cannot hold, or if a model's first batch shows that
-                its gradients would be wrong (`probe.py`).
+            EquidpError: for features or labels that are no tensors, a layer called in a way that the books cannot hold,
+                or if a model's first batch shows that its gradients would be wrong (`probe.py`).
         """
         self.try_out(features, labels)
         if self._recordings is not None and self._probed and len(features) and owners is None and iterates is None:
@@ -135,6 +135,12 @@ class GradientEngine:
         Raises:
             EquidpError: as `norms`.
         """
+        if not (isinstance(features, Tensor) and isinstance(labels, Tensor)):
+            raise EquidpError(
+                f"Features and labels must be one tensor each, not {type(features).__name__} and "
+                f"{type(labels).__name__}: put what a record has of several kinds side by side (torch.cat), and let "
+                "the model split it."
+            )
         if not self._probed and len(features):
             with torch.enable_grad():
                 self._probed = probe(self, features, labels)
