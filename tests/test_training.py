@@ -144,3 +144,11 @@ def test_a_schedule_of_other_steps_than_the_run_is_refused() -> None:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_keeps_its_promises(name: str) -> None:
     assert planned(name).steps
+
+
+def test_settings_are_not_the_algorithm_that_they_build() -> None:
+    with pytest.raises(EquidpError, match=r"no algorithm: build one.*\.build\(\)"):
+        plan_run(
+            algorithm_settings("dpsgd"), units=100, groups=2, privacy=PrivacySettings(noise_multiplier=1.0),
+            training=TrainingSettings(batch_size=10),
+        )  # fmt: skip

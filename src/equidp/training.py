@@ -97,8 +97,14 @@ def plan_run(
         groups: K of the partition used in training.
 
     Raises:
-        EquidpError: where the target cannot be met, the batch exceeds the data, or a part does not do what it promises.
+        EquidpError: where the target cannot be met, the batch exceeds the data, a part does not do what it promises, or
+            settings are given in place of the algorithm they build.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise EquidpError(
+            f"{algorithm!r} is no algorithm: build one, such as "
+            "algorithm_settings('dpsgd', {'clip_norm': 1.0}).build()."
+        )
     plan = Plan(
         records=units,
         batch_size=training.batch_size,
