@@ -33,6 +33,9 @@ def test_the_blocks_of_the_page_train_privately(monkeypatch):
 
     run(loop)
     assert 2.9 < epsilon(names["ledger"].events, 1e-5).value <= 3.0
+    visits, counts = names["visits"][3200:], names["trainer"].model(names["features"][3200:])
+    indifferent = names["poisson_loss"](visits.mean().log().expand(len(visits)), visits).mean()
+    assert float(names["poisson_loss"](counts, visits).mean()) < float(indifferent)
     assert sum(event.count for event in names["ledger"].events) == names["plan"].steps
 
     run(attention)
