@@ -136,6 +136,13 @@ def test_layer_norm(shape, bias, holds) -> None:
     holds(nn.LayerNorm(shape), torch.randn(4, *shape))
 
 
+@pytest.mark.parametrize("eps", [None, 0.1])
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)])
+def test_rms_norm(shape, eps, holds) -> None:
+    holds(nn.RMSNorm(6, eps=eps), torch.randn(4, *shape))
+    holds(nn.RMSNorm(shape, eps=eps), torch.randn(4, *shape))
+
+
 def test_frozen_batch_norm(holds) -> None:
     layer = nn.BatchNorm2d(3)
     layer.running_mean.normal_()

@@ -151,11 +151,18 @@ def frozen_batch_norm(page: Page) -> dict[str, Term]:
 def layer_norm(page: Page) -> dict[str, Term]:
     """Scale and shift per normalised element."""
     shape = page.layer.normalized_shape
-    return _scaled(
-        page,
-        lambda x: F.layer_norm(x, shape, eps=page.layer.eps),
-        lambda x: x.reshape(len(x), -1, math.prod(shape)).sum(1),
-    )
+    return _scaled(page, lambda x: F.layer_norm(x, shape, eps=page.layer.eps), _over_places(shape))
+
+
+def rms_norm(page: Page) -> dict[str, Term]:
+    """Scale per element of activations divided by their root mean square."""
+    shape = page.layer.normalized_shape
+    return _scaled(page, lambda x: F.rms_norm(x, shape, eps=page.layer.eps), _over_places(shape))
+
+
+def _over_places(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """`[b, …, *shape]` to sums over what lies between, `[b, numel]`."""
+    return lambda x: x.reshape(len(x), -1, math.prod(shape)).sum(1)
 
 
 def _scaled(page: Page, normalise: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> dict[str, Term]:
@@ -226,6 +233,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm1d: frozen_batch_norm,
     nn.BatchNorm2d: frozen_batch_norm,
     nn.LayerNorm: layer_norm,
+    nn.RMSNorm: rms_norm,
     nn.Embedding: embedding,
 }
 
