@@ -62,6 +62,12 @@ def test_too_few_records_give_no_figure() -> None:
     assert visits["auc"] is None  # nine patients
 
 
+def test_a_model_that_has_diverged_has_no_figure() -> None:
+    # the audit's bounds have been found by then: one model's losses must not end it
+    lost = exposure(np.full(500, np.nan), np.append(np.zeros(499), np.inf), **HOW)
+    assert lost["auc"] is lost["auc_interval"] is lost["tpr_at_1_percent_fpr"] is None
+
+
 def test_records_of_one_unit_leak_together() -> None:
     generator = np.random.default_rng(7)
     sides, owners = generator.normal(size=(2, 40)), np.repeat(np.arange(40), 16)

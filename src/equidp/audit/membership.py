@@ -81,11 +81,13 @@ def exposure(
     Returns:
         `members`, `non_members` (counts), `auc`, `auc_interval`, `tpr_at_1_percent_fpr` and its interval. Figures that
         the counts do not allow are None: both below `MIN_TEST_RECORDS` units on either side, where resampling finds no
-        spread (of one against one none at all), the second below `FEWEST`.
+        spread (of one against one none at all), the second below `FEWEST`. So are both where a score is not finite: a
+        model that has diverged tells nobody apart.
     """
     counts = {"members": len(member), "non_members": len(non_member)}
     owners = units or (np.arange(len(member)), np.arange(len(non_member)))
-    fewest = min(len(np.unique(of)) for of in owners)
+    finite = np.isfinite(member).all() and np.isfinite(non_member).all()
+    fewest = min(len(np.unique(of)) for of in owners) if finite else 0
     measures: Mapping[str, Callable[[Scores, Scores], float] | None] = {
         "auc": _auc if fewest >= MIN_TEST_RECORDS else None,
         "tpr_at_1_percent_fpr": _tpr if fewest >= FEWEST else None,
