@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.audit.toy import recipe, split
+from tests.audit.toy import recipe, records, split
 from torch import nn
 
 from equidp.audit import AuditSettings, epsilon_lower_bound, run
@@ -57,6 +57,17 @@ def test_membership_leaks_before_privacy_and_not_after(findings: dict) -> None:
         assert before["auc_interval"][0] > 0.55
         assert after["auc_interval"][0] < 0.5 < after["auc_interval"][1]
         assert (before["members"], before["non_members"]) == (150, 150)
+
+
+def test_intervals_of_membership_know_of_units() -> None:
+    part = dataclasses.replace(records(36, 1), unit=torch.arange(36) % 9)
+    sides = torch.rand(36, generator=torch.Generator().manual_seed(0)), torch.zeros(36)
+    of_units, of_records = (
+        audit._exposures(sides, one, one, QUICK, 1, ["sex"]) for one in (part, dataclasses.replace(part, unit=None))
+    )
+    assert (of_units["overall"]["auc"], of_units["overall"]["members"]) == (None, 36)  # nine units tell too little
+    assert of_records["overall"]["auc"] == of_records["groups"]["sex"]["f"]["auc"] == 1.0
+    assert of_units["groups"]["sex"]["f"]["auc"] is None
 
 
 def test_every_group_is_told(findings: dict) -> None:

@@ -106,6 +106,19 @@ def test_where_all_are_right_there_are_as_many_as_units() -> None:
     assert accuracy_interval(right[:5], owners[:5]) == accuracy_interval(right[:1], alone(right[:1]))  # one unit
 
 
+@pytest.mark.parametrize("sizes", [[10, 10, 10, 10, 10], [40, 1, 1, 1, 1]])
+def test_it_holds_where_units_are_few(sizes: list[int]) -> None:
+    """Five units do not tell how alike their records are: mostly right by luck, they would seem independent."""
+    rng = np.random.default_rng(4)
+    owners = np.repeat(np.arange(5), sizes)
+    held, trials = 0, 500
+    for _ in range(trials):
+        draws = np.where(rng.random(len(owners)) < 0.9, rng.random(5)[owners], rng.random(len(owners)))
+        low, high = accuracy_interval(draws < 0.75, owners) or [0, 0]
+        held += low <= 0.75 <= high
+    assert held / trials >= 0.92
+
+
 def test_every_group_has_its_own_and_an_empty_one_has_none() -> None:
     rng = np.random.default_rng(2)
     labels, ids = rng.integers(0, 2, 300), rng.integers(0, 2, 300)

@@ -19,16 +19,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score, roc_curve
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from equidp.engine.noise import derived_seed
+from equidp.records import MIN_TEST_RECORDS
 
 FALSE_POSITIVE_RATE = 0.01
 """Where the true positive rate is read: an attacker who is hardly ever wrong (Carlini et al. 2022)."""
 
-FEWEST = round(1 / FALSE_POSITIVE_RATE)
-"""Fewer non-members cannot resolve that rate."""
+FEWEST = round(5 / FALSE_POSITIVE_RATE)
+"""Of fewer, on either side, next to none lies beyond such a threshold, and resampling does not tell how many might."""
 
 Scores = np.ndarray
 
@@ -59,29 +60,43 @@ def halves(records: int, pairs: int, seed: int) -> list[Tensor]:
     return masks
 
 
-def exposure(member: Scores, non_member: Scores, *, resamples: int, confidence: float, seed: int) -> dict:
+def exposure(
+    member: Scores,
+    non_member: Scores,
+    units: tuple[np.ndarray, np.ndarray] | None = None,
+    *,
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> dict:
     """AUC and TPR at 1 % FPR of an attack on one group, each with a bootstrap interval.
 
     Args:
         member, non_member: scores of the two sides.
-        resamples: bootstrap resamples, members and non-members resampled apart.
+        units: numbers of both sides, equal for records of one unit; None where each is a unit's only one.
+        resamples: bootstrap resamples of whole units, members and non-members apart.
         confidence: of the intervals (percentiles).
         seed: of the resampling.
 
     Returns:
         `members`, `non_members` (counts), `auc`, `auc_interval`, `tpr_at_1_percent_fpr` and its interval. Figures that
-        the counts do not allow are None: both without records on both sides, the second below 100 non-members.
+        the counts do not allow are None: both below `MIN_TEST_RECORDS` units on either side, where resampling finds no
+        spread (of one against one none at all), the second below `FEWEST`. So are both where a score is not finite: a
+        model that has diverged tells nobody apart.
     """
     counts = {"members": len(member), "non_members": len(non_member)}
+    owners = units or (np.arange(len(member)), np.arange(len(non_member)))
+    finite = np.isfinite(member).all() and np.isfinite(non_member).all()
+    fewest = min(len(np.unique(of)) for of in owners) if finite else 0
     measures: Mapping[str, Callable[[Scores, Scores], float] | None] = {
-        "auc": _auc if len(member) and len(non_member) else None,
-        "tpr_at_1_percent_fpr": _tpr if len(member) and len(non_member) >= FEWEST else None,
+        "auc": _auc if fewest >= MIN_TEST_RECORDS else None,
+        "tpr_at_1_percent_fpr": _tpr if fewest >= FEWEST else None,
     }
     found: dict = {}
     for name, measure in measures.items():
         found[name] = None if measure is None else measure(member, non_member)
         found[f"{name}_interval"] = (
-            None if measure is None else _interval(measure, member, non_member, resamples, confidence, seed)
+            None if measure is None else _interval(measure, (member, non_member), owners, resamples, confidence, seed)
         )
     return counts | found
 
@@ -92,6 +107,7 @@ def exposure_per_group(
     member_groups: Tensor,
     non_member_groups: Tensor,
     names: Sequence[str],
+    units: tuple[np.ndarray, np.ndarray] | None = None,
     *,
     resamples: int,
     confidence: float,
@@ -102,6 +118,7 @@ def exposure_per_group(
         name: exposure(
             member[member_groups == k].numpy(),
             non_member[non_member_groups == k].numpy(),
+            units and (units[0][(member_groups == k).numpy()], units[1][(non_member_groups == k).numpy()]),
             resamples=resamples,
             confidence=confidence,
             seed=seed,
@@ -122,11 +139,13 @@ def _auc(member: Scores, non_member: Scores) -> float:
 
 
 def _tpr(member: Scores, non_member: Scores) -> float:
-    """The largest true positive rate of a threshold whose false positive rate is at most 1 %."""
-    false, true, _ = roc_curve(
-        _truth(member, non_member), np.concatenate([member, non_member]), drop_intermediate=False
-    )
-    return float(true[false <= FALSE_POSITIVE_RATE].max())
+    """True positive rate of the lowest threshold that another non-member exceeds with probability 1 % at most.
+
+    The k-th largest of n non-members is exceeded by another one with probability k/(n + 1). Their own rate, (k − 1)/n,
+    is too small: of 100 one may exceed the threshold, but in truth twice as many will, non-members and members alike.
+    """
+    k = int(FALSE_POSITIVE_RATE * (len(non_member) + 1))
+    return float((member > np.partition(non_member, -k)[-k]).mean())
 
 
 def _truth(member: Scores, non_member: Scores) -> np.ndarray:
@@ -135,16 +154,21 @@ def _truth(member: Scores, non_member: Scores) -> np.ndarray:
 
 def _interval(
     measure: Callable[[Scores, Scores], float],
-    member: Scores,
-    non_member: Scores,
+    sides: tuple[Scores, Scores],
+    units: tuple[np.ndarray, np.ndarray],
     resamples: int,
     confidence: float,
     seed: int,
 ) -> list[float]:
     generator = np.random.default_rng(derived_seed(seed, "audit/bootstrap"))
-    values = [
-        measure(generator.choice(member, len(member)), generator.choice(non_member, len(non_member)))
-        for _ in range(resamples)
-    ]
+    owners = [np.unique(of, return_inverse=True)[1] for of in units]
+
+    def drawn(scores: Scores, owner: np.ndarray) -> Scores:
+        """As many units as there are, each with all its records: they leak, or do not, together."""
+        count = int(owner.max()) + 1
+        times = np.bincount(generator.integers(count, size=count), minlength=count)
+        return np.repeat(scores, times[owner])
+
+    values = [measure(*map(drawn, sides, owners)) for _ in range(resamples)]
     tail = (1 - confidence) / 2
     return [float(value) for value in np.quantile(values, [tail, 1 - tail])]

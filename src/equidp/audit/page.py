@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from equidp.audit.figures import ATTACKS, CANARIES, MEASURES, bounds_beside_claims, exposure_by_group
 from equidp.audit.membership import FEWEST
 from equidp.audit.settings import REMEDY
+from equidp.records import MIN_TEST_RECORDS
 from equidp.reporting.page import MAX_FIGURE_GROUPS, Cell, Grid, render
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE
@@ -79,7 +80,7 @@ def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, pro
         algorithm=findings["algorithm"],
         groups=groups,
         interval=f"{findings['confidence']:.0%}",
-        fewest=FEWEST,
+        fewest={"auc": MIN_TEST_RECORDS, "tpr": FEWEST},
         reading=READING,
     )
 

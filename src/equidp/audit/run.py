@@ -171,8 +171,11 @@ def _exposures(
     groupings: Sequence[str],
 ) -> dict[str, Any]:
     how: dict[str, Any] = {"resamples": settings.resamples, "confidence": settings.confidence, "seed": seed}
+    units = None
+    if members.unit is not None and others.unit is not None:
+        units = (members.unit.numpy(), others.unit.numpy())
     groups = {}
     for grouping in groupings:
         ids, names = members.grouping(grouping)
-        groups[grouping] = exposure_per_group(*sides, ids, others.grouping(grouping)[0], names, **how)
-    return {"overall": exposure(sides[0].numpy(), sides[1].numpy(), **how), "groups": groups}
+        groups[grouping] = exposure_per_group(*sides, ids, others.grouping(grouping)[0], names, units, **how)
+    return {"overall": exposure(sides[0].numpy(), sides[1].numpy(), units, **how), "groups": groups}

@@ -10,7 +10,9 @@ method 10), made of the two Wilson intervals and the correlation.
 
 Several records of one unit (a patient's visits) tell less than as many units' do. As in survey sampling (Kish 1965)
 they are worth n/D, D the variance of the share over whole units beside that over records; where all records are right,
-or none, D is not known, and they are worth as many as there are units. The correlation is that of the units' sums.
+or none, or units are fewer than ten, D is not known, and they are worth what they would be were a unit's records always
+alike: as many as there are units, fewer where some have more records than others. The correlation is that of the units'
+sums.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+
+from equidp.records import MIN_TEST_RECORDS
 
 CONFIDENCE = 0.95
 
@@ -80,8 +84,8 @@ class _Share:
         n, self.share = len(right), int(right.sum()) / len(right)
         self.sums = np.bincount(owners, weights=right - self.share)
         count, spread = len(self.sums), n * self.share * (1 - self.share)
-        design = n / count
-        if count > 1 and spread:
+        design = float((np.bincount(owners) ** 2).sum()) / n
+        if count >= MIN_TEST_RECORDS and spread:
             design = (self.sums**2).sum() / spread * count / (count - 1) * (n - 1) / n
         self.worth = n / max(design, 1.0)
 

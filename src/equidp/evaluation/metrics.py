@@ -319,7 +319,8 @@ def _macro_f1(labels: NDArray, predicted: NDArray) -> float | None:
     """Mean F1 of the classes that occur among labels or predictions; in a group of one class it would say nothing."""
     if len(np.unique(labels)) < 2:
         return None
-    return sk.f1_score(labels, predicted, average="macro", zero_division=0)
+    occurring = np.setdiff1d(np.union1d(labels, predicted), [UNPREDICTED])  # which is no class, with an F1 of 0
+    return sk.f1_score(labels, predicted, labels=occurring, average="macro", zero_division=0)
 
 
 def _mcc(labels: NDArray, predicted: NDArray) -> float | None:
