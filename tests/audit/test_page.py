@@ -132,7 +132,8 @@ def test_every_group_is_told_before_and_after_with_intervals(findings):
 
 def test_who_is_exposed_most_is_named_only_where_the_interval_says_so(findings):
     text = page(findings).text
-    assert f"sex exposed most, before{HOSTILE}AUC 0.750" in text
+    assert f"sex exposed most, before{HOSTILE}AUC 0.750 (" in text
+    assert ", the largest of " in text
     assert "sex exposed most, afternone" in text
 
 

@@ -139,7 +139,9 @@ def _exposed_most(when: str, attack: str, found: Mapping[str, Any]) -> tuple[str
     if not told:
         return f"{grouping} exposed most, {when}", "none", f"no AUC's interval is above 0.5 ({ATTACKS[attack]})"
     most = max(told, key=lambda name: told[name])
-    return f"{grouping} exposed most, {when}", most, f"AUC {told[most]:.3f} by {ATTACKS[attack]}"
+    (low, high), known = groups[most]["auc_interval"], sum(one["auc"] is not None for one in groups.values())
+    best = f"AUC {told[most]:.3f} ({low:.3f} to {high:.3f}), the largest of {known}, by {ATTACKS[attack]}"
+    return f"{grouping} exposed most, {when}", most, best
 
 
 def _bounds(findings: Mapping[str, Any]) -> Grid | None:
