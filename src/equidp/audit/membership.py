@@ -85,9 +85,10 @@ def exposure(
         model that has diverged tells nobody apart.
     """
     counts = {"members": len(member), "non_members": len(non_member)}
-    owners = units or (np.arange(len(member)), np.arange(len(non_member)))
+    sides = units or (np.arange(len(member)), np.arange(len(non_member)))
+    distinct, owners = zip(*(np.unique(side, return_inverse=True) for side in sides), strict=True)
     finite = np.isfinite(member).all() and np.isfinite(non_member).all()
-    fewest = min(len(np.unique(of)) for of in owners) if finite else 0
+    fewest = min(map(len, distinct)) if finite else 0
     measures: Mapping[str, Callable[[Scores, Scores], float] | None] = {
         "auc": _auc if fewest >= MIN_TEST_RECORDS else None,
         "tpr_at_1_percent_fpr": _tpr if fewest >= FEWEST else None,
@@ -155,13 +156,13 @@ def _truth(member: Scores, non_member: Scores) -> np.ndarray:
 def _interval(
     measure: Callable[[Scores, Scores], float],
     sides: tuple[Scores, Scores],
-    units: tuple[np.ndarray, np.ndarray],
+    owners: Sequence[np.ndarray],
     resamples: int,
     confidence: float,
     seed: int,
 ) -> list[float]:
+    """`owners`: of both sides, the unit of each record, numbered from 0 without gaps."""
     generator = np.random.default_rng(derived_seed(seed, "audit/bootstrap"))
-    owners = [np.unique(of, return_inverse=True)[1] for of in units]
 
     def drawn(scores: Scores, owner: np.ndarray) -> Scores:
         """As many units as there are, each with all its records: they leak, or do not, together."""

@@ -237,17 +237,20 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
 
 def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> str:
     """What the lines on the bars are, if there are any; `least` is the lowest value possible."""
-    maps = [trace for trace in chart.data if trace.type == "heatmap"]
-    begin = "On hovering: " if maps else "Lines are "
-    if maps and not any("interval" in text for row in maps[0].hovertext for text in row):
+    if not any(map(_tells_intervals, chart.data)):
         return ""
-    if not maps and all(bar.error_y.array is None for bar in chart.data):
-        return ""
+    begin = "On hovering: " if chart.data[0].type == "heatmap" else "Lines are "
     if not _several(documents):
         return f" {begin}95 % intervals over test records."
     single = any(document.get("seeds", 1) == 1 for document in documents.values())
     of_single = ", of a single seed over test records" if single else ""
     return f" {begin}95 % intervals over seeds{of_single}, cut at {least} and 1."
+
+
+def _tells_intervals(trace: Any) -> bool:
+    if trace.type == "heatmap":
+        return any("interval" in text for row in trace.hovertext for text in row)
+    return trace.error_y.array is not None
 
 
 def _training_figures(
