@@ -127,10 +127,12 @@ def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():
 def test_a_page_of_means_has_intervals_over_seeds(cells):
     documents = {seed: json.loads(cell.outputs["metrics"].read_text()) for seed, cell in enumerate(cells[:2])}
     page = averaged(cells[0].algorithm, documents)
-    for part in (page, page["baseline"], page["cost_of_privacy"]):
-        (grouping,) = part["groups"]
-        for group, (low, high) in part["intervals"]["groups"][grouping].items():
-            assert low <= part["groups"][grouping][group]["accuracy"] <= high
+    for part, mean in ((page, 0.5), (page["cost_of_privacy"], -0.3)):
+        low, high = part["intervals"]["groups"]["class"]["b"]
+        assert part["groups"]["class"]["b"]["accuracy"] == pytest.approx(mean)
+        assert low < mean < high
+        assert part["intervals"]["groups"]["class"]["a"] is None  # two seeds that agree
+    assert set(page["baseline"]["intervals"]["groups"]["class"].values()) == {None}
     one = averaged(cells[0].algorithm, {0: documents[0]})
     assert one["intervals"]["overall"] is None
 
@@ -143,8 +145,9 @@ def test_a_single_seed_keeps_its_intervals_over_test_records():
     one = averaged("dpsgd", {0: run})
     for part, own in ((one, run), (one["baseline"], run["baseline"]), (one["cost_of_privacy"], run["cost_of_privacy"])):
         assert part["intervals"] == own["intervals"]
-    two = averaged("dpsgd", {0: run, 1: run})
-    assert two["intervals"]["groups"]["class"]["b"] == pytest.approx([0.6, 0.6])  # over seeds
+    two = averaged("dpsgd", {0: run, 1: document(0.8, 0.4)})
+    half = 12.7062 * 0.1  # over seeds: t with one degree of freedom, s/√2 = 0.1
+    assert two["intervals"]["groups"]["class"]["b"] == pytest.approx([0.5 - half, 0.5 + half], rel=1e-4)
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])

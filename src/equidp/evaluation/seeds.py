@@ -2,7 +2,8 @@
 
 A cost of privacy is a difference between two runs of one seed (same split, same initial weights), so its interval is
 that of the per-seed differences; the interval of two separate means would be too wide. With n seeds the interval is
-mean ± t(n − 1)·s/√n, Student's t; a single seed has no interval.
+mean ± t(n − 1)·s/√n, Student's t. A single seed has no interval, and neither have seeds that agree exactly: figures that
+are shares of a few test records often do, by their coarseness, and a width of 0 would call that certainty.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from dataclasses import asdict, dataclass
 
 from scipy import stats
 
+ROUNDING = 1e-12
+"""Differences of one pair of shares by two orders of operations stay below it."""
+
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval; `low` and `high` are None for a single value.
+    """A mean and its confidence interval; `low` and `high` are None for a single value and for values all equal.
 
     Attributes:
         mean: arithmetic mean over seeds.
@@ -31,7 +35,7 @@ class Interval:
 
     @property
     def half_width(self) -> float | None:
-        """The number after ±, or None for a single seed."""
+        """The number after ±, or None without an interval."""
         return None if self.high is None else self.high - self.mean
 
     def __str__(self) -> str:
@@ -39,7 +43,7 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """Mean and Student-t interval of independent values.
+    """Mean and Student-t interval of independent values; no interval where they do not differ beyond rounding.
 
     Raises:
         ValueError: without a value, or with one that is not finite.
@@ -48,8 +52,8 @@ def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inter
     if n == 0 or not all(math.isfinite(v) for v in values):
         raise ValueError(f"A mean needs at least one value and finite ones only, got {list(values)}.")
     mean = math.fsum(values) / n
-    if n == 1:
-        return Interval(mean, None, None, 1)
+    if max(values) - min(values) <= ROUNDING:
+        return Interval(mean, None, None, n)
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
     half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * deviation / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
