@@ -26,7 +26,7 @@ def test_a_single_seed_has_no_interval():
 
 
 def test_seeds_that_agree_have_no_interval():
-    """Its width of 0 covered the truth in as little as half of the cases where figures are shares of few test records."""
+    """Its width of 0 covered the truth in as little as half of the cases where figures are shares of few records."""
     interval = mean_interval([0.1 + 0.2, 0.3, 0.3])
     assert (interval.mean, interval.half_width, interval.seeds) == (pytest.approx(0.3), None, 3)
     assert paired_difference({0: 0.5, 1: 0.7}, {0: 0.4, 1: 0.6}).half_width is None

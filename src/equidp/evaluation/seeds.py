@@ -2,8 +2,8 @@
 
 A cost of privacy is a difference between two runs of one seed (same split, same initial weights), so its interval is
 that of the per-seed differences; the interval of two separate means would be too wide. With n seeds the interval is
-mean ± t(n − 1)·s/√n, Student's t. A single seed has no interval, and neither have seeds that agree exactly: figures that
-are shares of a few test records often do, by their coarseness, and a width of 0 would call that certainty.
+mean ± t(n − 1)·s/√n, Student's t. A single seed has no interval, and neither have seeds that agree exactly: figures
+that are shares of a few test records often do, by their coarseness, and a width of 0 would call that certainty.
 """
 
 from __future__ import annotations
