@@ -72,6 +72,15 @@ def test_steps_that_a_crash_has_charged_twice_are_in_epsilon() -> None:
     assert again["epsilon"] == epsilon([Event(1 / 12, 1.0, 40)], 1e-5).value > planned["epsilon"]
 
 
+@pytest.mark.parametrize(("name", "told"), [("sa_dpsgd", 30), ("dpsgd", 0)])
+def test_a_public_part_is_told_of_where_it_is_used(name: str, told: int) -> None:
+    """Of others it would be untrue, and its size, a share of all records, tells DPIS's N, which may be private."""
+    algorithm = algorithm_settings(name).build()
+    settings = {"privacy": PrivacySettings(noise_multiplier=1.0), "training": TrainingSettings(), "seed": 7}
+    spent = Outcome(algorithm.events(PLAN), 36, 36)
+    assert privacy_statement(algorithm, PLAN, spent, public=30, **settings)["public_records"] == told
+
+
 def test_exact_figures_and_predictable_noise_are_stated() -> None:
     spent = Event(1 / 12, 1.0, 36)
     plain, watched = stated(spent, secure=True), stated(spent, diagnostics=True)

@@ -626,7 +626,7 @@ def privacy_statement(
         **_spent_otherwise(algorithm, plan, outcome),
         "accepted_steps": outcome.accepted_steps,
         "releases": _releases(algorithm),
-        "public_records": public,
+        "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": [
             f"The number of training {privacy.unit}s ({plan.records}), the batch size, the number of steps, the "

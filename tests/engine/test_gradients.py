@@ -324,6 +324,51 @@ def test_a_unit_whose_records_cancel_has_a_norm_that_rounding_cannot_reach() -> 
     assert 0.9e-3 * single < norms < 1.1e-3 * single
 
 
+class Halves(nn.Module):
+    """One weight, two layers that each see a half of the record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.first(x[:, 0]), self.second(x[:, 1])], 1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "copies"),
+    [
+        (lambda: nn.Linear(8, 8, bias=False), (16, 8), 1),
+        (lambda: nn.Conv2d(16, 16, 3, bias=False, groups=4), (16, 10, 10), 1),
+        (lambda: nn.Conv2d(4, 4, 3, bias=False), (4, 10, 10), 1),
+        (Halves, (2, 8), 1),
+        (lambda: nn.Linear(8, 8, bias=False), (16, 8), 2),
+    ],
+    ids=["sequence", "groups of channels", "windows", "shared weight", "unit"],
+)
+def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(layer, shape, copies) -> None:
+    """All of its inputs alike and half of its backprops negative: a norm of 0, and 10⁴ times that beneath it."""
+    torch.manual_seed(0)
+    engine = GradientEngine(layer().requires_grad_(True), lambda outputs, signs: (outputs * signs).flatten(1).sum(1))
+    engine._workspace.keep_floats = 0
+    outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
+    places = 0 if len(shape) == 2 else 2
+    signs = torch.ones(outputs).index_fill(places, torch.arange(outputs[places] // 2), -1.0)
+    alike = torch.randn(1, shape[1]) if places == 0 else torch.randn(shape[0], 1, 1)
+    others, labels = torch.randn(15, *shape), torch.randn(15, *outputs)
+    features = torch.cat([others, 1e4 * alike.expand(copies, *shape)])
+    owners = None if copies == 1 else torch.arange(15 + copies).clamp(max=15)
+
+    def total(features: Tensor, labels: Tensor, owners: Tensor | None) -> Tensor:
+        norms = engine.unprobed_norms(features, labels, owners=owners)
+        return engine.weighted_sum(1 / (norms + 0.01))  # AUTO-S, whose bound is 1
+
+    before = total(others, labels, None if owners is None else torch.arange(15))
+    after = total(features, torch.cat([labels, signs.expand(copies, *outputs)]), owners)
+    assert (after - before).norm() < 1e-4
+
+
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
     """Six records do not fit where five do; the five's norms are the same, though their windows cancel."""
     torch.manual_seed(3)

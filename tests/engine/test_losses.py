@@ -43,6 +43,15 @@ def test_cross_entropys_gradient_is_autograds_to_the_last_bit(classes: int, size
 def test_outputs_that_are_no_vectors_of_floats_are_left_to_autograd() -> None:
     assert CrossEntropy().gradient(torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.int64)) is None
     assert CrossEntropy().gradient(torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)) is None
+    assert CrossEntropy().gradient(torch.zeros(2, 3), torch.full((2, 3), 1 / 3)) is None
+
+
+def test_labels_may_be_shares_of_classes_in_a_model_of_one_layer() -> None:
+    torch.manual_seed(0)
+    layer, features, shares = nn.Linear(4, 3), torch.randn(5, 4), torch.rand(5, 3).softmax(1)
+    engine = GradientEngine(layer, CrossEntropy())
+    engine.norms(features, shares)
+    torch.testing.assert_close(engine.weighted_sum(torch.ones(5)), engine.plain_sum(features, shares))
 
 
 def test_the_runs_loss_knows_its_gradient_unless_classes_are_weighed() -> None:

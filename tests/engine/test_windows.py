@@ -62,6 +62,15 @@ def test_every_cut_equals_unfolding(kind, in_taps, kernel, size, last) -> None:
     )
 
 
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_a_pixel_is_seen_at_most_so_often(kernel) -> None:
+    seen = torch.zeros(24, 24)
+    for rows, columns in kernel.offsets(24, 24):
+        seen[rows, columns] += 1
+    assert seen.max() <= kernel.seen
+    assert seen.max() == kernel.seen or kernel.dilation != (1, 1)
+
+
 @pytest.mark.parametrize("cut", [WholeWindows, Bands])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
 def test_images_that_begin_in_the_midst_of_memory_are_cut_where_they_are(cut, layout) -> None:

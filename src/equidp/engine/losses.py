@@ -25,7 +25,7 @@ class KnowsGradient(Protocol):
 
 
 class CrossEntropy:
-    """−log softmax(z)_y of each record, z its outputs `[b, K]`, y its class `[b]` int64."""
+    """−log softmax(z)_y of each record, z its outputs `[b, K]`, y its class `[b]` int64, or its classes' shares."""
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """`[b]` losses."""
@@ -33,7 +33,7 @@ class CrossEntropy:
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
         """softmax(z) − 1_y, by the operations that autograd would use."""
-        if outputs.dim() != 2 or outputs.dtype != torch.float32:
+        if outputs.dim() != 2 or outputs.dtype != torch.float32 or labels.dtype != torch.int64:  # shares of classes
             return None
         logarithms = torch.log_softmax(outputs, 1)
         upstream = torch.zeros_like(outputs).scatter_(1, labels.unsqueeze(1), -1.0)

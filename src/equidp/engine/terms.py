@@ -30,6 +30,7 @@ from equidp.errors import EquidpError
 
 CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
 SLACK = 1e-6  # and is raised by up to this share: a norm may be overstated, never understated (Δ depends on it)
+PER_PRODUCT = 4e-9  # share that a float32 sum of equal products loses for each of them (measured up to 65,536)
 LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: what they may have been is added instead
 LONG_ROW = 1 << 15  # squares summed in one go
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
@@ -89,6 +90,10 @@ class Term(ABC):
     def gradients(self, start: int, stop: int) -> Tensor:
         """`[stop − start, numel]`: the gradients of some records, materialised."""
 
+    def sizes(self) -> Tensor:
+        """`[b]`: the norms of what each gradient is a sum of, added up: its own norm if nothing cancelled."""
+        return self.squared_norms().sqrt()
+
 
 class Vectors(Term):
     """Gradients that are there already: `[b, numel]`."""
@@ -143,10 +148,13 @@ class Products(Term):
             return self._gram()
         return materialised_norms([self], b, i * o)
 
+    def sizes(self) -> Tensor:
+        return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum(1)
+
     def _gram(self) -> Tensor:
         left = self.inputs @ self.inputs.transpose(1, 2)
         right = self.backprops @ self.backprops.transpose(1, 2)
-        return gram_norms(left, right)
+        return gram_norms(left, right, self.inputs.shape[2] + self.backprops.shape[2])
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
@@ -166,6 +174,9 @@ class GroupedProducts(Term):
         b, groups, _, i = self.inputs.shape
         return materialised_norms([self], b, groups * i * self.backprops.shape[3])
 
+    def sizes(self) -> Tensor:
+        return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum((1, 2))
+
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
         inputs, backprops = inputs.transpose(0, 1).flatten(1, 2), backprops.transpose(0, 1).flatten(1, 2)
@@ -184,7 +195,10 @@ class Lookups(Term):
     def squared_norms(self) -> Tensor:
         products = self.backprops @ self.backprops.transpose(1, 2)
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(products.dtype)
-        return gram_norms(products, same)
+        return gram_norms(products, same, self.backprops.shape[2])
+
+    def sizes(self) -> Tensor:
+        return norms_of(self.backprops).sqrt().sum(1)
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         backprops = scaled(self.backprops, weights)
@@ -258,7 +272,12 @@ class Convolutions(Term):
             self._form(start, stop, found)
             norms.append(norms_of(found.transpose(0, 1)).sum(1))
         self._kept, self._at_once, self._factors = kept, len(norms) == 1, []
-        return torch.cat(norms)
+        return raised(torch.cat(norms), self.sizes())
+
+    def sizes(self) -> Tensor:
+        # at most: Σ_p |window p|·|backprop p| ≤ √(Σ |window p|²·Σ |backprop p|²), and so many windows see each pixel
+        pairs = zip(self.images, self.backprops, strict=True)
+        return _sum([(self.kernel.seen * _squares(x) * _squares(b)).sqrt() for x, b in pairs])
 
     def _room(self, owner: object, records: int) -> Tensor:
         taps = self._cut.taps
@@ -275,7 +294,8 @@ class Convolutions(Term):
     def _gram(self, start: int, stop: int) -> Tensor:
         pixels = torch.cat([x[start:stop].flatten(2) for x in self.images], 2)
         backprops = torch.cat([b[start:stop].flatten(2) for b in self.backprops], 2)
-        return gram_norms(self._window_products(pixels.transpose(1, 2) @ pixels), backprops.transpose(1, 2) @ backprops)
+        left, right = self._window_products(pixels.transpose(1, 2) @ pixels), backprops.transpose(1, 2) @ backprops
+        return gram_norms(left, right, self.kernel.fan_in + self.kernel.channels[1])
 
     def _window_products(self, products: Tensor) -> Tensor:
         """Products of pixels `[m, LHW, LHW]` to products of windows `[m, P, P]`; L calls of one shape."""
@@ -383,17 +403,29 @@ def norms_of(rows: Tensor) -> Tensor:
     return norms.square().add_(rows.shape[-1] * LOST)
 
 
-def gram_norms(left: Tensor, right: Tensor) -> Tensor:
+def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     """`[b]`: Σ_pq left·right of two Gram matrices `[b, P, P]`, raised where cancellation may have made it too small.
 
     By the more the more was lost, so that rounding cannot make it jump. And by the most that entries too small for
     float32 may have come to: they would have been multiplied by the other matrix's (P·max(i, o) up to 2²⁶).
+
+    Args:
+        width: i + o, of how many products the entries of both are sums.
     """
     total = left.diagonal(dim1=1, dim2=2).sum(1), right.diagonal(dim1=1, dim2=2).sum(1)
     size = total[0] * total[1]
     sums = (left * right).sum((1, 2)) + LOST * 2.0**26 * (total[0] + total[1] + 1)
-    known = sums.clamp(min=0)
-    return torch.where(sums < CANCELLATION * size, known + SLACK * (size - known / CANCELLATION), sums)
+    known, slack = sums.clamp(min=0), max(SLACK, PER_PRODUCT * width)
+    return torch.where(sums < CANCELLATION * size, known + slack * (size - known / CANCELLATION), sums)
+
+
+def raised(squared: Tensor, sizes: Tensor) -> Tensor:
+    """`[b]` squared norms of gradients that were formed, at least √SLACK of the sizes of what they were summed from.
+
+    Where that cancels, what a weighted sum holds of it is its own rounding, which a norm of next to nothing would let
+    it multiply by a weight for next to nothing.
+    """
+    return torch.maximum(squared, SLACK * sizes.square())
 
 
 def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:
@@ -403,20 +435,20 @@ def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tenso
     """
     chunk = max(1, CHUNK_FLOATS // max(numel, 1))
     ranges = (slice(start, min(start + chunk, records)) for start in range(0, records, chunk))
-    return torch.cat([norms_of(_rows(terms, some)) for some in ranges])
+    return raised(torch.cat([norms_of(_rows(terms, some)) for some in ranges]), _sizes(terms))
 
 
 def unit_norms(terms: Sequence[Term], units: Units, numel: int) -> Tensor:
     """`[U]` squared norms of units' gradients, formed from each unit's own records alone, one after the other.
 
     Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit, so that a unit's
-    arrival would round, and at worst cancel, otherwise for all. A unit's records may cancel too: its norm is at least
-    √SLACK of its records' mean norm, as what the weighted sum holds of it below that is rounding.
+    arrival would round, and at worst cancel, otherwise for all. A unit's records may cancel too: their sum is `raised`
+    as a record's is.
     """
     if len(terms) == 1 and isinstance(terms[0], Outer):
         return _outer_unit_norms(terms[0], units, numel)
     chunk = max(1, CHUNK_FLOATS // max(numel, 1))
-    norms = []
+    norms, single = [], _sizes(terms)
     for some, records in units.ranges(chunk):
         counts = units.counts[some].to(torch.float32)
         sums, sizes = counts.new_zeros(len(counts), numel), torch.zeros_like(counts)
@@ -424,8 +456,8 @@ def unit_norms(terms: Sequence[Term], units: Units, numel: int) -> Tensor:
             part = slice(start, min(start + chunk, records.stop))
             rows, unit = _rows(terms, part).float(), units.owners[part] - some.start
             sums.index_add_(0, unit, rows)
-            sizes.index_add_(0, unit, norms_of(rows).sqrt())
-        norms.append(torch.maximum(norms_of(sums), SLACK * sizes.square()) / counts.square())
+            sizes.index_add_(0, unit, single[part].float())
+        norms.append(raised(norms_of(sums), sizes) / counts.square())
     return torch.cat(norms)
 
 
@@ -442,7 +474,20 @@ def _outer_unit_norms(term: Outer, units: Units, numel: int) -> Tensor:
             sums = term.backprops.values[rows].transpose(1, 2) @ term.inputs[rows]
             squared[some] = norms_of(sums.flatten(1))
     sizes = torch.zeros_like(squared).index_add_(0, units.owners, single.sqrt())
-    return torch.maximum(squared, SLACK * sizes.square()) / units.counts.square()
+    return raised(squared, sizes) / units.counts.square()
+
+
+def _sizes(terms: Sequence[Term]) -> Tensor:
+    return _sum([term.sizes() for term in terms])
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    return sum(parts[1:], parts[0])
+
+
+def _squares(images: Tensor) -> Tensor:
+    """`[b]` squared norms of `[b, c, H, W]`, in whichever order it lies in memory."""
+    return torch.linalg.vector_norm(images, dim=(1, 2, 3)).square() + images[0].numel() * LOST
 
 
 def _rows(terms: Sequence[Term], records: slice) -> Tensor:

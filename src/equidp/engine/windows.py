@@ -52,6 +52,12 @@ class Kernel:
         """Inputs that one output pixel sees: kh·kw·c."""
         return math.prod(self.size) * self.channels[0]
 
+    @property
+    def seen(self) -> int:
+        """Most output pixels that see one input pixel."""
+        axes = zip(self.size, self.stride, self.dilation, strict=True)
+        return math.prod(-(-size // stride) if dilation == 1 else size for size, stride, dilation in axes)
+
     def outputs(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the output."""
         return (height - self.reach(0)) // self.stride[0] + 1, (width - self.reach(1)) // self.stride[1] + 1
