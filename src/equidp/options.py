@@ -25,9 +25,26 @@ Number = Annotated[float, BeforeValidator(_no_truth)]
 
 
 class Declared(BaseModel):
-    """A block of settings; frozen, and refusing names that it does not know."""
+    """A block of settings; frozen, and refusing names that it does not know.
+
+    Called by its name, as in plain Python, it refuses with an `EquidpError`; `model_validate`, which knows no better
+    place than pydantic does, raises pydantic's `ValidationError`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            kind = type(self)
+            for name in given:
+                if name not in kind.model_fields:
+                    raise unknown_name(f"setting of {kind.__name__}", name, kind.model_fields) from error
+            raise not_valid(kind.__name__, error) from error
+
+    # without this pydantic would call it wherever it validates, nested blocks and model_validate included
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("*", mode="before")
     @classmethod
@@ -72,7 +89,7 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
         if name not in settings.model_fields:
             raise unknown_name(kind, name, settings.model_fields)
     try:
-        return settings(**given)
+        return settings.model_validate(dict(given))
     except ValidationError as error:
         first, why = refusal_of(error)
         place = ".".join(str(part) for part in first["loc"])
