@@ -9,9 +9,13 @@ from kedro.framework.session import KedroSession
 from kedro.framework.session.store import BaseSessionStore
 from kedro.io import DatasetError
 
-from equidp.config_loader import EquidpConfigLoader
-from equidp.errors import EquidpError
-from equidp.hooks import RunHook, TrackingHook
+from equidp import interrupts
+
+interrupts.end_quietly()  # before what takes seconds to import
+
+from equidp.config_loader import EquidpConfigLoader  # noqa: E402
+from equidp.errors import EquidpError  # noqa: E402
+from equidp.hooks import RunHook, TrackingHook  # noqa: E402
 
 # A remark to callers, which a user of this project can do nothing about.
 warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
