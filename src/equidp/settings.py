@@ -5,6 +5,8 @@ import sys
 import warnings
 from typing import Any
 
+import click
+from click.core import ParameterSource
 from kedro.framework.session import KedroSession
 from kedro.framework.session.store import BaseSessionStore
 from kedro.io import DatasetError
@@ -36,6 +38,7 @@ class Session(KedroSession):
 
     def run(self, *args: Any, **named: Any) -> Any:
         """As Kedro's."""
+        _refuse_no_pipeline(click.get_current_context(silent=True))
         try:
             return super().run(*args, **named)
         except ValueError as error:
@@ -48,6 +51,19 @@ class Session(KedroSession):
             if not str(error).startswith(NOT_IN_CATALOG):
                 raise
             raise EquidpError(" ".join(str(error).split())) from error
+
+
+def _refuse_no_pipeline(command: click.Context | None) -> None:
+    """Refuse a script's `--pipeline=$name` without a name, which Kedro would take for its default of four trainings."""
+    if command is None:
+        return
+    for option in ("pipeline", "pipelines"):
+        given = command.get_parameter_source(option) is ParameterSource.COMMANDLINE
+        if given and not command.params[option]:
+            raise EquidpError(
+                f"--{option}= names no pipeline: give one (`kedro registry list` shows all), or leave the option out "
+                "for the demonstration."
+            )
 
 
 HOOKS = (TrackingHook(), RunHook())
