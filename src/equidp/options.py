@@ -129,6 +129,8 @@ def _reason(error: ErrorDetails) -> str:
             return told.rstrip(".")
         case "model_attributes_type" | "model_type" | "dict_type" | "mapping_type":
             return "Input should have settings below it, such as name: {...}"
+        case "extra_forbidden":
+            return "there is no such setting"
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == RATIO:
             return "a ratio such as 10x"
         case _:

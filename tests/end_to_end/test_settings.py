@@ -91,6 +91,27 @@ def test_a_file_in_conf_local_that_is_written_wrong_ends_in_a_sentence(project, 
     assert "\n" not in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("servr: {mlflow_tracking_uri: secret}\n", r"^mlflow\.yml: servr is not valid: there is no such setting\.$"),
+        (
+            "server: {mlflow_tracking_url: secret}\n",
+            r"^mlflow\.yml: server\.mlflow_tracking_url is not valid: there is no",
+        ),
+        (
+            "tracking: {experiment: 3}\n",
+            r"^mlflow\.yml: tracking\.experiment is not valid: Input should have settings b",
+        ),
+        ("tracking:\n", r"^mlflow\.yml: tracking is not valid: Input should have settings below it"),
+    ],
+)
+def test_an_mlflow_yml_that_is_written_wrong_ends_in_a_sentence_without_its_passwords(project, text, words):
+    (project / "conf/local/mlflow.yml").write_text(text)
+    with pytest.raises(EquidpError, match=words):
+        resolved(project)
+
+
 def test_paths_follow_what_a_file_in_conf_local_chooses(project):
     """They would name another run's dataset and seed, and this run would replace that one's results."""
     raw = project / "raw"
