@@ -94,10 +94,7 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
         first, why = refusal_of(error)
         place = ".".join(str(part) for part in first["loc"])
         named, given_here = (f"The {kind} {place!r}", f" (given: {first['input']!r})") if place else (f"A {kind}", "")
-        # YAML takes a bare 0 for a number and a bare no for false, which are common names of classes and categories
-        bare = first["type"] == "string_type" and isinstance(first["input"], bool | int | float)
-        reason = why + given_here + ("; put it in quotes" if bare else "")
-        raise EquidpError(f"{named} is not valid: {reason}.") from error
+        raise EquidpError(f"{named} is not valid: {why}{given_here}.") from error
 
 
 def not_valid(place: str, error: ValidationError, *, below: int = 1) -> EquidpError:
@@ -129,6 +126,9 @@ def _reason(error: ErrorDetails) -> str:
             return told.rstrip(".")
         case "model_attributes_type" | "model_type" | "dict_type" | "mapping_type":
             return "Input should have settings below it, such as name: {...}"
+        case "string_type" if isinstance(error["input"], bool | int | float):
+            # YAML takes a bare 0 for a number and a bare no for false, which are common names of classes and categories
+            return f"{error['msg']}; put it in quotes"
         case "extra_forbidden":
             return "there is no such setting"
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == RATIO:

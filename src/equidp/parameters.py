@@ -55,7 +55,7 @@ class DataSettings(Section):
     """Registry name of the source; the dataset's own name unless given."""
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
-    keep: dict[str, Annotated[float, Field(gt=0)]] = {}
+    keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
     """Unbalancing of the training part: class name → count, or fraction below 1."""
     split_by: str = "record"
     """`unit` (or the dataset's word: `lesion`, `person`, a table's column) keeps all records of one unit on one side of

@@ -191,6 +191,8 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"momentum_length": 1}, r"Did you mean 'psasc_momentum\.options\.momentum_length'\?$"),
         ({"guesses": 1}, r"Unknown setting 'guesses'\. Did you mean 'audit\.guesses'\?$"),
         ({"data.keep.8": 0}, r"data\.keep\.8=0: .*greater than 0"),
+        ({"data": {"keep": {8: 40}}}, r"data\.keep\.8=8: Input should be a valid string; put it in quotes\.$"),
+        ({"data.keep.8": True}, r"data\.keep\.8=True: true and false are no numbers\.$"),
         ({"training.class_weights": "1+a"}, r"training.class_weights='a': .*valid number"),
         ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
         ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
