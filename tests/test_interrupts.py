@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -63,6 +64,21 @@ interrupts.keep()
 """
 
 
+DURING_IMPORTS = """
+import sys
+
+
+class Pressed:
+    def find_spec(self, name, *_):
+        if name == "equidp.hooks":
+            raise {error}
+
+
+sys.meta_path.insert(0, Pressed())
+import equidp.settings
+"""
+
+
 def _python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=50)
 
@@ -82,3 +98,10 @@ def test_a_hook_that_hands_on_to_ours_is_no_circle() -> None:
     told = _python(HOOKS_OF_OTHERS + FAILING_FINALISER).stderr
     assert told.count("ZeroDivisionError") == 1
     assert "RecursionError" not in told
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals end a process at once on Windows")
+def test_one_while_kedro_imports_the_project_prints_no_traceback() -> None:
+    stopped = _python(DURING_IMPORTS.format(error="KeyboardInterrupt"))
+    assert (stopped.stderr.split(), stopped.returncode) == (["Aborted!"], -signal.SIGINT)
+    assert "Traceback" in _python(DURING_IMPORTS.format(error="ZeroDivisionError")).stderr

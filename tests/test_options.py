@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from equidp.errors import EquidpError
 from equidp.options import RATIO, Declared, Widths, checked_options
@@ -49,7 +49,7 @@ def test_lists_may_be_typed_on_one_line(given: Any) -> None:
     [
         ({"sise": 1}, r"Unknown option 'sise'\. Did you mean 'size'"),
         ({"size": "many"}, r"The option 'size' is not valid: .*\(given: 'many'\)"),
-        ({"names": [1]}, r"The option 'names\.0' is not valid: .*put it in quotes\.$"),
+        ({"names": [1]}, r"The option 'names\.0' is not valid: .*; put it in quotes \(given: 1\)\.$"),
         ({"rate": "much"}, r"valid number, .*, or 'half', or a ratio such as 10x \(given: 'much'\)\.$"),
         ({"widths": "64+x"}, r"'widths\.1' is not valid: .*\(given: 'x'\)\.$"),
         ({"shape": {}}, r"'shape' is not valid: it needs the key 'kind', which says what it is \(given: {}\)\.$"),
@@ -73,3 +73,22 @@ def test_true_is_no_number_where_a_number_is_meant() -> None:
         with pytest.raises(EquidpError, match=rf"'{name}' is not valid: true and false are no numbers \(given: True\)"):
             checked_options(Given, {name: True}, "option")
     assert checked_options(Given, {"flag": True, "either": True}, "option") == Given(flag=True, either=True)
+
+
+def test_called_by_its_name_a_block_refuses_in_a_sentence() -> None:
+    class Size(Declared):
+        size: Annotated[int, Field(gt=0)] = 3
+        shape: Literal["round", "square"] = "round"
+
+    class Things(Declared):
+        things: tuple[Size, ...] = ()
+
+    with pytest.raises(EquidpError, match=r"^Unknown setting of Size 'sizes'\. Did you mean 'size'\? Valid: "):
+        Size(sizes=4)  # type: ignore[call-arg]
+    with pytest.raises(EquidpError, match=r"^Size\.size=-1 is not valid: Input should be greater than 0\.$"):
+        Size(size=-1)
+    # where it stands within others these say where, and so does what reads conf
+    with pytest.raises(EquidpError, match=r"^Things\.things=-1 is not valid: Input should be greater than 0\.$"):
+        Things(things=({"size": -1},))  # type: ignore[arg-type]
+    with pytest.raises(ValidationError):
+        Size.model_validate({"size": -1})

@@ -16,8 +16,10 @@ from equidp.engine.ledger import Event, epsilon
 from equidp.engine.parts import FlatClip, Part, Public, Schedule
 from equidp.engine.plan import Plan, Segment
 from equidp.errors import EquidpError
-from equidp.parameters import PrivacySettings, TrainingSettings
-from equidp.training import plan_run, privacy_statement, record_loss
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.records import Records, Schema
+from equidp.sources.splitting import split
+from equidp.training import plan_run, privacy_statement, record_loss, train_model
 
 CPU = torch.device("cpu")
 
@@ -64,6 +66,24 @@ def stated(*spent: Event, secure: bool = False, diagnostics: bool = False) -> di
 def test_a_ledger_that_is_not_the_plans_has_no_epsilon(spent: tuple[Event, ...]) -> None:
     with pytest.raises(EquidpError, match="The ledger differs from the plan"):
         stated(*spent)
+
+
+def test_to_resume_without_a_workplace_is_no_second_training_in_silence() -> None:
+    records = Records(
+        torch.zeros(150, 2), torch.zeros(150, dtype=torch.int64), {}, Schema("toy", "tabular", (2,), ("a",), {})
+    )
+    with pytest.raises(EquidpError, match="resume=True needs the workplace"):
+        train_model(
+            algorithm_settings("dpsgd").build(),
+            PLAN,
+            split(records, seed=0),
+            grouping="class",
+            model=ModelSettings(name="logistic"),
+            privacy=PrivacySettings(noise_multiplier=1.0),
+            training=TrainingSettings(),
+            seed=0,
+            resume=True,
+        )
 
 
 def test_steps_that_a_crash_has_charged_twice_are_in_epsilon() -> None:

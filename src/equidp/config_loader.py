@@ -22,8 +22,10 @@ from kedro.framework.project import LOGGING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
+from pydantic import ValidationError
 
 from equidp.errors import EquidpError, unknown_name
+from equidp.options import refusal_of
 from equidp.parameters import SECTIONS, TOP_LEVEL, block, check_names, resolve
 from equidp.sources import SOURCES
 
@@ -69,7 +71,10 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 OmegaConf.register_new_resolver(
                     "setting", lambda name: functools.reduce(getitem, name.split("."), settings), replace=True
                 )
-            return super().__getitem__(key)
+            found = super().__getitem__(key)
+            if key == "mlflow":
+                _check_mlflow(found)
+            return found
         except OmegaConfBaseException as error:
             place = f" ({error.full_key})" if error.full_key else ""
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
@@ -120,6 +125,18 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _check_mlflow(settings: Mapping[str, Any]) -> None:
+    """Refuse what kedro-mlflow would refuse with a traceback. Values are not shown: an address may hold a password."""
+    # later than `equidp.hooks`, which holds back what kedro-mlflow warns of as it is imported
+    from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
+
+    try:
+        KedroMlflowConfig.model_validate(settings)
+    except ValidationError as error:
+        first, why = refusal_of(error)
+        raise EquidpError(f"mlflow.yml: {'.'.join(map(str, first['loc']))} is not valid: {why}.") from None
 
 
 def project_is_at(folder: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 SIGTERM_STATUS = 128 + signal.SIGTERM
@@ -25,6 +26,22 @@ def keep() -> None:
     """
     if not isinstance(sys.unraisablehook, _Again):
         sys.unraisablehook = _Again(sys.unraisablehook)
+
+
+def end_quietly() -> None:
+    """From here on an interrupt that nobody catches ends the process with the word that click has for it.
+
+    Kedro imports a project before click is at work, which takes seconds: Ctrl-C then would print fifty lines.
+    """
+    earlier = sys.excepthook
+
+    def told(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            print("\nAborted!", file=sys.stderr)
+        else:
+            earlier(kind, value, trace)
+
+    sys.excepthook = told
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,26 @@ Number = Annotated[float, BeforeValidator(_no_truth)]
 
 
 class Declared(BaseModel):
-    """A block of settings; frozen, and refusing names that it does not know."""
+    """A block of settings; frozen, and refusing names that it does not know.
+
+    Called by its name, as in plain Python, it refuses with an `EquidpError`; `model_validate`, which knows no better
+    place than pydantic does, raises pydantic's `ValidationError`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            kind = type(self)
+            for name in given:
+                if name not in kind.model_fields:
+                    raise unknown_name(f"setting of {kind.__name__}", name, kind.model_fields) from error
+            raise not_valid(kind.__name__, error) from error
+
+    # without this pydantic would call it wherever it validates, nested blocks and model_validate included
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("*", mode="before")
     @classmethod
@@ -72,15 +89,12 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
         if name not in settings.model_fields:
             raise unknown_name(kind, name, settings.model_fields)
     try:
-        return settings(**given)
+        return settings.model_validate(dict(given))
     except ValidationError as error:
         first, why = refusal_of(error)
         place = ".".join(str(part) for part in first["loc"])
         named, given_here = (f"The {kind} {place!r}", f" (given: {first['input']!r})") if place else (f"A {kind}", "")
-        # YAML takes a bare 0 for a number and a bare no for false, which are common names of classes and categories
-        bare = first["type"] == "string_type" and isinstance(first["input"], bool | int | float)
-        reason = why + given_here + ("; put it in quotes" if bare else "")
-        raise EquidpError(f"{named} is not valid: {reason}.") from error
+        raise EquidpError(f"{named} is not valid: {why}{given_here}.") from error
 
 
 def not_valid(place: str, error: ValidationError, *, below: int = 1) -> EquidpError:
@@ -112,6 +126,11 @@ def _reason(error: ErrorDetails) -> str:
             return told.rstrip(".")
         case "model_attributes_type" | "model_type" | "dict_type" | "mapping_type":
             return "Input should have settings below it, such as name: {...}"
+        case "string_type" if isinstance(error["input"], bool | int | float):
+            # YAML takes a bare 0 for a number and a bare no for false, which are common names of classes and categories
+            return f"{error['msg']}; put it in quotes"
+        case "extra_forbidden":
+            return "there is no such setting"
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == RATIO:
             return "a ratio such as 10x"
         case _:

@@ -55,7 +55,7 @@ class DataSettings(Section):
     """Registry name of the source; the dataset's own name unless given."""
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
-    keep: dict[str, Annotated[float, Field(gt=0)]] = {}
+    keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
     """Unbalancing of the training part: class name → count, or fraction below 1."""
     split_by: str = "record"
     """`unit` (or the dataset's word: `lesion`, `person`, a table's column) keeps all records of one unit on one side of
@@ -227,12 +227,17 @@ def section(kind: type[BaseModel], name: str, values: Mapping[str, Any] | None) 
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _readable(name, error) from error
+        raise _readable(name, values, error) from error
 
 
-def _readable(name: str, error: ValidationError) -> EquidpError:
+def _readable(name: str, values: object, error: ValidationError) -> EquidpError:
     first, reason = refusal_of(error)
-    where = ".".join([name, *(str(part) for part in first["loc"][:1])])
+    place, at = [name], values
+    for part in first["loc"]:
+        if not isinstance(at, Mapping):  # from here on pydantic's own words, such as which kind of value it tried
+            break
+        place, at = [*place, str(part)], at.get(part)
+    where = ".".join(place)
     return EquidpError(f"{where}={first['input']!r}: {reason}." if first["loc"] else f"{name}: {reason}.")
 
 
@@ -298,7 +303,11 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
     valid = tuple(valid)
     for key in given:
         if key not in valid:
-            nested = [f"{name}.{key}" for name, kind in SECTIONS.items() if key in kind.model_fields]
+            blocks = {**SECTIONS, **PIPELINE_SECTIONS}
+            nested = [f"{name}.{key}" for name, kind in blocks.items() if key in kind.model_fields]
+            takers = [name for name, kind in ALGORITHMS.items() if kind.below_options and key in kind.model_fields]
+            if takers and not nested:
+                nested = [f"{takers[0] if len(takers) == 1 else '<algorithm>'}.options.{key}"]
             if nested:
                 raise EquidpError(f"Unknown setting {key!r}. Did you mean {' or '.join(map(repr, nested))}?")
             raise unknown_name("setting", key, valid)

@@ -87,9 +87,13 @@ class Records:
 
     def __post_init__(self) -> None:
         n = len(self.labels)
-        columns = {"features": self.features, **{f"groups[{k}]": v for k, v in self.groups.items()}}
+        columns = {"labels": self.labels, **{f"groups[{k}]": v for k, v in self.groups.items()}}
         columns |= {k: v for k, v in (("part", self.part), ("unit", self.unit)) if v is not None}
-        for name, column in columns.items():
+        for name, column in {"features": self.features, **columns}.items():
+            if not isinstance(column, Tensor):
+                raise self._unlike(f"{name} are of type {type(column).__name__}, and must be a torch.Tensor")
+            if name in columns and column.dim() != 1:
+                raise self._unlike(f"{name} have shape {tuple(column.shape)}, and must be one number per record")
             if len(column) != n:
                 raise self._unlike(f"{name} has {len(column)} rows, labels have {n}")
         found = tuple(self.features.shape[1:])

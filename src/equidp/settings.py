@@ -5,13 +5,19 @@ import sys
 import warnings
 from typing import Any
 
+import click
+from click.core import ParameterSource
 from kedro.framework.session import KedroSession
 from kedro.framework.session.store import BaseSessionStore
 from kedro.io import DatasetError
 
-from equidp.config_loader import EquidpConfigLoader
-from equidp.errors import EquidpError
-from equidp.hooks import RunHook, TrackingHook
+from equidp import interrupts
+
+interrupts.end_quietly()  # before what takes seconds to import
+
+from equidp.config_loader import EquidpConfigLoader  # noqa: E402
+from equidp.errors import EquidpError  # noqa: E402
+from equidp.hooks import RunHook, TrackingHook  # noqa: E402
 
 # A remark to callers, which a user of this project can do nothing about.
 warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
@@ -32,6 +38,7 @@ class Session(KedroSession):
 
     def run(self, *args: Any, **named: Any) -> Any:
         """As Kedro's."""
+        _refuse_no_pipeline(click.get_current_context(silent=True))
         try:
             return super().run(*args, **named)
         except ValueError as error:
@@ -44,6 +51,19 @@ class Session(KedroSession):
             if not str(error).startswith(NOT_IN_CATALOG):
                 raise
             raise EquidpError(" ".join(str(error).split())) from error
+
+
+def _refuse_no_pipeline(command: click.Context | None) -> None:
+    """Refuse a script's `--pipeline=$name` without a name, which Kedro would take for its default of four trainings."""
+    if command is None:
+        return
+    for option in ("pipeline", "pipelines"):
+        given = command.get_parameter_source(option) is ParameterSource.COMMANDLINE
+        if given and not command.params[option]:
+            raise EquidpError(
+                f"--{option}= names no pipeline: give one (`kedro registry list` shows all), or leave the option out "
+                "for the demonstration."
+            )
 
 
 HOOKS = (TrackingHook(), RunHook())

@@ -239,6 +239,11 @@ def train_model(
     Raises:
         EquidpError: for settings that do not fit the data, or a checkpoint of other settings.
     """
+    if resume and workplace is None:
+        raise EquidpError(
+            "resume=True needs the workplace of the interrupted run: without one this would be a new training, which "
+            "costs its ε once more."
+        )
     if training.devices == 1:
         prepared = prepare(
             algorithm,

@@ -91,6 +91,27 @@ def test_a_file_in_conf_local_that_is_written_wrong_ends_in_a_sentence(project, 
     assert "\n" not in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("servr: {mlflow_tracking_uri: secret}\n", r"^mlflow\.yml: servr is not valid: there is no such setting\.$"),
+        (
+            "server: {mlflow_tracking_url: secret}\n",
+            r"^mlflow\.yml: server\.mlflow_tracking_url is not valid: there is no",
+        ),
+        (
+            "tracking: {experiment: 3}\n",
+            r"^mlflow\.yml: tracking\.experiment is not valid: Input should have settings b",
+        ),
+        ("tracking:\n", r"^mlflow\.yml: tracking is not valid: Input should have settings below it"),
+    ],
+)
+def test_an_mlflow_yml_that_is_written_wrong_ends_in_a_sentence_without_its_passwords(project, text, words):
+    (project / "conf/local/mlflow.yml").write_text(text)
+    with pytest.raises(EquidpError, match=words):
+        resolved(project)
+
+
 def test_paths_follow_what_a_file_in_conf_local_chooses(project):
     """They would name another run's dataset and seed, and this run would replace that one's results."""
     raw = project / "raw"
@@ -166,6 +187,12 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"dataset": "adlut"}, r"Unknown dataset 'adlut'. Did you mean 'adult'\?"),
         ({"privacy.epsilonn": 3}, r"Unknown setting 'privacy.epsilonn'. Did you mean 'privacy.epsilon'\?"),
         ({"epsilon": 3}, r"Unknown setting 'epsilon'. Did you mean 'privacy.epsilon'\?"),
+        ({"clip_norm": 1}, r"Unknown setting 'clip_norm'\. Did you mean '<algorithm>\.options\.clip_norm'\?$"),
+        ({"momentum_length": 1}, r"Did you mean 'psasc_momentum\.options\.momentum_length'\?$"),
+        ({"guesses": 1}, r"Unknown setting 'guesses'\. Did you mean 'audit\.guesses'\?$"),
+        ({"data.keep.8": 0}, r"data\.keep\.8=0: .*greater than 0"),
+        ({"data": {"keep": {8: 40}}}, r"data\.keep\.8=8: Input should be a valid string; put it in quotes\.$"),
+        ({"data.keep.8": True}, r"data\.keep\.8=True: true and false are no numbers\.$"),
         ({"training.class_weights": "1+a"}, r"training.class_weights='a': .*valid number"),
         ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
         ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
@@ -320,6 +347,15 @@ def test_the_command_line_ends_with_one_line_and_a_status(project, option, folde
     assert done.stderr.count("\n") == 1
     assert bool(done.stdout) == (folder != ".")  # elsewhere Kedro says that it is there, before it knows the project
     assert "DEBUG" not in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--pipeline", "--pipelines"])
+def test_an_empty_pipeline_is_not_the_demonstration(project, option):
+    command = [sys.executable, "-m", "kedro", "run", f"{option}="]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"Error: {option}= names no pipeline")
+    assert not (project / "data" / "08_reporting").exists()
 
 
 def test_a_terminal_without_greek_letters_loses_no_run(project):

@@ -51,6 +51,17 @@ def test_a_mistyped_name_is_refused_in_one_line_before_anything_starts(project):
     assert not (project / "data" / "08_reporting").exists()
 
 
+def test_an_option_that_no_cell_reads_is_refused(project):
+    done = kedro_sweep(project, "--algorithms=dpsgd", "--params=dpsgd_f.options.base_clip_norm=1", "--dry-run")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: --params sets dpsgd_f.options.base_clip_norm, and no cell of this sweep")
+    read = kedro_sweep(
+        project, "--algorithms=dpsgd,dpsgd_f", "--params=dpsgd_f.options.base_clip_norm=2,sgd.options.learning_rate=1",
+        "--dry-run",
+    )  # fmt: skip
+    assert (read.returncode, read.stdout.count("base_clip_norm=2"), read.stdout.count("sgd.options")) == (0, 1, 2)
+
+
 def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):
     """One cell that runs and one that cannot; a second call has nothing to do for the first."""
     settings = ("--algorithms=dpsgd", "--datasets=digits", "--epsilons=3", "--params=training.epochs=1")

@@ -77,7 +77,7 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
         if option not in kind.model_fields:
             raise unknown_name(f"setting of {place}", option, kind.model_fields)
     try:
-        return kind(**(options or {}))
+        return kind.model_validate(dict(options or {}))
     except ValidationError as error:
         at = error.errors()[0]["loc"]
         # `custom.initial` has names below it

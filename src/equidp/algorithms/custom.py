@@ -109,7 +109,7 @@ def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
         if key not in part.model_fields:
             raise unknown_name(f"setting of custom.{kind} ({name})", key, part.model_fields)
     try:
-        return part(**settings)
+        return part.model_validate(settings)
     except ValidationError as error:
         raise not_valid(f"custom.{kind}", error) from error
 

@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from equidp.algorithms import ALGORITHMS
 from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.errors import EquidpError
 from equidp.sweep.cell import Job, Outcome, finished, forks, warm_up
 from equidp.sweep.grid import Grid, choose_grid, nested
-from equidp.sweep.project import Cell, Project, digest
+from equidp.sweep.project import BASELINE, Cell, Project, digest
 from equidp.sweep.summary import labels_of, print_table, rows_of, table_of, write_summary
 
 REPORTS = Path("data") / "08_reporting" / "sweeps"
@@ -56,8 +57,10 @@ def run_command(
     if listing:
         return _list(grids, console)
     given = {"algorithms": algorithms, "datasets": datasets, "epsilons": epsilons, "seeds": seeds}
-    grid = choose_grid(grids, name, {**given, "params": flat(nested(params))})
+    typed = flat(nested(params))
+    grid = choose_grid(grids, name, {**given, "params": typed})
     cells = project.cells(grid)
+    _refuse_unread(typed, cells)
     name = name or unnamed(cells)
     _announce(name, grid, cells, console)
     if dry_run:
@@ -77,6 +80,14 @@ def run_command(
     machines = Machines(scheduler, workers, gpus_per_cell, dashboard)
     outcomes = fan_out(project, machines, jobs, todo, console) if todo else []
     return _conclude(project, name, cells, jobs, outcomes, console)
+
+
+def _refuse_unread(typed: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+    """Refuse what is typed for an algorithm that no cell trains: every cell would leave it out, and say nothing."""
+    trained = {BASELINE, *(cell.algorithm for cell in cells)}
+    for name in typed:
+        if (section := name.split(".")[0]) in ALGORITHMS and section not in trained:
+            raise EquidpError(f"--params sets {name}, and no cell of this sweep trains {section}: leave it out.")
 
 
 def unnamed(cells: Sequence[Cell]) -> str:
