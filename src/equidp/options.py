@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
@@ -33,18 +33,20 @@ class Declared(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def __init__(self, **given: Any) -> None:
-        try:
-            super().__init__(**given)
-        except ValidationError as error:
-            kind = type(self)
-            for name in given:
-                if name not in kind.model_fields:
-                    raise unknown_name(f"setting of {kind.__name__}", name, kind.model_fields) from error
-            raise not_valid(kind.__name__, error) from error
+    if not TYPE_CHECKING:  # type checkers and editors shall go on knowing the settings' names
 
-    # without this pydantic would call it wherever it validates, nested blocks and model_validate included
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+        def __init__(self, **given: Any) -> None:
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                kind = type(self)
+                for name in given:
+                    if name not in kind.model_fields:
+                        raise unknown_name(f"setting of {kind.__name__}", name, kind.model_fields) from error
+                raise not_valid(kind.__name__, error) from error
+
+        # without this pydantic would call it wherever it validates, nested blocks and model_validate included
+        __init__.__pydantic_base_init__ = True
 
     @field_validator("*", mode="before")
     @classmethod

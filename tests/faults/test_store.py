@@ -77,7 +77,7 @@ def test_a_locked_store_is_refused_before_anything_runs(project, lock):
 
 def test_a_file_that_is_no_database_is_refused(project):
     (project / "mlflow.db").write_bytes(b"something else entirely" * 100)
-    with pytest.raises(EquidpError, match=r"mlflow\.db cannot be written to \(file is not a database\)"):
+    with pytest.raises(EquidpError, match=r"mlflow\.db is damaged \(file is not a database\): put back"):
         kedro_run(project, "dpsgd", **QUICK)
 
 

@@ -217,6 +217,10 @@ def _check_file(path: Path) -> None:
             database.execute("CREATE TABLE tried (here)")  # a read-only file grants the right, and refuses its use
             database.execute("ROLLBACK")
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise EquidpError(
+                f"MLflow's store {path} is damaged ({error}): put back a copy of it, or move it away for a new one."
+            ) from error
         raise EquidpError(
             f"MLflow's store {path} cannot be written to ({error}): end the process that holds it, or make the file "
             "writable, or name another store as MLFLOW_TRACKING_URI."

@@ -120,7 +120,9 @@ def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise EquidpError(f"{path} is damaged or not the packed file ({error}); download it again.") from error
+        # NumPy would advise to unpickle what it does not know
+        why = "no arrays in it" if "pickle" in str(error) else error
+        raise EquidpError(f"{path} is damaged or not the packed file ({why}); download it again.") from error
 
 
 def unpack_sheets(arrays: Mapping[str, np.ndarray], prefix: str, side: int, path: Path) -> Tensor:
