@@ -87,7 +87,9 @@ def test_the_checksums_are_torchvisions() -> None:
     assert dict(torchvision.datasets.CIFAR10.train_list + torchvision.datasets.CIFAR10.test_list) == BATCHES
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"PK\x03\x04" + bytes(100), lambda raw: b"x" * 99])
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"PK\x03\x04" + bytes(100), lambda raw: b"x" * 99]
+)
 def test_a_damaged_packed_file_is_refused(tmp_path: Path, damage) -> None:
     path = tmp_path / "cifar10" / "cifar10.npz"
     path.parent.mkdir()
