@@ -160,6 +160,12 @@ class TestGD:
             naive.engine.load_(naive.engine.flatten() - 0.5 * (weigh(means.norm(dim=1)) @ means) / 40)
         torch.testing.assert_close(ours.engine.flatten(), naive.engine.flatten(), rtol=1e-5, atol=1e-6)
 
+    def test_a_loop_inside_autocast_is_refused(self, lab: Any) -> None:
+        """Its sum is its own, and would be taken in half precision as the engine's would."""
+        trainer = lab.trainer("psasc_momentum_gd", model=network())
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(EquidpError, match="half precision"):
+            trainer.run_steps(1)
+
     def test_materialised_gradients_are_the_engines(self, lab: Any) -> None:
         trainer = lab.trainer("psasc_momentum_gd", model=network())
         batch = trainer.population.batch(torch.arange(7))

@@ -597,6 +597,33 @@ def test_clipping_bound_holds_under_bf16() -> None:
         assert float(engine.weighted_sum(alone).norm()) <= 1 + 1e-5
 
 
+def test_norms_and_sums_inside_somebodys_autocast_are_refused() -> None:
+    """In half precision one of 512 records that agree moved this sum by 1.6 times its bound."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    engine = GradientEngine(model, cross_entropy)
+    features, labels = torch.randn(4, 64), torch.arange(4) % 3
+    with torch.autocast("cpu", torch.bfloat16):
+        for batch in (slice(4), slice(0)):
+            with pytest.raises(EquidpError, match=r"leave it out, and set precision=\"bf16\""):
+                engine.norms(features[batch], labels[batch])
+    norms = engine.norms(features, labels)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(EquidpError, match="half precision"):
+        engine.weighted_sum(1 / norms)
+
+
+@pytest.mark.parametrize("kind", ["matmul", "conv"])
+def test_shortened_products_are_refused(kind: str) -> None:
+    engine, switch = GradientEngine(nn.Linear(4, 3), cross_entropy), getattr(torch.backends.mkldnn, kind)
+    before, switch.fp32_precision = switch.fp32_precision, "bf16"
+    try:
+        with pytest.raises(EquidpError, match=r"leave out torch\.set_float32_matmul_precision"):
+            engine.norms(torch.randn(2, 4), torch.tensor([0, 1]))
+    finally:
+        switch.fp32_precision = before
+    assert engine.norms(torch.randn(2, 4), torch.tensor([0, 1])).isfinite().all()
+
+
 def test_bf16_norms_are_near_those_of_float32() -> None:
     model, features = resnet()
     labels = torch.arange(5) % 3

@@ -23,7 +23,7 @@ from equidp.engine.gradients import GradientEngine
 from equidp.engine.parts import Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Batch
-from equidp.engine.terms import norms_of
+from equidp.engine.terms import norms_of, refuse_autocast, refuse_short_products
 from equidp.errors import EquidpError
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -109,6 +109,8 @@ class RunningMeans(Contributing):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ w_i·m_{t,i}, `[d]`; a weight of 0 leaves a mean out even where it is not finite."""
+        refuse_autocast(weights.device.type)
+        refuse_short_products(weights.device)
         return weights @ torch.where(weights[:, None] != 0, self._current, 0.0)
 
     def advance(self, previous: Tensor) -> None:

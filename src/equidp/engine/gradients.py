@@ -21,7 +21,7 @@ from equidp.engine.layers import Call, Site, fallback, sites
 from equidp.engine.losses import KnowsGradient, Loss
 from equidp.engine.probe import probe
 from equidp.engine.recording import Recorder, Recordings
-from equidp.engine.terms import Term, Units, materialised_norms, unit_norms
+from equidp.engine.terms import Term, Units, materialised_norms, refuse_autocast, refuse_short_products, unit_norms
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
 
@@ -65,6 +65,8 @@ class GradientEngine:
         self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
         if not self.parameters:
             raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
+        # a device without autocast of its own (meta) has none to be asked about
+        self._kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"
         _refuse_unfit(model)
         _refuse_mixing(model)
         self.sites = sites(model)
@@ -121,8 +123,9 @@ class GradientEngine:
             `[b]` (or `[U]`) float32. What is not finite stays so: the caller masks it.
 
         Raises:
-            EquidpError: for features or labels that are no tensors, a layer called in a way that the books cannot hold,
-                or if a model's first batch shows that its gradients would be wrong (`probe.py`).
+            EquidpError: for features or labels that are no tensors, where torch would take norms and sums in fewer
+                digits, for a layer called in a way that the books cannot hold, or if a model's first batch shows that
+                its gradients would be wrong (`probe.py`).
         """
         self.try_out(features, labels)
         if self._recordings is not None and self._probed and len(features) and owners is None and iterates is None:
@@ -142,6 +145,7 @@ class GradientEngine:
                 "the model split it."
             )
         if not self._probed and len(features):
+            refuse_short_products(self.device)
             with torch.enable_grad():
                 self._probed = probe(self, features, labels)
 
@@ -154,6 +158,7 @@ class GradientEngine:
         iterates: Sequence[Iterate] | None = None,
     ) -> Tensor:
         """`norms` for a model that is trusted; `norms` tries two records of the first batch before it trusts any."""
+        refuse_autocast(self._kind)
         self.clear()
         self._records = len(features)
         self._units = None if owners is None else Units.of(owners)
@@ -174,7 +179,7 @@ class GradientEngine:
         A record of weight 0 contributes exactly 0, whatever its gradient. May be called more than once.
 
         Raises:
-            EquidpError: without a preceding `norms` call.
+            EquidpError: without a preceding `norms` call, or inside `torch.autocast`.
         """
         if self._recordings is not None and self._recordings.current is not None:
             return self._recordings.weighted_sum(weights)
@@ -182,6 +187,7 @@ class GradientEngine:
 
     def booked_sum(self, weights: Tensor) -> Tensor:
         """`weighted_sum` from this engine's own books, where norms were computed afresh."""
+        refuse_autocast(self._kind)
         if self._terms is None:
             raise EquidpError("weighted_sum needs the books of a preceding norms call; call norms first.")
         if self._units is not None:
