@@ -109,7 +109,7 @@ class RunningMeans(Contributing):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ w_i·m_{t,i}, `[d]`; a weight of 0 leaves a mean out even where it is not finite."""
-        refuse_autocast(weights.device.type)
+        refuse_autocast(self.run.engine.autocast_kind)
         refuse_short_products(weights.device)
         return weights @ torch.where(weights[:, None] != 0, self._current, 0.0)
 

@@ -65,8 +65,8 @@ class GradientEngine:
         self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
         if not self.parameters:
             raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
-        # a device without autocast of its own (meta) has none to be asked about
-        self._kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"
+        # of the device; one without autocast of its own (meta) has none to be asked about
+        self.autocast_kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"
         _refuse_unfit(model)
         _refuse_mixing(model)
         self.sites = sites(model)
@@ -158,7 +158,7 @@ class GradientEngine:
         iterates: Sequence[Iterate] | None = None,
     ) -> Tensor:
         """`norms` for a model that is trusted; `norms` tries two records of the first batch before it trusts any."""
-        refuse_autocast(self._kind)
+        refuse_autocast(self.autocast_kind)
         self.clear()
         self._records = len(features)
         self._units = None if owners is None else Units.of(owners)
@@ -187,7 +187,7 @@ class GradientEngine:
 
     def booked_sum(self, weights: Tensor) -> Tensor:
         """`weighted_sum` from this engine's own books, where norms were computed afresh."""
-        refuse_autocast(self._kind)
+        refuse_autocast(self.autocast_kind)
         if self._terms is None:
             raise EquidpError("weighted_sum needs the books of a preceding norms call; call norms first.")
         if self._units is not None:

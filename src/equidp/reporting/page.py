@@ -411,7 +411,7 @@ def _grid(frame: pd.DataFrame, *, caption: str = "") -> Grid:
 
 
 def _mean(value: float, half: float, *, sign: str) -> Cell:
-    """A mean over seeds with half of its interval, sorted by the mean; a single seed, and seeds that agree, have no interval."""
+    """A mean over seeds with half of its interval, sorted by the mean. A single seed and seeds that agree have none."""
     told = "" if pd.isna(half) else f" ± {half:.3f}"
     return _cell(value, lambda mean: f"{mean:{sign}.3f}{told}")
 
