@@ -12,6 +12,7 @@ import hashlib
 import logging
 import math
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -284,6 +285,7 @@ def _train_on_ranks(
     on_epoch: EpochCallback | None,
 ) -> Trained:
     """Hand the training to several processes; evaluate here."""
+    device = device_of(training)
     from equidp.distributed.launch import train  # which starts processes that import this module
 
     again = settings_of(job)["algorithm"]
@@ -291,7 +293,7 @@ def _train_on_ranks(
         raise EquidpError(
             f"training.devices={training.devices} needs the options that {algorithm.name} was built from."
         )
-    network = make_model(split.train.schema, model, algorithm, seed).to(choose_device(training.device))
+    network = make_model(split.train.schema, model, algorithm, seed).to(device)
 
     def evaluate(row: dict[str, float], weights: dict[str, Tensor]) -> Mapping[str, float]:
         network.load_state_dict(weights)
@@ -441,6 +443,11 @@ def device_of(training: TrainingSettings) -> torch.device:
     Raises:
         EquidpError: for a device that is not here, or that cannot do what is asked of it.
     """
+    if training.devices > 1 and sys.platform == "win32":
+        raise EquidpError(
+            f"training.devices={training.devices}: several processes do not train together on Windows: leave it out, "
+            "or take WSL."
+        )
     device = choose_device(training.device)
     if training.cuda_graphs and device.type != "cuda":
         raise EquidpError(
