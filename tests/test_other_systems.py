@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from kedro.framework.startup import bootstrap_project
+from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
 
+from equidp import files
+from equidp.engine import checkpoint
+from equidp.engine.journal import Journal
 from equidp.errors import EquidpError
 from equidp.parameters import TrainingSettings
+from equidp.pipelines.datasets import Weights, WeightsDataset
 from equidp.sweep.command import run_command
-from equidp.training import device_of
+from equidp.training import device_of, forget
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = """
@@ -54,6 +62,96 @@ def test_every_module_is_imported_without_what_posix_alone_has() -> None:
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's name, for whoever asks."""
     monkeypatch.setattr(sys, "platform", "win32")
+
+
+@pytest.fixture
+def kept_while_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is removed or replaced while this process has it open or mapped."""
+
+    def guarded(call: Any, which: int) -> Any:
+        def attempt(*paths: Any, **how: Any) -> Any:
+            target = os.path.realpath(paths[which])
+            if os.path.isfile(target) and target in _held():
+                raise PermissionError(13, "The process cannot access the file because it is being used", target)
+            return call(*paths, **how)
+
+        return attempt
+
+    for name, which in (("unlink", 0), ("remove", 0), ("replace", 1), ("rename", 1)):
+        monkeypatch.setattr(os, name, guarded(getattr(os, name), which))
+
+
+def _held() -> set[str]:
+    """Files that this process has open or mapped."""
+    opened = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            opened.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:  # the listing's own
+            continue
+    mapped = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    return opened | {parts[5] for parts in mapped if len(parts) == 6}
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of open files on this system")
+
+
+@needs_proc
+def test_a_run_leaves_nothing_open_that_it_removes(project: Path, kept_while_open: None, monkeypatch) -> None:
+    monkeypatch.setattr("equidp.training.sys", SimpleNamespace(platform="win32"))
+    for _ in range(2):  # the second one replaces the first one's results
+        kedro_run(project, "dpsgd", **QUICK)
+    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED", "FINISHED"]
+    assert (report_folder(project, "dpsgd") / "metrics.json").is_file()
+    assert not list((project / "data" / "06_models").rglob("journal*.jsonl"))
+    assert not list((project / "data" / "06_models").rglob("checkpoint*"))
+
+
+@needs_proc
+def test_what_was_read_from_a_checkpoint_does_not_keep_its_file(tmp_path: Path, kept_while_open: None) -> None:
+    path, state = tmp_path / "checkpoint.safetensors", {"weight": torch.arange(4000.0)}
+    content = {"state": state, "history": [], "done": [], "ahead": [], "journal_lines": 0, "life": ""}
+    checkpoint.write_checkpoint(path, content, {})
+    saved = checkpoint.read_checkpoint(path, {})
+    checkpoint.write_checkpoint(path, content, {})
+    assert saved.state["weight"].equal(state["weight"])
+
+
+@needs_proc
+def test_what_was_read_from_a_models_file_does_not_keep_it(tmp_path: Path, kept_while_open: None) -> None:
+    kept, weights = WeightsDataset(filepath=str(tmp_path / "model.safetensors")), {"weight": torch.arange(4000.0)}
+    kept.save(Weights(weights, {}))
+    loaded = kept.load()
+    kept.save(Weights(weights, {}))
+    assert loaded.tensors["weight"].equal(weights["weight"])
+
+
+@needs_proc
+def test_a_journal_that_another_run_has_opened_again_is_not_forgotten(
+    tmp_path: Path, kept_while_open: None, windows: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows removes no open file: a run that begins between the lock's end and the removal keeps its charges."""
+    path = tmp_path / "journal.jsonl"
+    Journal(path, {}).close()
+    began: list[Journal] = []
+    unlink = Path.unlink
+
+    def begun_first(self: Path, missing_ok: bool = False) -> None:
+        if self == path and not began:
+            began.append(Journal(path, {}))
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", begun_first)
+    forget(tmp_path)
+    assert path.exists()
+    began[0].close()
+    forget(tmp_path)
+    assert not path.exists()
+
+
+def test_a_file_that_is_open_elsewhere_is_told_of(tmp_path: Path, windows: None) -> None:
+    with pytest.raises(EquidpError, match="another program has it open"), files.replacing(tmp_path / "table.csv"):
+        raise PermissionError(13, "Permission denied")
 
 
 def test_a_sweep_is_refused_before_anything_is_made_but_its_commands_are_printed(

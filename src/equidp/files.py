@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -91,4 +92,6 @@ def storage_error(path: Path, error: OSError | SafetensorError) -> EquidpError:
         told = re.search(r"os error (\d+)", str(error))
         number, said = int(told[1]) if told else None, None
     reason = REFUSALS.get(number or 0, said or str(error))
+    if number == errno.EACCES and sys.platform == "win32":  # which says so of a table that is open in Excel, too
+        reason = "another program has it open, or writing there is not allowed; close it, or choose another folder"
     return EquidpError(f"Cannot write {path}: {reason}. What was saved before is intact.")

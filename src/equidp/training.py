@@ -14,6 +14,7 @@ import math
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -565,10 +566,16 @@ def forget(workplace: Path) -> None:
 
     Unless another run has begun there since this one trained: the charges in the journal are then that one's.
     """
-    with unless_in_use(workplace / JOURNAL_FILE) as free:
+    checkpoint, journal = workplace / CHECKPOINT_FILE, workplace / JOURNAL_FILE
+    windows = sys.platform == "win32"  # it removes no open file, and so none of a run that has begun since
+    with unless_in_use(journal) as free:
         if free:
-            for name in (CHECKPOINT_FILE, JOURNAL_FILE):
-                (workplace / name).unlink(missing_ok=True)
+            checkpoint.unlink(missing_ok=True)
+        if free and not windows:
+            journal.unlink(missing_ok=True)
+    if free and windows:
+        with suppress(PermissionError):
+            journal.unlink(missing_ok=True)
 
 
 def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:

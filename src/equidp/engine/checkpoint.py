@@ -368,7 +368,8 @@ def _read_verified(path: Path) -> tuple[str, dict[str, Tensor]]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            # copies: what safetensors gives is the file itself, which Windows does not replace while it is mapped
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, safetensors.SafetensorError) as error:
         raise EquidpError(f"{path} is no checkpoint, or is truncated ({error}). {remedy}") from error
     if metadata.get("format") != FORMAT:
