@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report
 
 from equidp import files
 from equidp.engine import checkpoint
-from equidp.engine.journal import Journal
+from equidp.engine.journal import Journal, unless_in_use
 from equidp.errors import EquidpError
 from equidp.parameters import TrainingSettings
 from equidp.pipelines.datasets import Weights, WeightsDataset
@@ -152,6 +153,51 @@ def test_a_journal_that_another_run_has_opened_again_is_not_forgotten(
 def test_a_file_that_is_open_elsewhere_is_told_of(tmp_path: Path, windows: None) -> None:
     with pytest.raises(EquidpError, match="another program has it open"), files.replacing(tmp_path / "table.csv"):
         raise PermissionError(13, "Permission denied")
+
+
+@pytest.fixture
+def locked_bytes(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
+    """`msvcrt` instead of `fcntl`: what is locked, as a file's number and the byte."""
+    held: set[tuple[int, int]] = set()
+
+    def locking(descriptor: int, mode: int, count: int) -> None:
+        assert (mode, count) == (2, 1)
+        byte = (os.fstat(descriptor).st_ino, os.lseek(descriptor, 0, os.SEEK_CUR))
+        assert byte[1] <= 2**31 - 2  # it counts in 32 bits
+        if byte in held:
+            raise PermissionError(13, "Permission denied")
+        held.add(byte)
+
+    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(files, "msvcrt", SimpleNamespace(LK_NBLCK=2, locking=locking))
+    return held
+
+
+def test_a_byte_that_nobody_reads_is_locked_where_there_is_no_flock(tmp_path: Path, locked_bytes: set) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, {"seed": 0})
+    assert all(byte > path.stat().st_size for _, byte in locked_bytes)
+    with pytest.raises(EquidpError, match="in use by another run"):
+        Journal(path, {"seed": 0})
+    with unless_in_use(path) as free:
+        assert not free
+    journal.begin("one")
+    journal.close()
+    locked_bytes.clear()  # as the system does once a file is closed
+    with closing(Journal(path, {"seed": 0})) as again:
+        assert again.lives == 1
+    assert path.stat().st_size < 200  # written where it ends, not where it is locked
+
+
+@pytest.mark.parametrize("mode", ["rb", "ab", "a+b"])
+def test_a_lock_leaves_a_file_where_it_stands(tmp_path: Path, locked_bytes: set, mode: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc\ndef\n")
+    with path.open(mode) as file:
+        place = file.tell()
+        assert files.locked(file)
+        assert file.tell() == place
+    assert path.read_bytes() == b"abc\ndef\n"
 
 
 def test_a_sweep_is_refused_before_anything_is_made_but_its_commands_are_printed(

@@ -19,8 +19,15 @@ from equidp.errors import EquidpError
 
 try:
     import fcntl
-except ImportError:  # Windows: no advisory locks there, so two runs in one folder are not noticed
+except ImportError:
     fcntl = None  # type: ignore[assignment]
+try:
+    import msvcrt
+except ImportError:  # everywhere but on Windows
+    msvcrt = None  # type: ignore[assignment]
+
+FAR = 2**31 - 2
+"""A byte beyond the end of whatever is locked: Windows locks bytes, and keeps others from reading them."""
 
 SOCKET_ROOM = 70
 """Bytes of a folder under which every system (macOS: 103 in all) has room for multiprocessing's names of sockets."""
@@ -49,13 +56,24 @@ def private(path: str, flags: int) -> int:
 
 def locked(file: IO[bytes]) -> bool:
     """Lock an open file until it is closed, or this process ends; False where somebody else holds it."""
-    if fcntl is None:
-        return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            _lock_byte(file)
     except OSError:
         return False
     return True
+
+
+def _lock_byte(file: IO[bytes]) -> None:
+    """What `flock` is elsewhere; raises OSError where somebody else holds it."""
+    place = file.tell()
+    file.seek(FAR)  # what Windows locks begins where the file stands
+    try:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    finally:
+        file.seek(place)
 
 
 @contextmanager
