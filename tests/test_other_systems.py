@@ -218,3 +218,26 @@ def test_several_processes_are_refused_on_windows(windows: None) -> None:
     device_of(TrainingSettings(devices=1, device="cpu"))
     with pytest.raises(EquidpError, match="several processes do not train together on Windows"):
         device_of(TrainingSettings(devices=2, device="cpu"))
+
+
+NAMES = """
+import pandas, sys, yaml
+from kedro.io import DataCatalog
+entries = yaml.safe_load(open("conf/base/catalog.yml", encoding="utf-8"))
+tables = ((name, entry) for name, entry in entries.items() if ".csv" in str(entry))
+for count, (name, entry) in enumerate(tables, start=1):
+    catalog = DataCatalog.from_config({name: {**entry, "filepath": f"{sys.argv[1]}/{name}.csv"}})
+    catalog.save(name, pandas.DataFrame({"grouping": ["sex"], "group": ["Männer, ≥ 50"], "note": [""]}))
+    assert catalog.load(name)["group"].tolist() == ["Männer, ≥ 50"]
+    assert catalog[name]._fs_open_args_save["newline"] == "", "Windows would write a blank line between any two"
+print(count)
+"""
+
+
+def test_tables_of_groups_hold_any_letter_in_any_locale(tmp_path: Path) -> None:
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "utf-8"}
+    code = "exec(open(0, encoding='utf-8').read())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], input=NAMES.encode(), capture_output=True, env=plain, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.decode().split()[-1:]) == (0, ["3"]), done.stderr[-2000:]
