@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import torch
 from kedro.framework.startup import bootstrap_project
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
 
-from equidp import files
+from equidp import files, interrupts
 from equidp.engine import checkpoint
 from equidp.engine.journal import Journal, unless_in_use
 from equidp.errors import EquidpError
@@ -218,6 +220,17 @@ def test_several_processes_are_refused_on_windows(windows: None) -> None:
     device_of(TrainingSettings(devices=1, device="cpu"))
     with pytest.raises(EquidpError, match="several processes do not train together on Windows"):
         device_of(TrainingSettings(devices=2, device="cpu"))
+
+
+def test_an_interrupt_that_was_lost_does_not_end_the_process_on_windows(
+    windows: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There `os.kill` is the end, whatever the number."""
+    heard = threading.Event()
+    monkeypatch.setattr(os, "kill", None)
+    monkeypatch.setattr(signal, "raise_signal", lambda number: number == signal.SIGINT and heard.set())
+    interrupts._Again(lambda lost: None)(SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=None))
+    assert heard.wait(10)
 
 
 NAMES = """
