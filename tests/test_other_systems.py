@@ -20,6 +20,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report
 from equidp import files, interrupts
 from equidp.engine import checkpoint
 from equidp.engine.journal import Journal, unless_in_use
+from equidp.engine.noise import SeededRandom
 from equidp.errors import EquidpError
 from equidp.parameters import TrainingSettings
 from equidp.pipelines.datasets import Weights, WeightsDataset
@@ -231,6 +232,35 @@ def test_an_interrupt_that_was_lost_does_not_end_the_process_on_windows(
     monkeypatch.setattr(signal, "raise_signal", lambda number: number == signal.SIGINT and heard.set())
     interrupts._Again(lambda lost: None)(SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=None))
     assert heard.wait(10)
+
+
+def test_another_version_of_a_system_that_does_not_name_its_c_library_is_another_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoint.platform, "libc_ver", lambda: ("", ""))
+    lives = set()
+    for version in ("Darwin Kernel Version 24.1.0", "Darwin Kernel Version 25.0.0"):
+        monkeypatch.setattr(checkpoint.platform, "version", lambda version=version: version)
+        lives.add(checkpoint.life_of(SeededRandom(0, "cpu")))
+    assert len(lives) == 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_charge_reaches_apples_disks_themselves(tmp_path: Path, monkeypatch, known: bool) -> None:
+    asked: list[str] = []
+
+    def control(descriptor: int, command: int) -> None:
+        asked.append(f"control {command}")
+        if not known:
+            raise OSError(45, "Operation not supported")
+
+    lock = {"flock": lambda *_: None, "LOCK_EX": 2, "LOCK_NB": 4}
+    monkeypatch.setattr(files, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=control, **lock))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append("fsync"))
+    with closing(Journal(tmp_path / "journal.jsonl", {})) as journal:
+        asked.clear()
+        journal.begin("one")
+    assert asked == (["control 51"] if known else ["control 51", "fsync"])
 
 
 NAMES = """

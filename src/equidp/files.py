@@ -9,7 +9,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -52,6 +52,18 @@ def sockets_fit() -> bool:
 def private(path: str, flags: int) -> int:
     """An opener of files that only their owner may read: they are as sensitive as the data."""
     return os.open(path, flags, 0o600)
+
+
+def durable(descriptor: int) -> None:
+    """Have an open file or folder written to the disk itself. Raises OSError where that fails.
+
+    Apple's `fsync` leaves it in the disk's own memory, which a power cut takes along.
+    """
+    if (full := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        with suppress(OSError):  # a network's file system, say, which knows `fsync` alone
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
 
 
 def locked(file: IO[bytes]) -> bool:
