@@ -284,3 +284,11 @@ def test_tables_of_groups_hold_any_letter_in_any_locale(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], input=NAMES.encode(), capture_output=True, env=plain, cwd=ROOT
     )
     assert (done.returncode, done.stdout.decode().split()[-1:]) == (0, ["3"]), done.stderr[-2000:]
+
+
+def test_a_checkout_has_the_same_line_ends_everywhere() -> None:
+    asked = ["git", "check-attr", "eol", "--", "Makefile", "src/equidp/training.py", "conf/base/catalog.yml"]
+    done = subprocess.run(asked, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        pytest.skip("no checkout")
+    assert [line.rpartition(" ")[2] for line in done.stdout.splitlines()] == ["lf"] * 3
