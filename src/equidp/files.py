@@ -6,9 +6,10 @@ import errno
 import os
 import re
 import secrets
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -18,8 +19,15 @@ from equidp.errors import EquidpError
 
 try:
     import fcntl
-except ImportError:  # Windows: no advisory locks there, so two runs in one folder are not noticed
+except ImportError:
     fcntl = None  # type: ignore[assignment]
+try:
+    import msvcrt
+except ImportError:  # everywhere but on Windows
+    msvcrt = None  # type: ignore[assignment]
+
+FAR = 2**31 - 2
+"""A byte beyond the end of whatever is locked: Windows locks bytes, and keeps others from reading them."""
 
 SOCKET_ROOM = 70
 """Bytes of a folder under which every system (macOS: 103 in all) has room for multiprocessing's names of sockets."""
@@ -46,15 +54,38 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def durable(descriptor: int) -> None:
+    """Have an open file or folder written to the disk itself. Raises OSError where that fails.
+
+    Apple's `fsync` leaves it in the disk's own memory, which a power cut takes along.
+    """
+    if (full := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        with suppress(OSError):  # a network's file system, say, which knows `fsync` alone
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
+
+
 def locked(file: IO[bytes]) -> bool:
     """Lock an open file until it is closed, or this process ends; False where somebody else holds it."""
-    if fcntl is None:
-        return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            _lock_byte(file)
     except OSError:
         return False
     return True
+
+
+def _lock_byte(file: IO[bytes]) -> None:
+    """What `flock` is elsewhere; raises OSError where somebody else holds it."""
+    place = file.tell()
+    file.seek(FAR)  # what Windows locks begins where the file stands
+    try:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    finally:
+        file.seek(place)
 
 
 @contextmanager
@@ -91,4 +122,6 @@ def storage_error(path: Path, error: OSError | SafetensorError) -> EquidpError:
         told = re.search(r"os error (\d+)", str(error))
         number, said = int(told[1]) if told else None, None
     reason = REFUSALS.get(number or 0, said or str(error))
+    if number == errno.EACCES and sys.platform == "win32":  # which says so of a table that is open in Excel, too
+        reason = "another program has it open, or writing there is not allowed; close it, or choose another folder"
     return EquidpError(f"Cannot write {path}: {reason}. What was saved before is intact.")

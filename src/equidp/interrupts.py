@@ -57,7 +57,14 @@ class _Again:
             return
         # later, and not from here: what is raised in this function is lost too
         with suppress(RuntimeError):  # no thread can be started any more: the process is ending as it is
-            threading.Timer(SECONDS_LATER, os.kill, (os.getpid(), number)).start()
+            threading.Timer(SECONDS_LATER, _send, (number,)).start()
+
+
+def _send(number: signal.Signals) -> None:
+    if sys.platform == "win32":  # where `os.kill` ends the process on the spot
+        signal.raise_signal(number)
+    else:
+        os.kill(os.getpid(), number)
 
 
 def _signal_behind(kind: type[BaseException], value: BaseException | None) -> signal.Signals | None:

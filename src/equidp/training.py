@@ -12,7 +12,9 @@ import hashlib
 import logging
 import math
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -284,6 +286,7 @@ def _train_on_ranks(
     on_epoch: EpochCallback | None,
 ) -> Trained:
     """Hand the training to several processes; evaluate here."""
+    device = device_of(training)
     from equidp.distributed.launch import train  # which starts processes that import this module
 
     again = settings_of(job)["algorithm"]
@@ -291,7 +294,7 @@ def _train_on_ranks(
         raise EquidpError(
             f"training.devices={training.devices} needs the options that {algorithm.name} was built from."
         )
-    network = make_model(split.train.schema, model, algorithm, seed).to(choose_device(training.device))
+    network = make_model(split.train.schema, model, algorithm, seed).to(device)
 
     def evaluate(row: dict[str, float], weights: dict[str, Tensor]) -> Mapping[str, float]:
         network.load_state_dict(weights)
@@ -441,6 +444,11 @@ def device_of(training: TrainingSettings) -> torch.device:
     Raises:
         EquidpError: for a device that is not here, or that cannot do what is asked of it.
     """
+    if training.devices > 1 and sys.platform == "win32":
+        raise EquidpError(
+            f"training.devices={training.devices}: several processes do not train together on Windows: leave it out, "
+            "or take WSL."
+        )
     device = choose_device(training.device)
     if training.cuda_graphs and device.type != "cuda":
         raise EquidpError(
@@ -558,10 +566,16 @@ def forget(workplace: Path) -> None:
 
     Unless another run has begun there since this one trained: the charges in the journal are then that one's.
     """
-    with unless_in_use(workplace / JOURNAL_FILE) as free:
+    checkpoint, journal = workplace / CHECKPOINT_FILE, workplace / JOURNAL_FILE
+    windows = sys.platform == "win32"  # it removes no open file, and so none of a run that has begun since
+    with unless_in_use(journal) as free:
         if free:
-            for name in (CHECKPOINT_FILE, JOURNAL_FILE):
-                (workplace / name).unlink(missing_ok=True)
+            checkpoint.unlink(missing_ok=True)
+        if free and not windows:
+            journal.unlink(missing_ok=True)
+    if free and windows:
+        with suppress(PermissionError):
+            journal.unlink(missing_ok=True)
 
 
 def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:

@@ -204,13 +204,11 @@ def test_a_fresh_start_keeps_the_old_charges_under_another_name(journal: Journal
 
 
 def test_two_runs_do_not_share_a_folder(journal: Journal, path: Path) -> None:
-    pytest.importorskip("fcntl")
     with pytest.raises(EquidpError, match="in use by another run"):
         Journal(path, SETTINGS)
 
 
 def test_a_journal_in_use_is_told_from_one_that_is_not(journal: Journal, path: Path) -> None:
-    pytest.importorskip("fcntl")
     with unless_in_use(path) as free:
         assert not free
     journal.close()

@@ -244,7 +244,6 @@ def test_recorded_passes_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_run_that_ends_does_not_forget_for_the_one_that_began_after_it(tmp_path: Path) -> None:
     """Between its training and its results' end another run may take the folder: those charges are not its own."""
-    pytest.importorskip("fcntl")
     live(tmp_path, "dpsgd", {}, PARTS, resume=False)
     began = Journal(tmp_path / JOURNAL_FILE, {}, fresh=True)
     forget(tmp_path)

@@ -10,8 +10,6 @@ from equidp.files import locked
 from equidp.hooks import LOCK
 from equidp.pipelines.training import nodes
 
-pytest.importorskip("fcntl", reason="no locks on this system")
-
 
 def test_another_run_at_work_is_told_and_its_files_are_left_alone(project):
     """It may train another algorithm: the baseline's plan is one file, and its model."""

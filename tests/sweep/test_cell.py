@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import os
@@ -17,6 +16,8 @@ import pytest
 
 from equidp.sweep import cell as cells
 from equidp.sweep.cell import finished, run_cell
+
+fcntl = pytest.importorskip("fcntl", reason="no sweeps on this system")
 
 
 class Store:

@@ -38,7 +38,7 @@ from equidp.engine.ledger import Event, Ledger
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Plan
 from equidp.errors import EquidpError
-from equidp.files import private, storage_error
+from equidp.files import durable, private, storage_error
 from equidp.threads import alone
 
 FORMAT = "equidp checkpoint 1"
@@ -298,7 +298,8 @@ def life_of(random: RandomSource) -> str:
     if device.type == "cuda":
         cudnn = torch.backends.cudnn
         told["cudnn"] = [cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark]
-    told["libc"] = "-".join(platform.libc_ver())  # whose exponentials and logarithms schedules and kernels take
+    # whose exponentials and logarithms schedules and kernels take; where it is not told (macOS, Windows), the system's
+    told["libc"] = "-".join(filter(None, platform.libc_ver())) or platform.version()
     thread = "" if alone() else ", in a thread"
     return f"seeded, torch {torch.__version__}, {device.type}, {name}, told {_short(told)}{thread}"
 
@@ -334,7 +335,7 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], settings: Mapping[s
         with open(temporary, "wb", opener=private) as file:
             file.write(safetensors.torch.save(tensors, metadata))
             file.flush()
-            os.fsync(file.fileno())
+            durable(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
@@ -368,7 +369,8 @@ def _read_verified(path: Path) -> tuple[str, dict[str, Tensor]]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            # copies: what safetensors gives is the file itself, which Windows does not replace while it is mapped
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, safetensors.SafetensorError) as error:
         raise EquidpError(f"{path} is no checkpoint, or is truncated ({error}). {remedy}") from error
     if metadata.get("format") != FORMAT:

@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from equidp.engine.ledger import Event, Ledger, merged
 from equidp.errors import EquidpError
-from equidp.files import locked, private, replacing, storage_error
+from equidp.files import durable, locked, private, replacing, storage_error
 
 BLOCK = 64
 """Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
@@ -164,7 +164,7 @@ class Journal:
             with replacing(aside) as part, open(part, "xb", opener=private) as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                durable(file.fileno())
             self._file.truncate(0)
 
     def _open(self, settings: Mapping[str, Any]) -> None:
@@ -201,7 +201,7 @@ class Journal:
         try:
             self._file.write(f"{check} {body}\n".encode())
             self._file.flush()
-            os.fsync(self._file.fileno())
+            durable(self._file.fileno())
         except OSError as error:
             raise storage_error(self.path, error) from error
         self._check = check
@@ -320,7 +320,7 @@ def sync_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        durable(descriptor)
     finally:
         os.close(descriptor)
 

@@ -122,7 +122,8 @@ class WeightsDataset(AbstractDataset[Weights, Weights]):
         try:
             with safe_open(self._filepath, framework="pt") as file:
                 card = json.loads((file.metadata() or {})["card"])
-                return Weights({name: file.get_tensor(name) for name in file.keys()}, card)  # noqa: SIM118
+                # copies: Windows does not replace a file that is mapped
+                return Weights({name: file.get_tensor(name).clone() for name in file.keys()}, card)  # noqa: SIM118
         except (SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise EquidpError(f"{self._filepath} is damaged ({error}): train the model again.") from error
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ class Descriptor:
     number: int
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd  # not on Windows
+
         return _received, (DupFd(self.number),)
 
 

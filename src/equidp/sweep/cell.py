@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import json
 import multiprocessing
 import os
@@ -141,6 +140,8 @@ def run_cell(job: Job) -> Outcome:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """Wait for the lock and hold it; its descriptor, which a child that inherits it holds as well."""
+    import fcntl  # not on Windows, where every `kedro` command imports this module
+
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()

@@ -67,6 +67,11 @@ def run_command(
         for cell in cells:
             console.print(cell.command, soft_wrap=True, highlight=False, markup=False)
         return None
+    if sys.platform == "win32":
+        raise EquidpError(
+            "kedro sweep hands its locks on to its cells, which Windows does not do: take WSL, or run the commands "
+            "that --dry-run prints one by one."
+        )
     store, experiment = project.store()
     one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name)
     rows = labels_of(cells)
