@@ -266,6 +266,7 @@ class Convolutions(Term):
 
     def _materialised(self) -> Tensor:
         kept = self._room(self._owner, self._records) if self._keeps(self._records) else None
+        sizes = self.sizes()  # before what is formed drives images and backprops out of the caches
         norms, floats = [], self._cut.scratch() + self._numel
         at_once = 0 if kept is None else self._workspace.at_once_floats
         for start, stop in self._workspace.chunks(self._records, floats, at_once=at_once):
@@ -273,7 +274,7 @@ class Convolutions(Term):
             self._form(start, stop, found)
             norms.append(norms_of(found.transpose(0, 1)).sum(1))
         self._kept, self._at_once, self._factors = kept, len(norms) == 1, []
-        return raised(torch.cat(norms), self.sizes())
+        return raised(torch.cat(norms), sizes)
 
     def sizes(self) -> Tensor:
         # at most: Σ_p |window p|·|backprop p| ≤ √(Σ |window p|²·Σ |backprop p|²), and so many windows see each pixel
