@@ -49,5 +49,5 @@ def test_the_setting_reaches_the_plan() -> None:
 
 
 def test_without_a_target_there_is_nothing_to_read() -> None:
-    with pytest.raises(ValueError, match="tells how to read privacy"):
+    with pytest.raises(EquidpError, match="tells how to read privacy"):
         PrivacySettings(noise_multiplier=1.0, epsilon_as="published")
