@@ -16,6 +16,14 @@ class EquidpError(click.ClickException):
     """A refused input or setting. The message names the place and the remedy."""
 
 
+def refuse_unknown(kind: str, given: Iterable[str], valid: Iterable[str]) -> None:
+    """Raise `unknown_name` of the first of `given` that is not among `valid`."""
+    valid = tuple(valid)
+    for name in given:
+        if name not in valid:
+            raise unknown_name(kind, name, valid)
+
+
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> EquidpError:
     """Build the error for a name that does not exist, naming the nearest valid one.
 

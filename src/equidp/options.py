@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown, unknown_name
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -40,9 +40,7 @@ class Declared(BaseModel):
                 super().__init__(**given)
             except ValidationError as error:
                 kind = type(self)
-                for name in given:
-                    if name not in kind.model_fields:
-                        raise unknown_name(f"setting of {kind.__name__}", name, kind.model_fields) from error
+                refuse_unknown(f"setting of {kind.__name__}", given, kind.model_fields)
                 raise not_valid(kind.__name__, error) from error
 
         # without this pydantic would call it wherever it validates, nested blocks and model_validate included
@@ -87,9 +85,7 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
     Raises:
         EquidpError: an unknown name or a value that is not allowed.
     """
-    for name in given:
-        if name not in settings.model_fields:
-            raise unknown_name(kind, name, settings.model_fields)
+    refuse_unknown(kind, given, settings.model_fields)
     try:
         return settings.model_validate(dict(given))
     except ValidationError as error:

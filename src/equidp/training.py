@@ -571,8 +571,8 @@ def forget(workplace: Path) -> None:
     with unless_in_use(journal) as free:
         if free:
             checkpoint.unlink(missing_ok=True)
-        if free and not windows:
-            journal.unlink(missing_ok=True)
+            if not windows:
+                journal.unlink(missing_ok=True)
     if free and windows:
         with suppress(PermissionError):
             journal.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ from equidp.algorithms.sa_dpsgd import SADPSGD
 from equidp.algorithms.sad_dpsgd import SADDPSGD
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.algorithms.sgd import SGD
-from equidp.errors import unknown_name
+from equidp.errors import refuse_unknown, unknown_name
 from equidp.options import not_valid
 
 __all__ = ["ALGORITHMS", "PARTS", "AlgorithmSettings", "algorithm_settings"]
@@ -73,9 +73,7 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
         raise unknown_name("algorithm", name, ALGORITHMS)
     kind = ALGORITHMS[name]
     place = f"{name}.options" if kind.below_options else name
-    for option in options or {}:
-        if option not in kind.model_fields:
-            raise unknown_name(f"setting of {place}", option, kind.model_fields)
+    refuse_unknown(f"setting of {place}", options or {}, kind.model_fields)
     try:
         return kind.model_validate(dict(options or {}))
     except ValidationError as error:

@@ -48,7 +48,7 @@ from equidp.engine.parts import (
     Update,
     WeightRule,
 )
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown, unknown_name
 from equidp.options import not_valid
 
 PARTS: dict[str, dict[str, type[Part]]] = {
@@ -105,9 +105,7 @@ def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
     if name not in PARTS[kind]:
         raise unknown_name(f"custom.{kind}.name", name, PARTS[kind])
     part = PARTS[kind][name]
-    for key in settings:
-        if key not in part.model_fields:
-            raise unknown_name(f"setting of custom.{kind} ({name})", key, part.model_fields)
+    refuse_unknown(f"setting of custom.{kind} ({name})", settings, part.model_fields)
     try:
         return part.model_validate(settings)
     except ValidationError as error:

@@ -315,7 +315,7 @@ class Convolutions(Term):
             kept = self._kept if clean else silenced(self._kept.transpose(0, 1), weights).transpose(0, 1)
             return self._cut.as_weight(weighted_rows(kept, weights, self._at_once)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
-        return sum(parts[1:], parts[0]).flatten()
+        return _sum(parts).flatten()
 
     def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> Tensor:
         images, backprops = weighted(images, backprops, weights, clean)

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown, unknown_name
 from equidp.options import Declared
 
 Values = tuple[str | int | float, ...]
@@ -109,9 +109,7 @@ def grid_from(settings: Mapping[str, Any]) -> Grid:
     Raises:
         EquidpError: an unknown key (naming the nearest), or a value of the wrong kind.
     """
-    for key in settings:
-        if key not in Grid.model_fields:
-            raise unknown_name("key of a sweep", key, Grid.model_fields)
+    refuse_unknown("key of a sweep", settings, Grid.model_fields)
     try:
         grid = Grid.model_validate(settings)
     except ValidationError as error:
