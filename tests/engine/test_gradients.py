@@ -369,6 +369,46 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
     assert (after - before).norm() < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "copies"),
+    [
+        (lambda: nn.Linear(8, 8, bias=False), (1024, 8), 1),
+        (lambda: nn.Linear(8, 8, bias=False), (1024, 8), 3),
+        (lambda: nn.Linear(8, 8, bias=False), (4, 8), 2000),
+        (lambda: nn.Linear(8, 8), (8,), 2000),
+        (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 34, 34), 1),
+        (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 34, 34), 3),
+        (lambda: nn.Conv2d(4, 8, 3, bias=False, groups=2), (4, 66, 66), 3),
+    ],
+    ids=["sequence", "unit of sequences", "of 2000", "of 2000 vectors", "windows", "unit of images", "groups"],
+)
+def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, copies) -> None:
+    """To a thousandth or two, where rounding is a part of the norm: float32 sums of other steps differ by up to 1 %."""
+    torch.manual_seed(0)
+    engine = GradientEngine(layer().requires_grad_(True), lambda outputs, signs: (outputs * signs).flatten(1).sum(1))
+    engine._workspace.keep_floats = 0
+    outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
+    others, labels = torch.randn(7, *shape), torch.randn(7, *outputs)
+    owners = None if copies == 1 else torch.arange(7 + copies).clamp(max=7)
+    across = outputs[1:] if len(shape) == 3 else outputs[:1]  # what changes its sign within a record, else between some
+    places = across.numel() if copies < 2000 else copies
+
+    def total(features: Tensor, labels: Tensor, owners: Tensor | None) -> Tensor:
+        norms = engine.unprobed_norms(features, labels, owners=owners)
+        return engine.weighted_sum(1 / (norms + 0.01)).double()
+
+    before = total(others, labels, None if owners is None else torch.arange(7))
+    for share, entry, backprop, balance in torch.rand(12, 4, generator=torch.Generator().manual_seed(1)).tolist():
+        signs, first = torch.full((places,), 0.5 + backprop), int((0.2 + 0.6 * share) * places)
+        signs[first:] *= -(1 + 0.004 * (2 * balance - 1)) * first / (places - first)
+        if copies == places:
+            signs = signs.view(-1, *[1] * len(outputs))
+        else:
+            signs = signs.view(across) if len(shape) == 3 else signs[:, None]
+        one, its = torch.full((copies, *shape), 1e3 * (0.5 + entry)), signs.expand(copies, *outputs)
+        assert (total(torch.cat([others, one]), torch.cat([labels, its]), owners) - before).norm() < 1 + 1e-5
+
+
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
     """Six records do not fit where five do; the five's norms are the same, though their windows cancel."""
     torch.manual_seed(3)

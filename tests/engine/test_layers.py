@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equidp.engine import terms
 from equidp.engine.gradients import GradientEngine
 from equidp.engine.terms import SLACK, Lookups, Products, Term, Units, Vectors, gram_norms, norms_of, unit_norms
 from equidp.errors import EquidpError
@@ -57,6 +58,36 @@ def test_linear(shape, bias, holds) -> None:
 def test_linear_by_gram_and_by_gradient(holds) -> None:
     for positions in (2, 60):
         holds(nn.Linear(30, 30), torch.randn(3, positions, 30))
+
+
+@pytest.mark.parametrize(
+    ("layer", "features"),
+    [
+        (lambda: nn.Linear(5, 6), lambda: torch.randn(4, 7, 5)),
+        (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1), lambda: torch.randn(4, 4, 8, 8)),
+        (lambda: nn.Conv2d(2, 6, 3), lambda: torch.randn(4, 2, 8, 8)),
+        (lambda: nn.Conv2d(4, 6, 3, groups=2), lambda: torch.randn(4, 4, 8, 8)),
+        (lambda: nn.Conv1d(4, 6, 3), lambda: torch.randn(4, 4, 9)),
+        (lambda: nn.Embedding(9, 4), lambda: torch.randint(0, 9, (4, 8))),
+    ],
+    ids=["linear", "strided", "windows", "groups", "line", "embedding"],
+)
+def test_many_positions_are_summed_as_their_norms_were_formed(layer, features, materialise, monkeypatch) -> None:
+    """Here all are many, gradients are formed a record or two at a time, and none are kept."""
+    monkeypatch.setattr(terms, "MANY", 3)
+    monkeypatch.setattr(terms, "CHUNK_FLOATS", 300)
+    layer, features, labels = layer(), features(), torch.tensor([0, 1, 2, 0])
+    expected = materialise(layer, features, labels, squared_error)
+    engine = GradientEngine(layer, squared_error)
+    engine._workspace.keep_floats, engine._workspace.scratch_floats = 0, 300
+    torch.testing.assert_close(engine.norms(features, labels), expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
+    weights = torch.tensor([0.3, 0.0, 1.2, 0.7])
+    for _ in range(2):
+        close(engine.weighted_sum(weights), weights @ expected)
+    if features.is_floating_point():
+        features[1] = torch.nan
+        assert engine.norms(features, labels).isnan().tolist() == [False, True, False, False]
+        close(engine.weighted_sum(weights), weights @ expected.nan_to_num())
 
 
 def test_weight_gradients_of_convolutions_do_without_tf32(monkeypatch) -> None:

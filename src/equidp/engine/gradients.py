@@ -21,7 +21,15 @@ from equidp.engine.layers import Call, Site, fallback, sites
 from equidp.engine.losses import KnowsGradient, Loss
 from equidp.engine.probe import probe
 from equidp.engine.recording import Recorder, Recordings
-from equidp.engine.terms import Term, Units, materialised_norms, refuse_autocast, refuse_short_products, unit_norms
+from equidp.engine.terms import (
+    Term,
+    Units,
+    materialised_norms,
+    refuse_autocast,
+    refuse_short_products,
+    unit_norms,
+    unit_weighted_sum,
+)
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
 
@@ -190,18 +198,24 @@ class GradientEngine:
         refuse_autocast(self.autocast_kind)
         if self._terms is None:
             raise EquidpError("weighted_sum needs the books of a preceding norms call; call norms first.")
-        if self._units is not None:
-            weights = weights[self._units.owners] * self._units.share()
-        if len(weights) != self._records:
-            raise EquidpError(f"weighted_sum got {len(weights)} weights for {self._records} records.")
+        rows = self._records if self._units is None else len(self._units.counts)
+        if len(weights) != rows:
+            raise EquidpError(
+                f"weighted_sum got {len(weights)} weights for {rows} {'records' if self._units is None else 'units'}."
+            )
         with torch.inference_mode():
             sums = [self._parameter_sum(p, weights) for p in self.parameters]
         return torch.cat(sums)
 
     def _parameter_sum(self, parameter: nn.Parameter, weights: Tensor) -> Tensor:
         assert self._terms is not None
-        parts = [term.weighted_sum(weights, self._clean).float() for term in self._terms.get(parameter, ())]
-        return sum(parts[1:], parts[0]) if parts else torch.zeros(parameter.numel(), device=self.device)
+        terms = self._terms.get(parameter)
+        if not terms:
+            return torch.zeros(parameter.numel(), device=self.device)
+        if self._units is not None:
+            return unit_weighted_sum(terms, self._units, weights, self._clean, parameter.numel())
+        parts = [term.weighted_sum(weights, self._clean).float() for term in terms]
+        return sum(parts[1:], parts[0])
 
     def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
         """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""

@@ -9,6 +9,11 @@ The tricks are those of Goodfellow (2015, norms from activations and backprops),
 Bu et al. (2023, book-keeping). Which of them gives a term's norms is decided by the shapes of one record alone: never
 by timing the machine, so that a resumed run repeats every rounding, and never by how many records there are or who they
 are, so that nobody's norm, hence weight, is another's doing.
+
+A float32 sum over many positions rounds, by up to 6e-9 of its terms' sizes for each of them, and where they cancel that
+is all there is. One that takes other steps than the norm did rounds otherwise, and the weight belongs to the norm. So
+where positions are many, a weighted sum forms again what the norms were taken of, in the same pieces. A unit's records
+are such positions too.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -33,6 +39,7 @@ CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost d
 SLACK = 1e-6  # and is raised by up to this share: a norm may be overstated, never understated (Δ depends on it)
 PER_PRODUCT = 4e-9  # share that a float32 sum of equal products loses for each of them (measured up to 65,536)
 LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: what they may have been is added instead
+MANY = 100  # positions; beyond, a weighted sum is one of the very gradients that norms were taken of
 LONG_ROW = 1 << 15  # squares summed in one go
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
@@ -145,7 +152,7 @@ class Products(Term):
     def squared_norms(self) -> Tensor:
         b, positions, i = self.inputs.shape
         o = self.backprops.shape[2]
-        if positions * (i + o) < i * o:
+        if positions <= MANY and positions * (i + o) < i * o:
             return self._gram()
         return materialised_norms([self], b, i * o)
 
@@ -158,6 +165,9 @@ class Products(Term):
         return gram_norms(left, right, self.inputs.shape[2] + self.backprops.shape[2])
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+        _, positions, i = self.inputs.shape
+        if positions > MANY:
+            return formed_again(self, weights, clean, i * self.backprops.shape[2])
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
         return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
 
@@ -172,13 +182,17 @@ class GroupedProducts(Term):
         self.inputs, self.backprops = inputs, backprops
 
     def squared_norms(self) -> Tensor:
-        b, groups, _, i = self.inputs.shape
-        return materialised_norms([self], b, groups * i * self.backprops.shape[3])
+        return materialised_norms([self], len(self.inputs), self._numel())
+
+    def _numel(self) -> int:
+        return self.inputs.shape[1] * self.inputs.shape[3] * self.backprops.shape[3]
 
     def sizes(self) -> Tensor:
         return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum((1, 2))
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+        if self.inputs.shape[2] > MANY:
+            return formed_again(self, weights, clean, self._numel())
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
         inputs, backprops = inputs.transpose(0, 1).flatten(1, 2), backprops.transpose(0, 1).flatten(1, 2)
         return (backprops.transpose(1, 2) @ inputs).flatten()
@@ -204,13 +218,19 @@ class Lookups(Term):
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         backprops = scaled(self.backprops, weights)
         backprops = backprops if clean else silenced(backprops, weights)
+        backprops = self._exact(backprops)
         table = backprops.new_zeros(self.rows, backprops.shape[2])
         return table.index_add_(0, self.ids.flatten(), backprops.flatten(0, 1)).flatten()
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        backprops, ids = self.backprops[start:stop], self.ids[start:stop]
+        backprops, ids = self._exact(self.backprops[start:stop]), self.ids[start:stop]
         tables = backprops.new_zeros(len(ids), self.rows, backprops.shape[2])
-        return tables.scatter_add_(1, ids.unsqueeze(2).expand_as(backprops), backprops).flatten(1)
+        tables.scatter_add_(1, ids.unsqueeze(2).expand_as(backprops), backprops)
+        return tables.flatten(1).to(self.backprops.dtype)
+
+    def _exact(self, backprops: Tensor) -> Tensor:
+        """A row's positions are added one after the other: many of them with all digits, as tables are dear to form."""
+        return backprops.double() if self.ids.shape[1] > MANY else backprops
 
 
 class Convolutions(Term):
@@ -219,7 +239,8 @@ class Convolutions(Term):
     The windows that the pixels see overlap, so they are never written out for the whole batch. Norms come either from
     gradients formed a cache-full of records at a time (and kept, if they fit, so that the weighted sum is one
     vector-matrix product), or from Gram matrices of *pixels*: `⟨window p, window q⟩ = Σ_δ ⟨x[p+δ], x[q+δ]⟩` needs only
-    the pixels' own products, shifted and added. Without kept gradients the weighted sum is torch's own weight gradient.
+    the pixels' own products, shifted and added. Without kept gradients the weighted sum is torch's own weight gradient,
+    or, where positions are many, one of gradients formed again.
 
     Args:
         kernel: the geometry.
@@ -242,7 +263,7 @@ class Convolutions(Term):
         self._numel = kernel.fan_in * kernel.channels[1]
 
     def squared_norms(self) -> Tensor:
-        if self._gram_cost() < self._gradient_cost():
+        if self._positions <= MANY and self._gram_cost() < self._gradient_cost():
             return torch.cat([self._gram(*chunk) for chunk in self._workspace.chunks(self._records, self._pixels**2)])
         return self._materialised()
 
@@ -267,14 +288,18 @@ class Convolutions(Term):
     def _materialised(self) -> Tensor:
         kept = self._room(self._owner, self._records) if self._keeps(self._records) else None
         sizes = self.sizes()  # before what is formed drives images and backprops out of the caches
-        norms, floats = [], self._cut.scratch() + self._numel
+        norms = [norms_of(found.transpose(0, 1)).sum(1) for _, found in self._pieces(kept)]
+        self._kept, self._at_once = kept, len(norms) == 1
+        return raised(torch.cat(norms), sizes)
+
+    def _pieces(self, kept: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+        """Some records at a time and their gradients `[taps, m, numel/taps]`, written to `kept` or soon overwritten."""
         at_once = 0 if kept is None else self._workspace.at_once_floats
-        for start, stop in self._workspace.chunks(self._records, floats, at_once=at_once):
+        for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel, at_once=at_once):
             found = self._room("gradients", stop - start) if kept is None else kept[:, start:stop]
             self._form(start, stop, found)
-            norms.append(norms_of(found.transpose(0, 1)).sum(1))
-        self._kept, self._at_once, self._factors = kept, len(norms) == 1, []
-        return raised(torch.cat(norms), sizes)
+            yield slice(start, stop), found
+        self._factors = []
 
     def sizes(self) -> Tensor:
         # at most: Σ_p |window p|·|backprop p| ≤ √(Σ |window p|²·Σ |backprop p|²), and so many windows see each pixel
@@ -312,10 +337,17 @@ class Convolutions(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
-            kept = self._kept if clean else silenced(self._kept.transpose(0, 1), weights).transpose(0, 1)
-            return self._cut.as_weight(weighted_rows(kept, weights, self._at_once)).flatten()
+            return self._cut.as_weight(self._weighted(self._kept, weights, clean, self._at_once)).flatten()
+        if self._positions > MANY:
+            formed = (self._weighted(found, weights[some], clean, False) for some, found in self._pieces(None))
+            return self._cut.as_weight(reduce(Tensor.add_, formed)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
         return _sum(parts).flatten()
+
+    @staticmethod
+    def _weighted(rows: Tensor, weights: Tensor, clean: bool, at_once: bool) -> Tensor:
+        rows = rows if clean else silenced(rows.transpose(0, 1), weights).transpose(0, 1)
+        return weighted_rows(rows, weights, at_once)
 
     def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> Tensor:
         images, backprops = weighted(images, backprops, weights, clean)
@@ -470,9 +502,22 @@ def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tenso
 
     Several terms are those of a parameter that several layers share: gradients add before the norm is taken.
     """
+    norms = [norms_of(_rows(terms, some)) for some in _pieces(records, numel)]
+    return raised(torch.cat(norms), _sizes(terms))
+
+
+def formed_again(term: Term, weights: Tensor, clean: bool, numel: int) -> Tensor:
+    """`[numel]`: a term's weighted sum, of the gradients that `materialised_norms` formed and forgot."""
+    formed = (
+        Vectors(term.gradients(some.start, some.stop)).weighted_sum(weights[some], clean)
+        for some in _pieces(len(weights), numel)
+    )
+    return reduce(Tensor.add_, formed)
+
+
+def _pieces(records: int, numel: int) -> Iterator[slice]:
     chunk = max(1, CHUNK_FLOATS // max(numel, 1))
-    ranges = (slice(start, min(start + chunk, records)) for start in range(0, records, chunk))
-    return raised(torch.cat([norms_of(_rows(terms, some)) for some in ranges]), _sizes(terms))
+    return (slice(start, min(start + chunk, records)) for start in range(0, records, chunk))
 
 
 def unit_norms(terms: Sequence[Term], units: Units, numel: int) -> Tensor:
@@ -482,36 +527,53 @@ def unit_norms(terms: Sequence[Term], units: Units, numel: int) -> Tensor:
     arrival would round, and at worst cancel, otherwise for all. A unit's records may cancel too: their sum is `raised`
     as a record's is.
     """
-    if len(terms) == 1 and isinstance(terms[0], Outer):
-        return _outer_unit_norms(terms[0], units, numel)
+    sizes = torch.zeros_like(units.counts, dtype=torch.float32).index_add_(0, units.owners, _sizes(terms).float())
+    squared = torch.zeros_like(sizes)
+    if (alone := _alone(terms)) is not None:
+        squared = alone.squared_norms()[units.counts.cumsum(0) - 1]
+    for some, sums in _unit_sums(terms, units, numel):
+        squared[some] = norms_of(sums)
+    return raised(squared, sizes) / units.counts.square()
+
+
+def unit_weighted_sum(terms: Sequence[Term], units: Units, weights: Tensor, clean: bool, numel: int) -> Tensor:
+    """`[numel]`: Σ w_u g_u, of the very sums that `unit_norms` formed and forgot.
+
+    In a sum over all of the batch's records, a thousand that nearly cancel would round otherwise.
+    """
+    if (alone := _alone(terms)) is not None:
+        total = alone.weighted_sum((weights * (units.counts == 1))[units.owners], clean)
+    else:
+        total = torch.zeros(numel, device=weights.device)
+    for some, sums in _unit_sums(terms, units, numel):
+        total += Vectors(sums).weighted_sum((weights / units.counts)[some], clean)
+    return total
+
+
+def _alone(terms: Sequence[Term]) -> Outer | None:
+    """The one term whose gradients need not be formed for units of one record."""
+    return terms[0] if len(terms) == 1 and isinstance(terms[0], Outer) else None
+
+
+def _unit_sums(terms: Sequence[Term], units: Units, numel: int) -> Iterator[tuple[slice | Tensor, Tensor]]:
+    """Some units at a time, by number, and the sums of their records' gradients `[m, numel]`.
+
+    All units; of outer products those of several records: one product each, units of equally many records together.
+    """
     chunk = max(1, CHUNK_FLOATS // max(numel, 1))
-    norms, single = [], _sizes(terms)
+    if (alone := _alone(terms)) is not None:
+        starts = units.counts.cumsum(0) - units.counts
+        for count in units.counts.unique().tolist():
+            for some in (units.counts == count).nonzero().squeeze(1).split(chunk) if count > 1 else ():
+                rows = starts[some, None] + torch.arange(count, device=starts.device)
+                yield some, (alone.backprops.values[rows].transpose(1, 2) @ alone.inputs[rows]).flatten(1)
+        return
     for some, records in units.ranges(chunk):
-        counts = units.counts[some].to(torch.float32)
-        sums, sizes = counts.new_zeros(len(counts), numel), torch.zeros_like(counts)
+        sums = torch.zeros(some.stop - some.start, numel, device=units.counts.device)
         for start in range(records.start, records.stop, chunk):
             part = slice(start, min(start + chunk, records.stop))
-            rows, unit = _rows(terms, part).float(), units.owners[part] - some.start
-            sums.index_add_(0, unit, rows)
-            sizes.index_add_(0, unit, single[part].float())
-        norms.append(raised(norms_of(sums), sizes) / counts.square())
-    return torch.cat(norms)
-
-
-def _outer_unit_norms(term: Outer, units: Units, numel: int) -> Tensor:
-    """`unit_norms` of outer products: one product per unit, units of equally many records together."""
-    single = term.squared_norms()
-    starts, chunk = units.counts.cumsum(0) - units.counts, max(1, CHUNK_FLOATS // numel)
-    squared = single[starts]
-    for count in units.counts.unique().tolist():
-        if count == 1:
-            continue
-        for some in (units.counts == count).nonzero().squeeze(1).split(chunk):
-            rows = starts[some, None] + torch.arange(count, device=starts.device)
-            sums = term.backprops.values[rows].transpose(1, 2) @ term.inputs[rows]
-            squared[some] = norms_of(sums.flatten(1))
-    sizes = torch.zeros_like(squared).index_add_(0, units.owners, single.sqrt())
-    return raised(squared, sizes) / units.counts.square()
+            sums.index_add_(0, units.owners[part] - some.start, _rows(terms, part).float())
+        yield some, sums
 
 
 def _sizes(terms: Sequence[Term]) -> Tensor:
