@@ -172,6 +172,29 @@ class TestBuilding:
         with pytest.raises(EquidpError, match="bounded by 1e-18"):
             trainer(records(), "custom", side_release="quantile", schedule=schedule)
 
+    @pytest.mark.parametrize(
+        ("name", "options", "words"),
+        [
+            (
+                "custom",
+                {
+                    "side_release": {"name": "group_clip_counts", "max_clip_ratio": 1e-12},
+                    "initial": {"clip_norm": 1e-16},
+                },
+                "bounded by 1e-28",
+            ),
+            ("naive", {"base_clip_norm": 1e-7, "count_noise_multiplier": 1e30}, "bounded by 5e-38"),
+            ("dpsgd_f", {"count_noise_multiplier": 3e38}, r"side release's noise would be 3e\+38"),
+        ],
+        ids=["clip norms", "weights", "counts"],
+    )
+    def test_a_bound_that_a_side_release_gives_beyond_float32_is_refused(
+        self, name: str, options: dict[str, Any], words: str
+    ) -> None:
+        """Of 1e-28, one gradient of 8e16 was rounded to 1.6 times that."""
+        with pytest.raises(EquidpError, match=words):
+            trainer(records(), name, **options)
+
     def test_a_noise_that_float32_does_not_hold_is_refused(self) -> None:
         with pytest.raises(EquidpError, match=r"noise be 1e\+42, in float32"):
             trainer(records(), clip_norm=1e12, noise=1e30)

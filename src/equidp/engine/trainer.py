@@ -595,15 +595,24 @@ def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segme
     """Bounds, noises and weights that float32 takes for 0 or infinite: noise would vanish, or the sum be NaN.
 
     Where it loses digits, close to 0, a weighted gradient may even be rounded to more than its bound. Values that a
-    side release leads are taken at their least as well.
+    side release leads are taken at their least as well, those that it gives as of the fewest and the most it may count.
     """
     rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
     if rule is None:
         return
     led = rule.reads & side.steers if side else frozenset()
     least = public | {name: torch.tensor(TINY) for name in led}
-    for segment, values in itertools.product(segments, (public, least) if led else (public,)):
+    if side is not None and side.noise(plan) > LARGEST:
+        raise EquidpError(
+            f"{algorithm.name}: the side release's noise would be {side.noise(plan):g}, of which float32 holds "
+            f"{LARGEST:g} at most; lower it."
+        )
+    counts = (0.0,) if side is None else (0.0, plan.records + 6 * side.noise(plan))
+    for segment, values, count in itertools.product(segments, (public, least) if led else (public,), counts):
         values = scheduled(values, segment)
+        if side is not None:
+            nobody = side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), values, plan)
+            values |= side.now(torch.full_like(nobody, count), values, plan)
         known = rule.reads <= public.keys()  # else the sampler's, below the clip norm
         bound = float(sensitivity(rule, values) if known else values["clip_norm"])
         noise = bound * plan.noise_multiplier * segment.noise
@@ -613,7 +622,8 @@ def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segme
                 f"{noise:g}, in float32; choose clip norms, noise and decays for which the bound stays within "
                 f"{SHORTEST:g} and {LARGEST:g}, the noise within {SMALLEST:g} and {LARGEST:g}."
             )
-        if known and not rule.weights(torch.zeros(1), values).isfinite().all():
+        seen = per_record(values, torch.arange(plan.groups))
+        if known and not rule.weights(torch.zeros(plan.groups), seen).isfinite().all():
             raise EquidpError(
                 f"{algorithm.name}: in some step a record without a gradient would have an infinite weight in float32; "
                 "raise the norms and the stability that divide."
