@@ -92,6 +92,28 @@ def test_steps_that_a_crash_has_charged_twice_are_in_epsilon() -> None:
     assert again["epsilon"] == epsilon([Event(1 / 12, 1.0, 40)], 1e-5).value > planned["epsilon"]
 
 
+def test_the_history_of_a_run_that_stops_early_ends_in_its_epsilon() -> None:
+    """In that of the cap: an epoch's own ε is less, and that the run has stopped there depended on outputs."""
+    features = torch.rand(200, 2, generator=torch.Generator().manual_seed(0))
+    labels = (features[:, 0] > 0.5).long()
+    schema = Schema("toy", "tabular", (2,), ("a", "b"), {"class": ("a", "b")}, ("x", "y"))
+    parts = split(Records(features, labels, {"class": labels}, schema), seed=0, public_fraction=0.1)
+    # by the paper's count it may take 10 steps, hence 30 candidates, five epochs of them
+    options = {"energy_records": 16, "max_rejections": 2, "stop_on": "published_epsilon", "published_epsilon": 6.0}
+    algorithm = algorithm_settings("sa_dpsgd", options).build()
+    privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=8, batch_size=24, device="cpu")
+    plan = plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=settings)
+    trained = train_model(
+        algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+        training=settings, seed=0, progress=False,
+    )  # fmt: skip
+    path, capped = trained.history["epsilon"], [Event.from_dict(event) for event in trained.privacy["capped_ledger"]]
+    assert len(path) < 5
+    assert capped == [Event(1 / 6, 1.0, 30)]
+    assert path.iloc[-1] == trained.privacy["epsilon"] == epsilon(capped, 1e-5).value
+    assert path.is_monotonic_increasing
+
+
 @pytest.mark.parametrize(("name", "told"), [("sa_dpsgd", 30), ("dpsgd", 0)])
 def test_a_public_part_is_told_of_where_it_is_used(name: str, told: int) -> None:
     """Of others it would be untrue, and its size, a share of all records, tells DPIS's N, which may be private."""

@@ -550,9 +550,12 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
 
 
 def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.DataFrame) -> Sequence[float]:
-    """ε after every epoch: the plan's, or what the ledger held then where a crash made it charge more."""
+    """ε after every epoch: the plan's, or what the ledger held then where a crash made it charge more.
+
+    It ends in the statement's, also where the run has stopped early: that it stopped there is an output too.
+    """
     if trainer.algorithm.covers(trainer.plan, trainer.outcome().events, trainer.steps_done):
-        return trainer.algorithm.epsilon_path(trainer.plan)[: len(history)]
+        return [*trainer.algorithm.epsilon_path(trainer.plan)[: len(history) - 1], statement["epsilon"]]
     return _ending_in(statement["epsilon"], history["epsilon_rdp"])
 
 
