@@ -409,6 +409,42 @@ def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, cop
         assert (total(torch.cat([others, one]), torch.cat([labels, its]), owners) - before).norm() < 1 + 1e-5
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "unit"),
+    [
+        (lambda: nn.Linear(9, 1, bias=False), (2001, 9), 1),
+        (lambda: nn.Linear(9, 1, bias=False), (9,), 2001),
+        (lambda: nn.Linear(129, 129, bias=False), (7, 129), 1),
+        (lambda: nn.Conv2d(3, 5, 3, bias=False), (3, 33, 33), 1),
+        (lambda: nn.Conv2d(7, 1, 1, bias=False), (7, 33, 33), 1),
+        (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 33, 33), 1),
+        (lambda: nn.Conv2d(5, 5, 3, bias=False, groups=5), (5, 33, 33), 1),
+        (lambda: nn.Conv1d(1, 1, 3, bias=False), (1, 333), 1),
+    ],
+    ids=["sequence", "unit", "gram", "bands", "one output", "image", "depthwise", "line"],
+)
+def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> None:
+    """Records whose gradients are next to nothing but rounding, wherever in memory they stand: the same to the bit."""
+    torch.manual_seed(0)
+    engine = GradientEngine(layer(), lambda outputs, signs: (outputs * signs).flatten(1).sum(1))
+    outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
+    features, signs = 3 + torch.randn(8 * unit, *shape), torch.randn(8 * unit, *outputs)
+    owners = None if unit == 1 else torch.arange(8).repeat_interleave(unit)
+
+    def found(first: int) -> tuple[Tensor, Tensor]:
+        rows = slice(first * unit, None)
+        norms = engine.unprobed_norms(
+            features[rows], signs[rows], owners=None if owners is None else owners[rows] - first
+        )
+        weights = torch.cat([torch.zeros(3 - first), torch.linspace(1, 2, 5)])
+        return norms[3 - first :], engine.weighted_sum(weights)
+
+    norms, total = found(3)
+    for first in range(3):
+        assert torch.equal(found(first)[0], norms)
+        torch.testing.assert_close(found(first)[1], total, rtol=0, atol=2e-6 * float(norms.sum()))
+
+
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
     """Six records do not fit where five do; the five's norms are the same, though their windows cancel."""
     torch.manual_seed(3)

@@ -24,11 +24,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from equidp.engine.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
@@ -160,8 +161,8 @@ class Products(Term):
         return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum(1)
 
     def _gram(self) -> Tensor:
-        left = self.inputs @ self.inputs.transpose(1, 2)
-        right = self.backprops @ self.backprops.transpose(1, 2)
+        left = alike(self.inputs, self.inputs.transpose(1, 2))
+        right = alike(self.backprops, self.backprops.transpose(1, 2))
         return gram_norms(left, right, self.inputs.shape[2] + self.backprops.shape[2])
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
@@ -172,7 +173,7 @@ class Products(Term):
         return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        return (self.backprops[start:stop].transpose(1, 2) @ self.inputs[start:stop]).flatten(1)
+        return alike(self.backprops[start:stop].transpose(1, 2), self.inputs[start:stop]).flatten(1)
 
 
 class GroupedProducts(Term):
@@ -198,7 +199,7 @@ class GroupedProducts(Term):
         return (backprops.transpose(1, 2) @ inputs).flatten()
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        return (self.backprops[start:stop].transpose(2, 3) @ self.inputs[start:stop]).flatten(1)
+        return alike(self.backprops[start:stop].transpose(2, 3), self.inputs[start:stop]).flatten(1)
 
 
 class Lookups(Term):
@@ -208,7 +209,7 @@ class Lookups(Term):
         self.ids, self.backprops, self.rows = ids, backprops, rows
 
     def squared_norms(self) -> Tensor:
-        products = self.backprops @ self.backprops.transpose(1, 2)
+        products = alike(self.backprops, self.backprops.transpose(1, 2))
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(products.dtype)
         return gram_norms(products, same, self.backprops.shape[2])
 
@@ -252,12 +253,19 @@ class Convolutions(Term):
     def __init__(
         self, kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor], workspace: Workspace, owner: object
     ) -> None:
+        self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
+        self._outputs = kernel.channels[1]
+        odd = self._outputs == 1 and math.prod(self._cut.outputs) % 4
+        if odd or kernel.fan_in * self._outputs // self._cut.taps % 4:  # see `alike`
+            spare = -self._outputs % 4
+            kernel = replace(kernel, channels=(kernel.channels[0], self._outputs + spare))
+            backprops = [F.pad(b, (0, 0, 0, 0, 0, spare)) for b in backprops]
+            self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
         self.kernel, self.images, self.backprops = kernel, images, backprops
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
         self._at_once = False
         self._factors: list[tuple[Tensor, Tensor]] = []
-        self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
         self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
         self._pixels = len(images) * math.prod(images[0].shape[2:])
         self._numel = kernel.fan_in * kernel.channels[1]
@@ -321,13 +329,14 @@ class Convolutions(Term):
     def _gram(self, start: int, stop: int) -> Tensor:
         pixels = torch.cat([x[start:stop].flatten(2) for x in self.images], 2)
         backprops = torch.cat([b[start:stop].flatten(2) for b in self.backprops], 2)
-        left, right = self._window_products(pixels.transpose(1, 2) @ pixels), backprops.transpose(1, 2) @ backprops
+        left = self._window_products(alike(pixels.transpose(1, 2), pixels))
+        right = alike(backprops.transpose(1, 2), backprops)
         return gram_norms(left, right, self.kernel.fan_in + self.kernel.channels[1])
 
     def _window_products(self, products: Tensor) -> Tensor:
         """Products of pixels `[m, LHW, LHW]` to products of windows `[m, P, P]`; L calls of one shape."""
         calls, (height, width) = len(self.images), self.images[0].shape[2:]
-        shaped = products.view(-1, calls, height, width, calls, height, width)
+        shaped = products.unflatten(2, (calls, height, width)).unflatten(1, (calls, height, width))
         total: Tensor | None = None
         for rows, columns in self.kernel.offsets(height, width):
             part = shaped[:, :, rows, columns, :, rows, columns]
@@ -337,12 +346,15 @@ class Convolutions(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
-            return self._cut.as_weight(self._weighted(self._kept, weights, clean, self._at_once)).flatten()
+            return self._as_weight(self._weighted(self._kept, weights, clean, self._at_once)).flatten()
         if self._positions > MANY:
             formed = (self._weighted(found, weights[some], clean, False) for some, found in self._pieces(None))
-            return self._cut.as_weight(reduce(Tensor.add_, formed)).flatten()
+            return self._as_weight(reduce(Tensor.add_, formed)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
-        return _sum(parts).flatten()
+        return _sum(parts)[: self._outputs].flatten()
+
+    def _as_weight(self, gradients: Tensor) -> Tensor:
+        return self._cut.as_weight(gradients)[:, : self._outputs]
 
     @staticmethod
     def _weighted(rows: Tensor, weights: Tensor, clean: bool, at_once: bool) -> Tensor:
@@ -362,7 +374,7 @@ class Convolutions(Term):
         taps = self._cut.taps
         room = self.images[0].new_empty(taps, stop - start, self._numel // taps)  # the caller keeps it: no buffer
         self._form(start, stop, room)
-        return self._cut.as_weight(room).flatten(1)
+        return self._as_weight(room).flatten(1)
 
 
 def refuse_autocast(kind: str) -> None:
@@ -419,6 +431,22 @@ def as_precise_as_norms() -> Iterator[None]:
             yield
         finally:
             cudnn.allow_tf32 = before
+
+
+def alike(left: Tensor, right: Tensor) -> Tensor:
+    """`[…, n, m]`: `left @ right` of `[…, n, k]` and `[…, k, m]`, rounded alike wherever in a batch a record stands.
+
+    To MKL it matters where in memory, modulo four floats, a record's result begins, or its left factor if that has its
+    rows there. A record that joins would move all that come after it: by a thousandth of Δ each, where their gradients
+    cancel over 2,000 positions.
+    """
+    (n, k), m = left.shape[-2:], right.shape[-1]
+    turned = left.stride(-1) != 1
+    if n * m % 4 == 0 and (turned or n * k % 4 == 0):
+        return left @ right
+    if turned and m < n:
+        return (left @ F.pad(right, (0, -m % 4)))[..., :m]
+    return (F.pad(left, (0, 0, 0, -n % 4)) @ right)[..., :n, :]
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:
@@ -566,7 +594,7 @@ def _unit_sums(terms: Sequence[Term], units: Units, numel: int) -> Iterator[tupl
         for count in units.counts.unique().tolist():
             for some in (units.counts == count).nonzero().squeeze(1).split(chunk) if count > 1 else ():
                 rows = starts[some, None] + torch.arange(count, device=starts.device)
-                yield some, (alone.backprops.values[rows].transpose(1, 2) @ alone.inputs[rows]).flatten(1)
+                yield some, alike(alone.backprops.values[rows].transpose(1, 2), alone.inputs[rows]).flatten(1)
         return
     for some, records in units.ranges(chunk):
         sums = torch.zeros(some.stop - some.start, numel, device=units.counts.device)
