@@ -445,6 +445,21 @@ def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> No
         torch.testing.assert_close(found(first)[1], total, rtol=0, atol=2e-6 * float(norms.sum()))
 
 
+def _excess(engine: GradientEngine, features: Tensor, signs: Tensor) -> float:
+    """By how much of Δ one record alone moves the sum too far."""
+    norms = engine.unprobed_norms(features, signs)
+    return float(engine.weighted_sum(1 / (norms + 0.01)).double().norm() - norms / (norms + 0.01))
+
+
+def test_a_wide_layer_by_gram_matrices_loses_no_more_than_a_narrow_one() -> None:
+    """Where gradients cancel to a few percent, sums of thousands of equal products have lost digits."""
+    engine = GradientEngine(nn.Linear(2048, 2048, bias=False), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    for entry, share in torch.rand(8, 2, generator=torch.Generator().manual_seed(0)).tolist():
+        inputs, signs = torch.tensor([1.0, 0.5 + entry]), torch.tensor([1.0, -(0.95 - 0.05 * share) / (0.5 + entry)])
+        features, signs = (x.view(1, 2, 1).expand(1, 2, 2048) for x in (100 * inputs, signs))
+        assert _excess(engine, features, signs) < 8e-4
+
+
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
     """Six records do not fit where five do; the five's norms are the same, though their windows cancel."""
     torch.manual_seed(3)

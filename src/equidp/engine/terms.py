@@ -36,7 +36,7 @@ from equidp.engine.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
 
-CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
+CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits (of wide products, below more)
 SLACK = 1e-6  # and is raised by up to this share: a norm may be overstated, never understated (Δ depends on it)
 PER_PRODUCT = 4e-9  # share that a float32 sum of equal products loses for each of them (measured up to 65,536)
 LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: what they may have been is added instead
@@ -513,7 +513,8 @@ def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     size = total[0] * total[1]
     sums = (left * right).sum((1, 2)) + LOST * 2.0**26 * (total[0] + total[1] + 1)
     known, slack = sums.clamp(min=0), max(SLACK, PER_PRODUCT * width)
-    return torch.where(sums < CANCELLATION * size, known + slack * (size - known / CANCELLATION), sums)
+    few = CANCELLATION * slack / SLACK  # so that where nothing is added any more, less than a thousandth may be lost
+    return torch.where(sums < few * size, known + slack * (size - known / few), sums)
 
 
 def raised(squared: Tensor, sizes: Tensor) -> Tensor:
