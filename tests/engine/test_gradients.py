@@ -460,6 +460,17 @@ def test_a_wide_layer_by_gram_matrices_loses_no_more_than_a_narrow_one() -> None
         assert _excess(engine, features, signs) < 8e-4
 
 
+def test_a_table_read_at_many_places_is_summed_exactly() -> None:
+    """One row read 200 times, by backprops of equal entries that cancel to about three percent."""
+    engine = GradientEngine(nn.Embedding(4, 128), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    for first, value, balance in torch.rand(12, 3, generator=torch.Generator().manual_seed(0)).tolist():
+        places = int(200 * (0.1 + 0.8 * first))
+        signs = torch.full((200, 1), 1e3 * (1 + value))
+        signs[places:] *= -places / (200 - places) * (1 - 0.12 * balance)
+        ids = torch.zeros(1, 200, dtype=torch.int64)
+        assert _excess(engine, ids, signs.expand(1, 200, 128)) < 1e-5
+
+
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
     """Six records do not fit where five do; the five's norms are the same, though their windows cancel."""
     torch.manual_seed(3)

@@ -209,6 +209,9 @@ class Lookups(Term):
         self.ids, self.backprops, self.rows = ids, backprops, rows
 
     def squared_norms(self) -> Tensor:
+        if self.ids.shape[1] > MANY:
+            pieces = _pieces(len(self.ids), self.backprops[0].numel())
+            return raised(torch.cat([norms_of(self._read_rows(some)) for some in pieces]), self.sizes())
         products = alike(self.backprops, self.backprops.transpose(1, 2))
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(products.dtype)
         return gram_norms(products, same, self.backprops.shape[2])
@@ -216,10 +219,17 @@ class Lookups(Term):
     def sizes(self) -> Tensor:
         return norms_of(self.backprops).sqrt().sum(1)
 
+    def _read_rows(self, some: slice) -> Tensor:
+        """`[m, P·D]`: gradients of the rows that a record reads, others left out; with all digits."""
+        ids, order = self.ids[some].sort(1)
+        row = F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0))  # which of its own, by position
+        backprops = self._exact(self.backprops[some])
+        row = torch.empty_like(row).scatter_(1, order, row).unsqueeze(2).expand_as(backprops)
+        return torch.zeros_like(backprops).scatter_add_(1, row, backprops).flatten(1).to(self.backprops.dtype)
+
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        backprops = scaled(self.backprops, weights)
+        backprops = scaled(self._exact(self.backprops), weights)
         backprops = backprops if clean else silenced(backprops, weights)
-        backprops = self._exact(backprops)
         table = backprops.new_zeros(self.rows, backprops.shape[2])
         return table.index_add_(0, self.ids.flatten(), backprops.flatten(0, 1)).flatten()
 
