@@ -471,6 +471,24 @@ def test_a_table_read_at_many_places_is_summed_exactly() -> None:
         assert _excess(engine, ids, signs.expand(1, 200, 128)) < 1e-5
 
 
+def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
+    """Two layers' parts are each a thousand times what is left of them."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.other.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.one(x), self.other(x)], 1)
+
+    engine = GradientEngine(Both(), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    for entry, backprop, balance in torch.rand(20, 3, generator=torch.Generator().manual_seed(0)).tolist():
+        signs = (1 + backprop) * torch.tensor([1.0, -1 - 0.004 * balance]).view(1, 2, 1, 1)
+        assert _excess(engine, torch.full((1, 100, 8), 1e3 * (0.5 + entry)), signs.expand(1, 2, 100, 8)) < 1e-5
+
+
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
     """Six records do not fit where five do; the five's norms are the same, though their windows cancel."""
     torch.manual_seed(3)

@@ -13,7 +13,7 @@ are, so that nobody's norm, hence weight, is another's doing.
 A float32 sum over many positions rounds, by up to 6e-9 of its terms' sizes for each of them, and where they cancel that
 is all there is. One that takes other steps than the norm did rounds otherwise, and the weight belongs to the norm. So
 where positions are many, a weighted sum forms again what the norms were taken of, in the same pieces. A unit's records
-are such positions too.
+are such positions too, and so are layers that share a parameter.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Products(Term):
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         _, positions, i = self.inputs.shape
         if positions > MANY:
-            return formed_again(self, weights, clean, i * self.backprops.shape[2])
+            return formed_again([self], weights, clean, i * self.backprops.shape[2])
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
         return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
 
@@ -193,7 +193,7 @@ class GroupedProducts(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self.inputs.shape[2] > MANY:
-            return formed_again(self, weights, clean, self._numel())
+            return formed_again([self], weights, clean, self._numel())
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
         inputs, backprops = inputs.transpose(0, 1).flatten(1, 2), backprops.transpose(0, 1).flatten(1, 2)
         return (backprops.transpose(1, 2) @ inputs).flatten()
@@ -545,12 +545,9 @@ def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tenso
     return raised(torch.cat(norms), _sizes(terms))
 
 
-def formed_again(term: Term, weights: Tensor, clean: bool, numel: int) -> Tensor:
-    """`[numel]`: a term's weighted sum, of the gradients that `materialised_norms` formed and forgot."""
-    formed = (
-        Vectors(term.gradients(some.start, some.stop)).weighted_sum(weights[some], clean)
-        for some in _pieces(len(weights), numel)
-    )
+def formed_again(terms: Sequence[Term], weights: Tensor, clean: bool, numel: int) -> Tensor:
+    """`[numel]`: the terms' weighted sum, of the gradients that `materialised_norms` formed and forgot."""
+    formed = (Vectors(_rows(terms, some)).weighted_sum(weights[some], clean) for some in _pieces(len(weights), numel))
     return reduce(Tensor.add_, formed)
 
 
