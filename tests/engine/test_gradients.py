@@ -409,6 +409,86 @@ def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, cop
         assert (total(torch.cat([others, one]), torch.cat([labels, its]), owners) - before).norm() < 1 + 1e-5
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "unit"),
+    [
+        (lambda: nn.Linear(9, 1, bias=False), (2001, 9), 1),
+        (lambda: nn.Linear(9, 1, bias=False), (9,), 2001),
+        (lambda: nn.Linear(129, 129, bias=False), (7, 129), 1),
+        (lambda: nn.Conv2d(3, 5, 3, bias=False), (3, 33, 33), 1),
+        (lambda: nn.Conv2d(7, 1, 1, bias=False), (7, 33, 33), 1),
+        (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 33, 33), 1),
+        (lambda: nn.Conv2d(5, 5, 3, bias=False, groups=5), (5, 33, 33), 1),
+        (lambda: nn.Conv1d(1, 1, 3, bias=False), (1, 333), 1),
+    ],
+    ids=["sequence", "unit", "gram", "bands", "one output", "image", "depthwise", "line"],
+)
+def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> None:
+    """Records whose gradients are next to nothing but rounding, wherever in memory they stand: the same to the bit."""
+    torch.manual_seed(0)
+    engine = GradientEngine(layer(), lambda outputs, signs: (outputs * signs).flatten(1).sum(1))
+    outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
+    features, signs = 3 + torch.randn(8 * unit, *shape), torch.randn(8 * unit, *outputs)
+    owners = None if unit == 1 else torch.arange(8).repeat_interleave(unit)
+
+    def found(first: int) -> tuple[Tensor, Tensor]:
+        rows = slice(first * unit, None)
+        norms = engine.unprobed_norms(
+            features[rows], signs[rows], owners=None if owners is None else owners[rows] - first
+        )
+        weights = torch.cat([torch.zeros(3 - first), torch.linspace(1, 2, 5)])
+        return norms[3 - first :], engine.weighted_sum(weights)
+
+    norms, total = found(3)
+    for first in range(3):
+        assert torch.equal(found(first)[0], norms)
+        torch.testing.assert_close(found(first)[1], total, rtol=0, atol=2e-6 * float(norms.sum()))
+
+
+def _excess(engine: GradientEngine, features: Tensor, signs: Tensor) -> float:
+    """By how much of Δ one record alone moves the sum too far."""
+    norms = engine.unprobed_norms(features, signs)
+    return float(engine.weighted_sum(1 / (norms + 0.01)).double().norm() - norms / (norms + 0.01))
+
+
+def test_a_wide_layer_by_gram_matrices_loses_no_more_than_a_narrow_one() -> None:
+    """Where gradients cancel to a few percent, sums of thousands of equal products have lost digits."""
+    engine = GradientEngine(nn.Linear(2048, 2048, bias=False), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    for entry, share in torch.rand(8, 2, generator=torch.Generator().manual_seed(0)).tolist():
+        inputs, signs = torch.tensor([1.0, 0.5 + entry]), torch.tensor([1.0, -(0.95 - 0.05 * share) / (0.5 + entry)])
+        features, signs = (x.view(1, 2, 1).expand(1, 2, 2048) for x in (100 * inputs, signs))
+        assert _excess(engine, features, signs) < 8e-4
+
+
+def test_a_table_read_at_many_places_is_summed_exactly() -> None:
+    """One row read 200 times, by backprops of equal entries that cancel to about three percent."""
+    engine = GradientEngine(nn.Embedding(4, 128), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    for first, value, balance in torch.rand(12, 3, generator=torch.Generator().manual_seed(0)).tolist():
+        places = int(200 * (0.1 + 0.8 * first))
+        signs = torch.full((200, 1), 1e3 * (1 + value))
+        signs[places:] *= -places / (200 - places) * (1 - 0.12 * balance)
+        ids = torch.zeros(1, 200, dtype=torch.int64)
+        assert _excess(engine, ids, signs.expand(1, 200, 128)) < 1e-5
+
+
+def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
+    """Two layers' parts are each a thousand times what is left of them."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.other.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.one(x), self.other(x)], 1)
+
+    engine = GradientEngine(Both(), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    for entry, backprop, balance in torch.rand(20, 3, generator=torch.Generator().manual_seed(0)).tolist():
+        signs = (1 + backprop) * torch.tensor([1.0, -1 - 0.004 * balance]).view(1, 2, 1, 1)
+        assert _excess(engine, torch.full((1, 100, 8), 1e3 * (0.5 + entry)), signs.expand(1, 2, 100, 8)) < 1e-5
+
+
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
     """Six records do not fit where five do; the five's norms are the same, though their windows cancel."""
     torch.manual_seed(3)

@@ -66,11 +66,12 @@ def test_linear_by_gram_and_by_gradient(holds) -> None:
         (lambda: nn.Linear(5, 6), lambda: torch.randn(4, 7, 5)),
         (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1), lambda: torch.randn(4, 4, 8, 8)),
         (lambda: nn.Conv2d(2, 6, 3), lambda: torch.randn(4, 2, 8, 8)),
+        (lambda: nn.Conv2d(3, 5, 3), lambda: torch.randn(4, 3, 8, 8)),
         (lambda: nn.Conv2d(4, 6, 3, groups=2), lambda: torch.randn(4, 4, 8, 8)),
         (lambda: nn.Conv1d(4, 6, 3), lambda: torch.randn(4, 4, 9)),
         (lambda: nn.Embedding(9, 4), lambda: torch.randint(0, 9, (4, 8))),
     ],
-    ids=["linear", "strided", "windows", "groups", "line", "embedding"],
+    ids=["linear", "strided", "windows", "odd", "groups", "line", "embedding"],
 )
 def test_many_positions_are_summed_as_their_norms_were_formed(layer, features, materialise, monkeypatch) -> None:
     """Here all are many, gradients are formed a record or two at a time, and none are kept."""

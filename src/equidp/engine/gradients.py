@@ -24,6 +24,7 @@ from equidp.engine.recording import Recorder, Recordings
 from equidp.engine.terms import (
     Term,
     Units,
+    formed_again,
     materialised_norms,
     refuse_autocast,
     refuse_short_products,
@@ -214,8 +215,9 @@ class GradientEngine:
             return torch.zeros(parameter.numel(), device=self.device)
         if self._units is not None:
             return unit_weighted_sum(terms, self._units, weights, self._clean, parameter.numel())
-        parts = [term.weighted_sum(weights, self._clean).float() for term in terms]
-        return sum(parts[1:], parts[0])
+        if len(terms) > 1:
+            return formed_again(terms, weights, self._clean, parameter.numel()).float()
+        return terms[0].weighted_sum(weights, self._clean).float()
 
     def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
         """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""

@@ -13,7 +13,7 @@ are, so that nobody's norm, hence weight, is another's doing.
 A float32 sum over many positions rounds, by up to 6e-9 of its terms' sizes for each of them, and where they cancel that
 is all there is. One that takes other steps than the norm did rounds otherwise, and the weight belongs to the norm. So
 where positions are many, a weighted sum forms again what the norms were taken of, in the same pieces. A unit's records
-are such positions too.
+are such positions too, and so are layers that share a parameter.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from equidp.engine.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
 
-CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits
+CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits (of wide products, below more)
 SLACK = 1e-6  # and is raised by up to this share: a norm may be overstated, never understated (Δ depends on it)
 PER_PRODUCT = 4e-9  # share that a float32 sum of equal products loses for each of them (measured up to 65,536)
 LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: what they may have been is added instead
@@ -160,19 +161,19 @@ class Products(Term):
         return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum(1)
 
     def _gram(self) -> Tensor:
-        left = self.inputs @ self.inputs.transpose(1, 2)
-        right = self.backprops @ self.backprops.transpose(1, 2)
+        left = alike(self.inputs, self.inputs.transpose(1, 2))
+        right = alike(self.backprops, self.backprops.transpose(1, 2))
         return gram_norms(left, right, self.inputs.shape[2] + self.backprops.shape[2])
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         _, positions, i = self.inputs.shape
         if positions > MANY:
-            return formed_again(self, weights, clean, i * self.backprops.shape[2])
+            return formed_again([self], weights, clean, i * self.backprops.shape[2])
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
         return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        return (self.backprops[start:stop].transpose(1, 2) @ self.inputs[start:stop]).flatten(1)
+        return alike(self.backprops[start:stop].transpose(1, 2), self.inputs[start:stop]).flatten(1)
 
 
 class GroupedProducts(Term):
@@ -192,13 +193,13 @@ class GroupedProducts(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self.inputs.shape[2] > MANY:
-            return formed_again(self, weights, clean, self._numel())
+            return formed_again([self], weights, clean, self._numel())
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
         inputs, backprops = inputs.transpose(0, 1).flatten(1, 2), backprops.transpose(0, 1).flatten(1, 2)
         return (backprops.transpose(1, 2) @ inputs).flatten()
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        return (self.backprops[start:stop].transpose(2, 3) @ self.inputs[start:stop]).flatten(1)
+        return alike(self.backprops[start:stop].transpose(2, 3), self.inputs[start:stop]).flatten(1)
 
 
 class Lookups(Term):
@@ -208,17 +209,27 @@ class Lookups(Term):
         self.ids, self.backprops, self.rows = ids, backprops, rows
 
     def squared_norms(self) -> Tensor:
-        products = self.backprops @ self.backprops.transpose(1, 2)
+        if self.ids.shape[1] > MANY:
+            pieces = _pieces(len(self.ids), self.backprops[0].numel())
+            return raised(torch.cat([norms_of(self._read_rows(some)) for some in pieces]), self.sizes())
+        products = alike(self.backprops, self.backprops.transpose(1, 2))
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(products.dtype)
         return gram_norms(products, same, self.backprops.shape[2])
 
     def sizes(self) -> Tensor:
         return norms_of(self.backprops).sqrt().sum(1)
 
+    def _read_rows(self, some: slice) -> Tensor:
+        """`[m, P·D]`: gradients of the rows that a record reads, others left out; with all digits."""
+        ids, order = self.ids[some].sort(1)
+        row = F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0))  # which of its own, by position
+        backprops = self._exact(self.backprops[some])
+        row = torch.empty_like(row).scatter_(1, order, row).unsqueeze(2).expand_as(backprops)
+        return torch.zeros_like(backprops).scatter_add_(1, row, backprops).flatten(1).to(self.backprops.dtype)
+
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        backprops = scaled(self.backprops, weights)
+        backprops = scaled(self._exact(self.backprops), weights)
         backprops = backprops if clean else silenced(backprops, weights)
-        backprops = self._exact(backprops)
         table = backprops.new_zeros(self.rows, backprops.shape[2])
         return table.index_add_(0, self.ids.flatten(), backprops.flatten(0, 1)).flatten()
 
@@ -252,12 +263,19 @@ class Convolutions(Term):
     def __init__(
         self, kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor], workspace: Workspace, owner: object
     ) -> None:
+        self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
+        self._outputs = kernel.channels[1]
+        odd = self._outputs == 1 and math.prod(self._cut.outputs) % 4
+        if odd or kernel.fan_in * self._outputs // self._cut.taps % 4:  # see `alike`
+            spare = -self._outputs % 4
+            kernel = replace(kernel, channels=(kernel.channels[0], self._outputs + spare))
+            backprops = [F.pad(b, (0, 0, 0, 0, 0, spare)) for b in backprops]
+            self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
         self.kernel, self.images, self.backprops = kernel, images, backprops
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
         self._at_once = False
         self._factors: list[tuple[Tensor, Tensor]] = []
-        self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
         self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
         self._pixels = len(images) * math.prod(images[0].shape[2:])
         self._numel = kernel.fan_in * kernel.channels[1]
@@ -321,13 +339,14 @@ class Convolutions(Term):
     def _gram(self, start: int, stop: int) -> Tensor:
         pixels = torch.cat([x[start:stop].flatten(2) for x in self.images], 2)
         backprops = torch.cat([b[start:stop].flatten(2) for b in self.backprops], 2)
-        left, right = self._window_products(pixels.transpose(1, 2) @ pixels), backprops.transpose(1, 2) @ backprops
+        left = self._window_products(alike(pixels.transpose(1, 2), pixels))
+        right = alike(backprops.transpose(1, 2), backprops)
         return gram_norms(left, right, self.kernel.fan_in + self.kernel.channels[1])
 
     def _window_products(self, products: Tensor) -> Tensor:
         """Products of pixels `[m, LHW, LHW]` to products of windows `[m, P, P]`; L calls of one shape."""
         calls, (height, width) = len(self.images), self.images[0].shape[2:]
-        shaped = products.view(-1, calls, height, width, calls, height, width)
+        shaped = products.unflatten(2, (calls, height, width)).unflatten(1, (calls, height, width))
         total: Tensor | None = None
         for rows, columns in self.kernel.offsets(height, width):
             part = shaped[:, :, rows, columns, :, rows, columns]
@@ -337,12 +356,15 @@ class Convolutions(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
-            return self._cut.as_weight(self._weighted(self._kept, weights, clean, self._at_once)).flatten()
+            return self._as_weight(self._weighted(self._kept, weights, clean, self._at_once)).flatten()
         if self._positions > MANY:
             formed = (self._weighted(found, weights[some], clean, False) for some, found in self._pieces(None))
-            return self._cut.as_weight(reduce(Tensor.add_, formed)).flatten()
+            return self._as_weight(reduce(Tensor.add_, formed)).flatten()
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
-        return _sum(parts).flatten()
+        return _sum(parts)[: self._outputs].flatten()
+
+    def _as_weight(self, gradients: Tensor) -> Tensor:
+        return self._cut.as_weight(gradients)[:, : self._outputs]
 
     @staticmethod
     def _weighted(rows: Tensor, weights: Tensor, clean: bool, at_once: bool) -> Tensor:
@@ -362,7 +384,7 @@ class Convolutions(Term):
         taps = self._cut.taps
         room = self.images[0].new_empty(taps, stop - start, self._numel // taps)  # the caller keeps it: no buffer
         self._form(start, stop, room)
-        return self._cut.as_weight(room).flatten(1)
+        return self._as_weight(room).flatten(1)
 
 
 def refuse_autocast(kind: str) -> None:
@@ -419,6 +441,22 @@ def as_precise_as_norms() -> Iterator[None]:
             yield
         finally:
             cudnn.allow_tf32 = before
+
+
+def alike(left: Tensor, right: Tensor) -> Tensor:
+    """`[…, n, m]`: `left @ right` of `[…, n, k]` and `[…, k, m]`, rounded alike wherever in a batch a record stands.
+
+    To MKL it matters where in memory, modulo four floats, a record's result begins, or its left factor if that has its
+    rows there. A record that joins would move all that come after it: by a thousandth of Δ each, where their gradients
+    cancel over 2,000 positions.
+    """
+    (n, k), m = left.shape[-2:], right.shape[-1]
+    turned = left.stride(-1) != 1
+    if n * m % 4 == 0 and (turned or n * k % 4 == 0):
+        return left @ right
+    if turned and m < n:
+        return (left @ F.pad(right, (0, -m % 4)))[..., :m]
+    return (F.pad(left, (0, 0, 0, -n % 4)) @ right)[..., :n, :]
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:
@@ -485,7 +523,8 @@ def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     size = total[0] * total[1]
     sums = (left * right).sum((1, 2)) + LOST * 2.0**26 * (total[0] + total[1] + 1)
     known, slack = sums.clamp(min=0), max(SLACK, PER_PRODUCT * width)
-    return torch.where(sums < CANCELLATION * size, known + slack * (size - known / CANCELLATION), sums)
+    few = CANCELLATION * slack / SLACK  # so that where nothing is added any more, less than a thousandth may be lost
+    return torch.where(sums < few * size, known + slack * (size - known / few), sums)
 
 
 def raised(squared: Tensor, sizes: Tensor) -> Tensor:
@@ -506,12 +545,9 @@ def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tenso
     return raised(torch.cat(norms), _sizes(terms))
 
 
-def formed_again(term: Term, weights: Tensor, clean: bool, numel: int) -> Tensor:
-    """`[numel]`: a term's weighted sum, of the gradients that `materialised_norms` formed and forgot."""
-    formed = (
-        Vectors(term.gradients(some.start, some.stop)).weighted_sum(weights[some], clean)
-        for some in _pieces(len(weights), numel)
-    )
+def formed_again(terms: Sequence[Term], weights: Tensor, clean: bool, numel: int) -> Tensor:
+    """`[numel]`: the terms' weighted sum, of the gradients that `materialised_norms` formed and forgot."""
+    formed = (Vectors(_rows(terms, some)).weighted_sum(weights[some], clean) for some in _pieces(len(weights), numel))
     return reduce(Tensor.add_, formed)
 
 
@@ -566,7 +602,7 @@ def _unit_sums(terms: Sequence[Term], units: Units, numel: int) -> Iterator[tupl
         for count in units.counts.unique().tolist():
             for some in (units.counts == count).nonzero().squeeze(1).split(chunk) if count > 1 else ():
                 rows = starts[some, None] + torch.arange(count, device=starts.device)
-                yield some, (alone.backprops.values[rows].transpose(1, 2) @ alone.inputs[rows]).flatten(1)
+                yield some, alike(alone.backprops.values[rows].transpose(1, 2), alone.inputs[rows]).flatten(1)
         return
     for some, records in units.ranges(chunk):
         sums = torch.zeros(some.stop - some.start, numel, device=units.counts.device)

@@ -180,7 +180,9 @@ class Bands(Cut):
 
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
         band, places = self._first.fan_in, backprops.transpose(1, 2)
-        bands = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), band, -1)
+        floats = band * self._written
+        room = workspace.take("windows", len(view), floats + -floats % 4, like=view)[:, :floats]  # see `terms.alike`
+        bands = room.view(view.shape).copy_(view).view(len(view), band, -1)
         for tap, piece in enumerate(out.view(self.taps, len(view), band, -1).unbind()):
             product(bands.narrow(2, tap * self.outputs[1], places.shape[1]), places, piece, add)
 
