@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equidp.engine import terms
 from equidp.engine.gradients import GradientEngine
-from equidp.engine.terms import SLACK, Lookups, Products, Term, Units, Vectors, gram_norms, norms_of, unit_norms
+from equidp.engine.terms import SLACK, Lookups, Products, Term, Units, UnitSums, Vectors, gram_norms, norms_of
 from equidp.errors import EquidpError
 
 TOLERANCE = 1e-5
@@ -229,8 +229,22 @@ def test_a_term_agrees_with_its_own_gradients(term) -> None:
     for clean in (True, False):
         close(term.weighted_sum(weights, clean), weights @ rows)
     expected = torch.stack([rows[0], rows[1:].mean(0)]).square().sum(1)
-    found = unit_norms([term], Units.of(torch.tensor([0, 1, 1, 1])), rows.shape[1])
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    sums = UnitSums([term], Units.of(torch.tensor([0, 1, 1, 1])), rows.shape[1])
+    torch.testing.assert_close(sums.squared_norms(), expected, rtol=1e-5, atol=1e-6)
+    means = torch.stack([rows[0], rows[1:].mean(0)])
+    for clean in (True, False):
+        close(sums.weighted_sum(torch.tensor([0.5, 2.0]), clean), 0.5 * means[0] + 2 * means[1])
+
+
+def test_sums_of_units_are_kept_or_formed_again_to_the_same_bit(monkeypatch) -> None:
+    engine = GradientEngine(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), squared_error)
+    features, labels, owners = torch.randn(9, 6), torch.arange(9) % 3, torch.tensor([0, 1, 1, 2, 3, 3, 3, 3, 4])
+    found = []
+    for kept in (terms.KEPT_SUMS, 0):
+        monkeypatch.setattr(terms, "KEPT_SUMS", kept)
+        norms = engine.norms(features, labels, owners=owners)
+        found.append(torch.cat([norms, engine.weighted_sum(1 / (norms + 0.01))]))
+    assert torch.equal(*found)
 
 
 def test_records_of_a_unit_stand_together() -> None:

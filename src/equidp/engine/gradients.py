@@ -24,12 +24,11 @@ from equidp.engine.recording import Recorder, Recordings
 from equidp.engine.terms import (
     Term,
     Units,
+    UnitSums,
     formed_again,
     materialised_norms,
     refuse_autocast,
     refuse_short_products,
-    unit_norms,
-    unit_weighted_sum,
 )
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
@@ -91,6 +90,7 @@ class GradientEngine:
         self._gradient: Tensor | None = None
         self._units: Units | None = None
         self._terms: dict[nn.Parameter, list[Term]] | None = None
+        self._sums: dict[nn.Parameter, UnitSums] = {}
         self._clean = True
         self._probed = False
         self._records = 0
@@ -214,7 +214,7 @@ class GradientEngine:
         if not terms:
             return torch.zeros(parameter.numel(), device=self.device)
         if self._units is not None:
-            return unit_weighted_sum(terms, self._units, weights, self._clean, parameter.numel())
+            return self._sums[parameter].weighted_sum(weights, self._clean)
         if len(terms) > 1:
             return formed_again(terms, weights, self._clean, parameter.numel()).float()
         return terms[0].weighted_sum(weights, self._clean).float()
@@ -239,7 +239,7 @@ class GradientEngine:
 
     def clear(self) -> None:
         """Forget the last batch."""
-        self._terms, self._units = None, None
+        self._terms, self._units, self._sums = None, None, {}
         if self._recordings is not None:
             self._recordings.current = None
 
@@ -371,7 +371,8 @@ class GradientEngine:
         total: Tensor | None = None
         for parameter, terms in self._terms.items():
             if self._units is not None:
-                one = unit_norms(terms, self._units, parameter.numel())
+                self._sums[parameter] = UnitSums(terms, self._units, parameter.numel())
+                one = self._sums[parameter].squared_norms()
             elif len(terms) == 1:
                 one = terms[0].squared_norms()
             else:

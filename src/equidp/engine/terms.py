@@ -43,6 +43,7 @@ LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: w
 MANY = 100  # positions; beyond, a weighted sum is one of the very gradients that norms were taken of
 LONG_ROW = 1 << 15  # squares summed in one go
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
+KEPT_SUMS = 1 << 22  # floats of a parameter's sums over units that are kept for the weighted sum (16 MiB)
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
 # What things cost on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
 KEEP_COST = 20  # a float written to main memory and read again
@@ -556,60 +557,68 @@ def _pieces(records: int, numel: int) -> Iterator[slice]:
     return (slice(start, min(start + chunk, records)) for start in range(0, records, chunk))
 
 
-def unit_norms(terms: Sequence[Term], units: Units, numel: int) -> Tensor:
-    """`[U]` squared norms of units' gradients, formed from each unit's own records alone, one after the other.
+class UnitSums:
+    """The gradients of units with respect to one parameter: means of their records', formed one unit after the other.
 
     Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit, so that a unit's
     arrival would round, and at worst cancel, otherwise for all. A unit's records may cancel too: their sum is `raised`
-    as a record's is.
+    as a record's is, and the weighted sum is one of these very sums: in one over all of the batch's records a thousand
+    that nearly cancel would round otherwise.
+
+    Args:
+        terms: of the parameter's layers; gradients of layers that share it add.
+        units: of the batch.
+        numel: of the parameter.
     """
-    sizes = torch.zeros_like(units.counts, dtype=torch.float32).index_add_(0, units.owners, _sizes(terms).float())
-    squared = torch.zeros_like(sizes)
-    if (alone := _alone(terms)) is not None:
-        squared = alone.squared_norms()[units.counts.cumsum(0) - 1]
-    for some, sums in _unit_sums(terms, units, numel):
-        squared[some] = norms_of(sums)
-    return raised(squared, sizes) / units.counts.square()
 
+    def __init__(self, terms: Sequence[Term], units: Units, numel: int) -> None:
+        self._terms, self._units, self._numel = terms, units, numel
+        # the one term whose gradients need not be formed for units of one record
+        self._single = terms[0] if len(terms) == 1 and isinstance(terms[0], Outer) else None
+        self._kept: list[tuple[slice | Tensor, Tensor]] | None = None
 
-def unit_weighted_sum(terms: Sequence[Term], units: Units, weights: Tensor, clean: bool, numel: int) -> Tensor:
-    """`[numel]`: Σ w_u g_u, of the very sums that `unit_norms` formed and forgot.
+    def squared_norms(self) -> Tensor:
+        """`[U]`."""
+        counts, owners = self._units.counts, self._units.owners
+        sizes = torch.zeros_like(counts, dtype=torch.float32).index_add_(0, owners, _sizes(self._terms).float())
+        squared = torch.zeros_like(sizes)
+        if self._single is not None:
+            squared = self._single.squared_norms()[counts.cumsum(0) - 1]
+        self._kept = list(self._formed()) if len(counts) * self._numel <= KEPT_SUMS else None
+        for some, sums in self._kept or self._formed():
+            squared[some] = norms_of(sums)
+        return raised(squared, sizes) / counts.square()
 
-    In a sum over all of the batch's records, a thousand that nearly cancel would round otherwise.
-    """
-    if (alone := _alone(terms)) is not None:
-        total = alone.weighted_sum((weights * (units.counts == 1))[units.owners], clean)
-    else:
-        total = torch.zeros(numel, device=weights.device)
-    for some, sums in _unit_sums(terms, units, numel):
-        total += Vectors(sums).weighted_sum((weights / units.counts)[some], clean)
-    return total
+    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+        """`[numel]`: Σ w_u g_u for weights `[U]`."""
+        counts = self._units.counts
+        if self._single is not None:
+            total = self._single.weighted_sum((weights * (counts == 1))[self._units.owners], clean)
+        else:
+            total = torch.zeros(self._numel, device=weights.device)
+        for some, sums in self._kept or self._formed():
+            total += Vectors(sums).weighted_sum((weights / counts)[some], clean)
+        return total
 
+    def _formed(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """Some units at a time, by number, and the sums of their records' gradients `[m, numel]`.
 
-def _alone(terms: Sequence[Term]) -> Outer | None:
-    """The one term whose gradients need not be formed for units of one record."""
-    return terms[0] if len(terms) == 1 and isinstance(terms[0], Outer) else None
-
-
-def _unit_sums(terms: Sequence[Term], units: Units, numel: int) -> Iterator[tuple[slice | Tensor, Tensor]]:
-    """Some units at a time, by number, and the sums of their records' gradients `[m, numel]`.
-
-    All units; of outer products those of several records: one product each, units of equally many records together.
-    """
-    chunk = max(1, CHUNK_FLOATS // max(numel, 1))
-    if (alone := _alone(terms)) is not None:
-        starts = units.counts.cumsum(0) - units.counts
-        for count in units.counts.unique().tolist():
-            for some in (units.counts == count).nonzero().squeeze(1).split(chunk) if count > 1 else ():
-                rows = starts[some, None] + torch.arange(count, device=starts.device)
-                yield some, alike(alone.backprops.values[rows].transpose(1, 2), alone.inputs[rows]).flatten(1)
-        return
-    for some, records in units.ranges(chunk):
-        sums = torch.zeros(some.stop - some.start, numel, device=units.counts.device)
-        for start in range(records.start, records.stop, chunk):
-            part = slice(start, min(start + chunk, records.stop))
-            sums.index_add_(0, units.owners[part] - some.start, _rows(terms, part).float())
-        yield some, sums
+        All units; where single ones need no forming those of several records, units of equally many together.
+        """
+        units, chunk = self._units, max(1, CHUNK_FLOATS // max(self._numel, 1))
+        if (single := self._single) is not None:
+            starts = units.counts.cumsum(0) - units.counts
+            for count in units.counts.unique().tolist():
+                for some in (units.counts == count).nonzero().squeeze(1).split(chunk) if count > 1 else ():
+                    rows = starts[some, None] + torch.arange(count, device=starts.device)
+                    yield some, alike(single.backprops.values[rows].transpose(1, 2), single.inputs[rows]).flatten(1)
+            return
+        for some, records in units.ranges(chunk):
+            sums = torch.zeros(some.stop - some.start, self._numel, device=units.counts.device)
+            for start in range(records.start, records.stop, chunk):
+                part = slice(start, min(start + chunk, records.stop))
+                sums.index_add_(0, units.owners[part] - some.start, _rows(self._terms, part).float())
+            yield some, sums
 
 
 def _sizes(terms: Sequence[Term]) -> Tensor:
