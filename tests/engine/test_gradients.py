@@ -324,6 +324,11 @@ def test_a_unit_whose_records_cancel_has_a_norm_that_rounding_cannot_reach() -> 
     assert 0.9e-3 * single < norms < 1.1e-3 * single
 
 
+def signed(outputs: Tensor, signs: Tensor) -> Tensor:
+    """A loss whose backprops are the labels."""
+    return (outputs * signs).flatten(1).sum(1)
+
+
 class Halves(nn.Module):
     """One weight, two layers that each see a half of the record."""
 
@@ -350,7 +355,7 @@ class Halves(nn.Module):
 def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(layer, shape, copies) -> None:
     """All of its inputs alike and half of its backprops negative: a norm of 0, and 10⁴ times that beneath it."""
     torch.manual_seed(0)
-    engine = GradientEngine(layer().requires_grad_(True), lambda outputs, signs: (outputs * signs).flatten(1).sum(1))
+    engine = GradientEngine(layer().requires_grad_(True), signed)
     engine._workspace.keep_floats = 0
     outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
     places = 0 if len(shape) == 2 else 2
@@ -385,7 +390,7 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
 def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, copies) -> None:
     """To a thousandth or two, where rounding is a part of the norm: float32 sums of other steps differ by up to 1 %."""
     torch.manual_seed(0)
-    engine = GradientEngine(layer().requires_grad_(True), lambda outputs, signs: (outputs * signs).flatten(1).sum(1))
+    engine = GradientEngine(layer().requires_grad_(True), signed)
     engine._workspace.keep_floats = 0
     outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
     others, labels = torch.randn(7, *shape), torch.randn(7, *outputs)
@@ -426,7 +431,7 @@ def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, cop
 def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> None:
     """Records whose gradients are next to nothing but rounding, wherever in memory they stand: the same to the bit."""
     torch.manual_seed(0)
-    engine = GradientEngine(layer(), lambda outputs, signs: (outputs * signs).flatten(1).sum(1))
+    engine = GradientEngine(layer(), signed)
     outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
     features, signs = 3 + torch.randn(8 * unit, *shape), torch.randn(8 * unit, *outputs)
     owners = None if unit == 1 else torch.arange(8).repeat_interleave(unit)
@@ -453,7 +458,7 @@ def _excess(engine: GradientEngine, features: Tensor, signs: Tensor) -> float:
 
 def test_a_wide_layer_by_gram_matrices_loses_no_more_than_a_narrow_one() -> None:
     """Where gradients cancel to a few percent, sums of thousands of equal products have lost digits."""
-    engine = GradientEngine(nn.Linear(2048, 2048, bias=False), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    engine = GradientEngine(nn.Linear(2048, 2048, bias=False), signed)
     for entry, share in torch.rand(8, 2, generator=torch.Generator().manual_seed(0)).tolist():
         inputs, signs = torch.tensor([1.0, 0.5 + entry]), torch.tensor([1.0, -(0.95 - 0.05 * share) / (0.5 + entry)])
         features, signs = (x.view(1, 2, 1).expand(1, 2, 2048) for x in (100 * inputs, signs))
@@ -462,7 +467,7 @@ def test_a_wide_layer_by_gram_matrices_loses_no_more_than_a_narrow_one() -> None
 
 def test_a_table_read_at_many_places_is_summed_exactly() -> None:
     """One row read 200 times, by backprops of equal entries that cancel to about three percent."""
-    engine = GradientEngine(nn.Embedding(4, 128), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    engine = GradientEngine(nn.Embedding(4, 128), signed)
     for first, value, balance in torch.rand(12, 3, generator=torch.Generator().manual_seed(0)).tolist():
         places = int(200 * (0.1 + 0.8 * first))
         signs = torch.full((200, 1), 1e3 * (1 + value))
@@ -473,20 +478,10 @@ def test_a_table_read_at_many_places_is_summed_exactly() -> None:
 
 def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
     """Two layers' parts are each a thousand times what is left of them."""
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-            self.other.weight = self.one.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.stack([self.one(x), self.other(x)], 1)
-
-    engine = GradientEngine(Both(), lambda outputs, y: (outputs * y).flatten(1).sum(1))
+    engine = GradientEngine(Halves(), signed)
     for entry, backprop, balance in torch.rand(20, 3, generator=torch.Generator().manual_seed(0)).tolist():
         signs = (1 + backprop) * torch.tensor([1.0, -1 - 0.004 * balance]).view(1, 2, 1, 1)
-        assert _excess(engine, torch.full((1, 100, 8), 1e3 * (0.5 + entry)), signs.expand(1, 2, 100, 8)) < 1e-5
+        assert _excess(engine, torch.full((1, 2, 100, 8), 1e3 * (0.5 + entry)), signs.expand(1, 2, 100, 8)) < 1e-5
 
 
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
