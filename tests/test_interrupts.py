@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from equidp.interrupts import SIGTERM_STATUS
+from equidp.interrupts import SIGTERM_STATUS, raise_hidden
 
 IN_A_FINALISER = """
 import signal, sys, time, weakref
@@ -105,3 +105,24 @@ def test_one_while_kedro_imports_the_project_prints_no_traceback() -> None:
     stopped = _python(DURING_IMPORTS.format(error="KeyboardInterrupt"))
     assert (stopped.stderr.split(), stopped.returncode) == (["Aborted!"], -signal.SIGINT)
     assert "Traceback" in _python(DURING_IMPORTS.format(error="ZeroDivisionError")).stderr
+
+
+def test_one_behind_an_error_is_raised() -> None:
+    def closed(interrupt: BaseException) -> None:
+        try:
+            try:
+                raise interrupt
+            finally:
+                raise OSError("this session is being closed already")
+        except OSError as error:
+            raise ValueError("the store failed") from error
+
+    for interrupt in (KeyboardInterrupt(), SystemExit(SIGTERM_STATUS)):
+        with pytest.raises(ValueError, match="the store failed") as caught:
+            closed(interrupt)
+        with pytest.raises(type(interrupt)) as raised:
+            raise_hidden(caught.value)
+        assert raised.value is interrupt
+    with pytest.raises(ValueError, match="the store failed") as caught:
+        closed(ZeroDivisionError())
+    raise_hidden(caught.value)

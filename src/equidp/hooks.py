@@ -171,8 +171,9 @@ class RunHook:
             with without_ipython():
                 return (yield)
         except tracking.FAILURES as error:
+            refusal = tracking.refusal(self._store, error, "Nothing was run.")
             _abandon_tracking()
-            raise tracking.refusal(self._store, error, "Nothing was run.") from error
+            raise refusal from error
 
     @hook_impl
     def before_dataset_saved(self, dataset_name: str) -> None:
@@ -213,14 +214,15 @@ class RunHook:
             try:
                 result = yield
             except (*tracking.FAILURES, OSError) as error:
-                _abandon_tracking()
                 again = "the same command" + (
                     "" if audits(pipeline) else " with resume=true, which does not train again,"
                 )
                 advice = f"once the store answers, {again} logs them."
-                raise tracking.refusal(
+                refusal = tracking.refusal(
                     self._store, error, f"All results are on disk, but the run in MLflow is incomplete: {advice}"
-                ) from error
+                )
+                _abandon_tracking()
+                raise refusal from error
             for name in _evaluated(pipeline):
                 forget(catalog.load(f"{name}.workplace"))
             return result

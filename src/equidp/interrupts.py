@@ -44,6 +44,24 @@ def end_quietly() -> None:
     sys.excepthook = told
 
 
+def raise_hidden(error: BaseException) -> None:
+    """Raise the interrupt during whose handling `error` arose, if there is one.
+
+    A database session that an interrupt cuts in two is closed on the way out, refuses, and what it raises then stands
+    for the interrupt: an ordinary error, which a run survives.
+    """
+    seen: set[int] = set()
+    ahead = [error]
+    while ahead:
+        one = ahead.pop()
+        if id(one) in seen:
+            continue
+        if not isinstance(one, Exception):
+            raise one
+        seen.add(id(one))
+        ahead += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
 @dataclass(frozen=True)
 class _Again:
     """Hands on what is no interrupt to the hook before it, which may in turn hand on to one of these."""

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.engine.checkpoint import Checkpointer
 from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
+from equidp.pipelines import tracking
 
 PARAMS = {"training.epochs": 12, "training.batch_size": 64, "training.device": "cpu", "training.checkpoint_every": 1,
           "training.evaluate_every": 1}  # fmt: skip
@@ -95,6 +98,25 @@ def test_ctrl_c_before_training_is_not_finished_in_mlflow(project: Path) -> None
 
     assert stopped.returncode == 1
     assert "Traceback" not in stopped.stderr
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
+
+
+@pytest.mark.parametrize("call", ["set_tag", "log_param", "log_batch"])  # before, between and within nodes
+def test_ctrl_c_that_cuts_a_session_of_the_store_in_two_is_no_failure_of_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def cut(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:  # as SQLAlchemy's session does where a change of its state was cut off
+            raise MlflowException("Method 'close()' can't be called here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, call, cut)
+        with pytest.raises(KeyboardInterrupt):
+            kedro_run(project, "dpsgd", **QUICK)
+    tracking.end_interrupted()
+
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 

@@ -9,6 +9,7 @@ A store that fails while a run trains does not end the training: what it did not
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import logging
 import os
@@ -39,10 +40,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 import equidp
+from equidp import interrupts
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
 from equidp.files import storage_error, unfinished
-from equidp.interrupts import SIGTERM_STATUS
 from equidp.logs import held_back
 from equidp.network import first_line
 from equidp.threads import alone
@@ -112,7 +113,7 @@ def begin(ours: bool) -> None:
 
 def _leave(signum: int, frame: FrameType | None) -> None:
     """End the process in order, where SIGTERM would end it on the spot."""
-    raise SystemExit(SIGTERM_STATUS)
+    raise SystemExit(interrupts.SIGTERM_STATUS)
 
 
 def open_runs(client: MlflowClient, runs: Mapping[str, str], children: Iterable[str] = ()) -> None:
@@ -139,6 +140,7 @@ def forget_runs() -> None:
 def end_interrupted() -> None:
     """End what Ctrl-C or SIGTERM has left open: Kedro tells its hooks of errors only."""
     if _current.ours and mlflow.active_run() is not None:
+        gc.collect()  # a cursor that was cut off in the middle may still lock the store, for this process too
         with suppress(*FAILURES):
             close_runs("KILLED")
             mlflow.end_run("KILLED")
@@ -228,12 +230,22 @@ def _check_file(path: Path) -> None:
 
 
 def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
-    """What to tell the user of a store that failed, `consequence` being a sentence."""
+    """What to tell the user of a store that failed, `consequence` being a sentence.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
+    """
+    interrupts.raise_hidden(error)
     return EquidpError(f"MLflow's store {uri} failed ({first_line(error)}). {consequence}")
 
 
 def lose(error: Exception) -> None:
-    """Keep all that is to be logged until the end: each further attempt would wait as long as this one did."""
+    """Keep all that is to be logged until the end: each further attempt would wait as long as this one did.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
+    """
+    interrupts.raise_hidden(error)
     if not _current.lost:
         logger.warning(
             "MLflow's store failed (%s): the run goes on, and what is to be logged is written at its end.",
