@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, Literal, cast
 
 import torch
@@ -21,15 +23,7 @@ from equidp.engine.layers import Call, Site, fallback, sites
 from equidp.engine.losses import KnowsGradient, Loss
 from equidp.engine.probe import probe
 from equidp.engine.recording import Recorder, Recordings
-from equidp.engine.terms import (
-    Term,
-    Units,
-    UnitSums,
-    formed_again,
-    materialised_norms,
-    refuse_autocast,
-    refuse_short_products,
-)
+from equidp.engine.terms import Gradients, Shared, Term, Units, UnitSums, refuse_autocast, refuse_short_products
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
 
@@ -89,8 +83,7 @@ class GradientEngine:
         self.dimension = sum(self._sizes)
         self._gradient: Tensor | None = None
         self._units: Units | None = None
-        self._terms: dict[nn.Parameter, list[Term]] | None = None
-        self._sums: dict[nn.Parameter, UnitSums] = {}
+        self._books: dict[nn.Parameter, Gradients] | None = None
         self._clean = True
         self._probed = False
         self._records = 0
@@ -173,12 +166,12 @@ class GradientEngine:
         self._units = None if owners is None else Units.of(owners)
         rows = self._records if self._units is None else len(self._units.counts)
         if not self._records:
-            self._terms = {}
+            self._books = {}
             return torch.zeros(rows, device=self.device)
         self._refuse_training_batch_norm()
         calls = self._calls(features, labels, iterates or [(None, 1.0)])
-        self._terms = self._book(calls)
-        norms = self._squared_norms(rows).sqrt().float()
+        self._books = self._book(calls, rows)
+        norms = self._squared_norms(self._books, rows).sqrt().float()
         self._clean = all_finite(norms)
         return norms
 
@@ -197,7 +190,7 @@ class GradientEngine:
     def booked_sum(self, weights: Tensor) -> Tensor:
         """`weighted_sum` from this engine's own books, where norms were computed afresh."""
         refuse_autocast(self.autocast_kind)
-        if self._terms is None:
+        if self._books is None:
             raise EquidpError("weighted_sum needs the books of a preceding norms call; call norms first.")
         rows = self._records if self._units is None else len(self._units.counts)
         if len(weights) != rows:
@@ -205,19 +198,9 @@ class GradientEngine:
                 f"weighted_sum got {len(weights)} weights for {rows} {'records' if self._units is None else 'units'}."
             )
         with torch.inference_mode():
-            sums = [self._parameter_sum(p, weights) for p in self.parameters]
-        return torch.cat(sums)
-
-    def _parameter_sum(self, parameter: nn.Parameter, weights: Tensor) -> Tensor:
-        assert self._terms is not None
-        terms = self._terms.get(parameter)
-        if not terms:
-            return torch.zeros(parameter.numel(), device=self.device)
-        if self._units is not None:
-            return self._sums[parameter].weighted_sum(weights, self._clean)
-        if len(terms) > 1:
-            return formed_again(terms, weights, self._clean, parameter.numel()).float()
-        return terms[0].weighted_sum(weights, self._clean).float()
+            sums = {p: gradients.weighted_sum(weights, self._clean).float() for p, gradients in self._books.items()}
+            parts = [sums[p] if p in sums else torch.zeros(p.numel(), device=self.device) for p in self.parameters]
+        return torch.cat(parts)
 
     def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
         """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""
@@ -239,7 +222,7 @@ class GradientEngine:
 
     def clear(self) -> None:
         """Forget the last batch."""
-        self._terms, self._units, self._sums = None, None, {}
+        self._books, self._units = None, None
         if self._recordings is not None:
             self._recordings.current = None
 
@@ -356,29 +339,25 @@ class GradientEngine:
             for parameter, data in zip(self.parameters, saved, strict=True):
                 parameter.data = data
 
-    def _book(self, calls: dict[Site, list[Call]]) -> dict[nn.Parameter, list[Term]]:
-        terms: dict[nn.Parameter, list[Term]] = defaultdict(list)
+    def _book(self, calls: dict[Site, list[Call]], rows: int) -> dict[nn.Parameter, Gradients]:
+        found: dict[nn.Parameter, list[Term]] = defaultdict(list)
         for site, site_calls in calls.items():
             # inference mode spares every view its book-keeping; torch.func cannot do without
             with torch.no_grad() if site.rule is fallback else torch.inference_mode():
                 for name, term in site.terms(site_calls, self._workspace).items():
-                    terms[site.parameters[name]].append(term)
-        return terms
+                    found[site.parameters[name]].append(term)
+        books: dict[nn.Parameter, Gradients] = {}
+        for parameter, terms in found.items():
+            if self._units is not None:
+                books[parameter] = UnitSums(terms, self._units, parameter.numel())
+            else:
+                books[parameter] = terms[0] if len(terms) == 1 else Shared(terms, rows, parameter.numel())
+        return books
 
     @torch.inference_mode()  # what leaves the engine is made outside
-    def _squared_norms(self, rows: int) -> Tensor:
-        assert self._terms is not None
-        total: Tensor | None = None
-        for parameter, terms in self._terms.items():
-            if self._units is not None:
-                self._sums[parameter] = UnitSums(terms, self._units, parameter.numel())
-                one = self._sums[parameter].squared_norms()
-            elif len(terms) == 1:
-                one = terms[0].squared_norms()
-            else:
-                one = materialised_norms(terms, rows, parameter.numel())
-            total = one if total is None else total + one
-        return torch.zeros(rows, device=self.device) if total is None else total
+    def _squared_norms(self, books: dict[nn.Parameter, Gradients], rows: int) -> Tensor:
+        found = [gradients.squared_norms() for gradients in books.values()]
+        return reduce(operator.add, found) if found else torch.zeros(rows, device=self.device)
 
     def _refuse_training_batch_norm(self) -> None:
         for name, layer in self._batch_norms:

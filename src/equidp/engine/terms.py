@@ -85,16 +85,20 @@ class Units:
             yield slice(first, last), slice(starts[first], starts[last])
 
 
-class Term(ABC):
-    """The b per-record gradients of one parameter."""
+class Gradients(ABC):
+    """What a batch's gradients of one parameter are asked for, of records or of units: norms first, then a sum."""
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """`[b]` squared l2 norms."""
+        """`[b]` (or `[U]`) squared l2 norms."""
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         """`[numel]`: Σ w_i g_i. With `clean` false a zero weight must silence even a gradient that is not finite."""
+
+
+class Term(Gradients):
+    """The b per-record gradients of one parameter, as one layer gives them."""
 
     @abstractmethod
     def gradients(self, start: int, stop: int) -> Tensor:
@@ -538,10 +542,7 @@ def raised(squared: Tensor, sizes: Tensor) -> Tensor:
 
 
 def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:
-    """`[b]` squared norms of gradients formed a few records at a time and forgotten.
-
-    Several terms are those of a parameter that several layers share: gradients add before the norm is taken.
-    """
+    """`[b]` squared norms of gradients, the terms' sums, formed a few records at a time and forgotten."""
     norms = [norms_of(_rows(terms, some)) for some in _pieces(records, numel)]
     return raised(torch.cat(norms), _sizes(terms))
 
@@ -557,7 +558,26 @@ def _pieces(records: int, numel: int) -> Iterator[slice]:
     return (slice(start, min(start + chunk, records)) for start in range(0, records, chunk))
 
 
-class UnitSums:
+class Shared(Gradients):
+    """The gradients of a parameter that several layers share: theirs add before the norm is taken.
+
+    Args:
+        terms: of these layers.
+        records: b.
+        numel: of the parameter.
+    """
+
+    def __init__(self, terms: Sequence[Term], records: int, numel: int) -> None:
+        self._terms, self._records, self._numel = terms, records, numel
+
+    def squared_norms(self) -> Tensor:
+        return materialised_norms(self._terms, self._records, self._numel)
+
+    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+        return formed_again(self._terms, weights, clean, self._numel)
+
+
+class UnitSums(Gradients):
     """The gradients of units with respect to one parameter: means of their records', formed one unit after the other.
 
     Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit, so that a unit's
@@ -578,7 +598,6 @@ class UnitSums:
         self._kept: list[tuple[slice | Tensor, Tensor]] | None = None
 
     def squared_norms(self) -> Tensor:
-        """`[U]`."""
         counts, owners = self._units.counts, self._units.owners
         sizes = torch.zeros_like(counts, dtype=torch.float32).index_add_(0, owners, _sizes(self._terms).float())
         squared = torch.zeros_like(sizes)
@@ -590,7 +609,6 @@ class UnitSums:
         return raised(squared, sizes) / counts.square()
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        """`[numel]`: Σ w_u g_u for weights `[U]`."""
         counts = self._units.counts
         if self._single is not None:
             total = self._single.weighted_sum((weights * (counts == 1))[self._units.owners], clean)
