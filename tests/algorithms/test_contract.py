@@ -1,4 +1,4 @@
-"""The contract: what every registered algorithm must show. ALGORITHMS.md §5, points 0 to 5.
+"""The contract: what every registered algorithm must show.
 
 An algorithm enters by being registered; one without golden values fails here.
 """

@@ -27,6 +27,14 @@ def test_the_page_names_every_part() -> None:
         assert set(re.findall(r"`(\w+)`", row)) == set(parts), kind
 
 
+def test_the_page_names_the_settings_that_no_algorithm_has() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    known = {field for kind in ALGORITHMS.values() for field in kind.model_fields}
+    own = {field for parts in PARTS.values() for part in parts.values() for field in part.model_fields} - known
+    (named,) = re.findall(r"in the algorithm that brought it, but for `(\w+)`[^`]*and `(\w+)`", page)
+    assert set(named) == own
+
+
 def test_every_combination_trains_within_its_bound_or_says_why_not(lab: Any) -> None:
     built = refused = 0
     for names in COMBINATIONS:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,19 @@ FILTERED = {"dpis"}
 
 SETTINGS = {name: settings.build() for name, settings in ((n, algorithm_settings(n)) for n in ALGORITHMS)}
 SOLVABLE = [name for name, algorithm in SETTINGS.items() if algorithm.private and name not in FILTERED]
+
+
+def test_the_page_says_which_conversion_each_figure_takes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    table = page.partition("| algorithms | the paper's figure |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (.*?) \| (.*) \|$", table, flags=re.M)
+    told = {name: how for names, how in rows for name in re.findall(r"`(\w+)`", names)}
+    assert told.keys() < SETTINGS.keys()
+    for name, algorithm in SETTINGS.items():
+        if algorithm.private:
+            formula = algorithm.published_epsilon(replace(PLAN, noise_multiplier=1.0)).formula
+            for conversion in ("classic conversion", "improved conversion"):
+                assert (conversion in formula) == (conversion in told.get(name, dict(rows)["all others"])), name
 
 
 @pytest.mark.parametrize("name", SOLVABLE)

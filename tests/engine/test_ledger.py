@@ -1,4 +1,4 @@
-"""The ledger against numbers worked out beforehand (ALGORITHMS.md §3) and against Opacus's accountants."""
+"""The ledger against numbers worked out beforehand and against Opacus's accountants."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class TestCalibration:
         assert ledger._tightened(lambda noise: [Event(1.0, noise)], 1.0, target, 1e-5) == 1.0
 
     def test_refuses_a_target_that_the_side_release_alone_exceeds(self) -> None:
-        # 1,437 records, counts with a fixed noise of 5: ε ≥ 1.2 whatever the gradient noise (ALGORITHMS.md §2)
+        # 1,437 records, counts with a fixed noise of 5: ε ≥ 1.2 whatever the gradient noise
         algorithm = algorithm_settings("dpsgd_f", {"count_noise_multiplier": 5.0}).build()
 
         def events(noise: float) -> Sequence[Event]:

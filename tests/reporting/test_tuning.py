@@ -20,7 +20,7 @@ ORDERS = np.linspace(1.01, 400, 40_000)
 
 
 def converted(curve: np.ndarray) -> float:
-    """The smallest ε over orders by the improved conversion (ALGORITHMS.md §2)."""
+    """The smallest ε over orders by the improved conversion (docs/privacy.md)."""
     a = ORDERS
     return float(np.min(curve + np.log((a - 1) / a) - (math.log(DELTA) + np.log(a)) / (a - 1)))
 

@@ -9,9 +9,9 @@
 What makes it the same mechanism as on one process: units are divided among the ranks by position, and each is still
 drawn on its own coin, from its own rank's stream. Sums (of weighted gradients, of a side statistic, of whatever a part
 reduces) come together on rank 0, which adds the noise and sends the *noised* value to all; the other ranks never hold
-an exact total. Whatever decides about a step (an acceptance's coin, a public loss, whether a budget is used up) comes
-from rank 0 as well, so that the ranks cannot part ways over a rounding error.
+an exact total (but those of `training.diagnostics`). Whatever decides about a step (an acceptance's coin, a public
+loss, whether a budget is used up) comes from rank 0 as well, so that the ranks cannot part ways over a rounding error.
 
-Several machines: the same command with EQUIDP_NODES and EQUIDP_RENDEZVOUS set, and on every other machine
-`python -m equidp.distributed` (docs/scaling.md).
+Several machines: the same command with EQUIDP_NODES, EQUIDP_RENDEZVOUS and EQUIDP_JOB_FOLDER set, and on every other
+machine `python -m equidp.distributed` (docs/scaling.md).
 """

@@ -5,8 +5,9 @@ rate (rate 1: a plain Gaussian on all records). Two releases computed from the *
 fused multiplier of `fuse`; charging them as two independently sampled events would understate ε, because the second
 release would be credited with a sampling coin that was never tossed.
 
-All arithmetic on privacy loss is dp_accounting's. This module only builds its events, picks the smaller of its two
-sound bounds (RDP, PLD), and searches for the noise that meets a target.
+Arithmetic on privacy loss is dp_accounting's, at integer orders Opacus's (live figures, papers' figures, budgets). This
+module only builds events, picks the smaller of dp_accounting's two sound bounds (RDP, PLD), and searches for the noise
+that meets a target.
 
 Adjacency throughout: add or remove one record (unit), everything in the `Plan` public.
 """

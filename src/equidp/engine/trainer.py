@@ -317,7 +317,7 @@ class Trainer:
     # -------------------------------------------------------------------------------------------------------- step
 
     def step(self, segment: Segment) -> None:
-        """One step of ALGORITHMS.md §1: everything released is noised, and charged before it is seen."""
+        """One step, as docs/algorithms.md has it: everything released is noised, and charged before it is seen."""
         draws = self.draw().split(self.physical_batch_size)
         batches = [self.population.batch(draw.units) for draw in draws]
         rollback = None if self.algorithm.acceptance.always else self._rollback()

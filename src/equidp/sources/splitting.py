@@ -1,6 +1,6 @@
 """Splitting: who trains, who tests, who is public, and which classes are made rare. Pure and seeded.
 
-Which records are drawn depends on the seed and on the strata sizes, and counts as public (ALGORITHMS.md §2).
+Which records are drawn depends on the seed and on the strata sizes, and counts as public (docs/privacy.md).
 """
 
 from __future__ import annotations
