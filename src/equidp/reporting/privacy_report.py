@@ -129,13 +129,15 @@ def _no_guarantee() -> Section:
 
 def _protected(privacy: Mapping) -> Section:
     unit, size, public = _unit(privacy), privacy.get("records"), privacy.get("public_records")
+    told = f" ({size:,} of them)" if size else ""
+    if privacy.get("records_declared"):
+        told = f" (declared as {size:,}; how many there are is protected, too)"
     several, k = (f"with k {unit}s", "k") if unit in RECORDS else (f"who is several {unit}s", "so many")
     return Section(
         "Who is protected",
         (
-            f"Each single {unit} of the training data"
-            + (f" ({size:,} of them)" if size else "")
-            + f". Neighbouring data sets differ by: {privacy['adjacency']}. Batches: {privacy['sampling']}.",
+            f"Each single {unit} of the training data{told}. Neighbouring data sets differ by: {privacy['adjacency']}. "
+            f"Batches: {privacy['sampling']}.",
             f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster. "
             "The test records are not protected at all: accuracies are exact counts over them.",
             *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
