@@ -18,6 +18,7 @@ from equidp.engine.plan import Plan, Segment
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.records import Records, Schema
+from equidp.reporting.privacy_report import privacy_report
 from equidp.sources.splitting import split
 from equidp.training import plan_run, privacy_statement, record_loss, train_model
 
@@ -121,6 +122,22 @@ def test_a_public_part_is_told_of_where_it_is_used(name: str, told: int) -> None
     settings = {"privacy": PrivacySettings(noise_multiplier=1.0), "training": TrainingSettings(), "seed": 7}
     spent = Outcome(algorithm.events(PLAN), 36, 36)
     assert privacy_statement(algorithm, PLAN, spent, public=30, **settings)["public_records"] == told
+
+
+@pytest.mark.parametrize(("options", "declared"), [({}, False), ({"declared_records": 100}, True)])
+def test_a_number_of_records_that_stands_for_the_private_one_is_not_stated_as_theirs(
+    options: dict[str, Any], declared: bool
+) -> None:
+    """Of DPIS's N_0 it was said that so many were trained on, and that their number was public."""
+    algorithm = algorithm_settings("dpis", options).build()
+    settings = {"privacy": PrivacySettings(noise_multiplier=1.0), "training": TrainingSettings(), "seed": 7}
+    spent = Outcome(algorithm.sampler.releases(algorithm.adapt(PLAN)), 0, 0)
+    facts = privacy_statement(algorithm, PLAN, spent, **settings)
+    assert (facts["records"], facts["records_declared"]) == (100 if declared else 120, declared)
+    for text in (facts["assumptions"][0], privacy_report(facts)):
+        assert ("how many there are is protected" in text) == declared
+    assert ("(120 of them)" in privacy_report(facts)) == (not declared)
+    assert ("number of training records (120)" in facts["assumptions"][0]) == (not declared)
 
 
 def test_exact_figures_and_predictable_noise_are_stated() -> None:

@@ -632,7 +632,12 @@ def privacy_statement(
         }
     spent, published = _spent(algorithm, plan, outcome), algorithm.published_epsilon(plan, outcome)
     assert published is not None
+    declared = _declares_records(algorithm, plan)
+    size = f"The number of training {privacy.unit}s ({plan.records})"
+    if declared:
+        size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
     return base | {
+        "records_declared": declared,
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
@@ -651,8 +656,8 @@ def privacy_statement(
         "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": [
-            f"The number of training {privacy.unit}s ({plan.records}), the batch size, the number of steps, the "
-            "schema, the number of groups and all hyper-parameters are public.",
+            f"{size}, the batch size, the number of steps, the schema, the number of groups and all hyper-parameters "
+            "are public.",
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
             f"The split is taken as given: ε compares training parts that differ in one {privacy.unit}.",
@@ -661,6 +666,11 @@ def privacy_statement(
         ],
         "notes": [],
     }
+
+
+def _declares_records(algorithm: Algorithm, plan: Plan) -> bool:
+    """Whether N is a setting, the same for any data."""
+    return algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1)).records == plan.records
 
 
 def _releases(algorithm: Algorithm) -> list[str]:

@@ -95,6 +95,25 @@ def test_a_schedule_scales_a_led_bound_for_a_step_and_leaves_what_leads_it_alone
 
 
 @pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ({}, True),
+        ({"acceptance": "annealing"}, True),
+        ({"side_release": "group_clip_counts"}, False),
+        ({"acceptance": {"name": "annealing", "energy": "private"}}, False),
+        ({"sampler": "importance", "weights": "constant_length"}, False),
+    ],
+)
+def test_a_figure_that_leaves_a_release_out_is_marked_as_no_guarantee(
+    lab: Any, options: dict[str, Any], whole: bool
+) -> None:
+    published = algorithm_settings("custom", options).build().published_epsilon(lab.plan())
+    assert published is not None
+    assert published.guarantee == whole
+    assert ("left out" in published.formula) == (not whole)
+
+
+@pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"weights": "unit"}, "no bound"),

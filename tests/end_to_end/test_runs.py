@@ -85,6 +85,20 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     assert any(name.startswith(f"{algorithm}.") for name in run.data.params)
 
 
+def test_the_page_says_of_every_file_that_runs_leave_whether_it_may_go_out(project):
+    kedro_run(project, "dpsgd", "dpsgd_f", **QUICK)
+
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    section = page.partition("## What may go out")[2].partition("\n## ")[0]
+    named = {part for code in re.findall(r"`([^`]+)`", section) for part in code.split("/")} - {"data", "06_models"}
+    left = [path.relative_to(project) for top in ("data", "mlartifacts", ".viz") for path in (project / top).rglob("*")]
+    left = [path for path in left if (project / path).is_file() and path.name not in (".gitkeep", hooks.LOCK)]
+    assert {"model.safetensors", "provenance.json", "history.parquet"} <= {path.name for path in left}
+    assert [str(path) for path in left if not named.intersection(path.parts)] == []
+    assert (project / "mlflow.db").is_file()
+    assert "mlflow.db" in named
+
+
 def test_baseline_pipeline_has_no_epsilon(project):
     kedro_run(project, "sgd", **QUICK)
 

@@ -14,7 +14,7 @@ import pytest
 
 from equidp.evaluation.metrics import metrics_document
 from equidp.reporting import tables
-from equidp.reporting.page import html_report
+from equidp.reporting.page import EXACT_SIZES, html_report
 
 from .conftest import HOSTILE
 
@@ -119,6 +119,14 @@ def test_small_groups_are_marked_and_the_mark_explained_wherever_they_are_shown(
         assert "Not stated †" in chart["data"][0]["x"]
     # groups, the three figures and the overview
     assert page.text.count(tables.FEW_MEANS) == 5
+
+
+def test_sizes_of_the_training_part_are_told_as_outside_the_guarantee_wherever_they_are_shown(sample, page):
+    drawn = [a["aria-label"] for _, a in page.tags if a.get("aria-label") in ("Records by class", "Records by sex")]
+    assert page.text.count(EXACT_SIZES) == 1 + len(drawn)  # the tables and each figure
+    assert drawn
+    without = sample.arguments() | {"group_table": sample.group_table.iloc[:0]}
+    assert EXACT_SIZES not in Reader(html_report(**without)).text
 
 
 def test_notes_explain_what_the_tables_show(sample, page):

@@ -156,6 +156,14 @@ def test_research_mode_is_loud_and_secure_mode_silent():
     assert "cryptographic generator" in privacy_report(honest(seed=None, secure=True))
 
 
+def test_only_a_secure_run_s_statement_goes_out_with_its_model():
+    """A seeded one names the seed, and with it the noise comes off the model: said before anything else."""
+    assert "research mode, and is not for release" in privacy_report(honest()).partition("## ")[0]
+    secure = privacy_report(honest(seed=None, secure=True))
+    assert "may go wherever the model goes" in secure
+    assert "not for release" not in secure
+
+
 def test_the_baseline_gets_no_guarantee():
     text = privacy_report({"algorithm": "sgd", "private": False, "epsilon": None, "ledger": []})
     assert "without differential privacy" in text

@@ -396,8 +396,8 @@ class DPIS(AlgorithmSettings):
     """C*, the bound within that mean; 4·C_1 unless given."""
     declared_records: Annotated[int, Field(ge=1)] | None = None
     """N_0, a public number near the number of records, where that number itself is to be protected (groups.csv and the
-    pages show the sizes of groups all the same, sgd's files N, and where the test part is drawn, the number of test
-    records, in metrics.json and MLflow, is `data.test_fraction` of all: keep them inside)."""
+    pages show the sizes of groups all the same, files of sgd and of other algorithms N, and where the test part is
+    drawn, the number of test records, in metrics.json and MLflow, is `data.test_fraction` of all: keep them inside)."""
 
     def build(self) -> Algorithm:
         """Importance sampling, constant length, noise within a budget."""

@@ -38,6 +38,8 @@ MAX_FIGURE_GROUPS = 40
 MAX_DETAILED = 4
 """Up to so many private algorithms have a figure each of ε by accountant; more of them share one figure of ε."""
 
+EXACT_SIZES = "those of the training part are exact, and outside the guarantee."
+
 WIDE_FROM = 25
 """A chart with more bars than this takes the page's full width."""
 
@@ -112,6 +114,7 @@ def html_report(
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
+        sizes=f"Sizes of groups: {EXACT_SIZES}" if any("train" in frame for _, frame in groups) else "",
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
         fairlearn="demographic parity difference" in disparity,
@@ -231,7 +234,8 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
         told = f"{_lines(cost, documents, '−1')}{few}"
         yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{told}"
         if len(counts) and (counts["grouping"] == g).any():
-            sizes = f"Number of records of each {g} group in each part of the split.{few if 'test' in counts else ''}"
+            sizes = f"Number of records of each {g} group in each part of the split; {EXACT_SIZES}"
+            sizes += few if "test" in counts else ""
             yield figures.group_counts(counts, g), sizes
 
 

@@ -23,6 +23,11 @@ WHERE_IT_MAY_GO = (
     "covers, or what is taken as public below, and nothing else. A run's other files tell more."
 )
 
+NOT_FOR_RELEASE = (
+    "This model was trained in research mode, and is not for release: keep it inside, and these two with it. A model "
+    "that goes out is trained with privacy.secure=true."
+)
+
 NO_GUARANTEE = (
     "This model was trained without differential privacy. There is no ε. It may reveal training records, and "
     "everything measured on it belongs inside the organisation that holds the data."
@@ -53,6 +58,8 @@ def privacy_report(
     """
     trained = " on ".join(filter(None, (privacy["algorithm"], dataset)))
     parts = [f"# Privacy statement: {_inline(trained)}", WHERE_IT_MAY_GO]
+    if research_mode(privacy):
+        parts.append(NOT_FOR_RELEASE)
     for section in privacy_sections(privacy, trials=trials, distribution=distribution):
         parts += [f"## {section.title}", *map(_inline, section.paragraphs)]
         if section.rows:
@@ -86,8 +93,9 @@ def research_mode(privacy: Mapping) -> str | None:
         return None
     if privacy.get("seed") is not None and not privacy.get("secure"):
         return (
-            f"Research mode: sampling and noise were drawn from the fixed seed {privacy['seed']}. Whoever knows the "
-            "seed can recompute and subtract the noise, so the stated ε does not hold for a release of this model."
+            f"Research mode: sampling and noise were drawn from the fixed seed {privacy['seed']}. Whoever knows or "
+            "guesses the seed can recompute and subtract the noise, so the stated ε does not hold for a release of "
+            "this model."
         )
     if not privacy.get("secure"):
         return (
@@ -121,13 +129,15 @@ def _no_guarantee() -> Section:
 
 def _protected(privacy: Mapping) -> Section:
     unit, size, public = _unit(privacy), privacy.get("records"), privacy.get("public_records")
+    told = f" ({size:,} of them)" if size else ""
+    if privacy.get("records_declared"):
+        told = f" (declared as {size:,}; how many there are is protected, too)"
     several, k = (f"with k {unit}s", "k") if unit in RECORDS else (f"who is several {unit}s", "so many")
     return Section(
         "Who is protected",
         (
-            f"Each single {unit} of the training data"
-            + (f" ({size:,} of them)" if size else "")
-            + f". Neighbouring data sets differ by: {privacy['adjacency']}. Batches: {privacy['sampling']}.",
+            f"Each single {unit} of the training data{told}. Neighbouring data sets differ by: {privacy['adjacency']}. "
+            f"Batches: {privacy['sampling']}.",
             f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster. "
             "The test records are not protected at all: accuracies are exact counts over them.",
             *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
@@ -304,12 +314,12 @@ def _outside(privacy: Mapping) -> Section:
         ),
         (
             "Further releases",
-            "Publishing k runs on the same data composes k ledgers: the ε of one run is for one run. "
+            "Publishing k runs on the same data composes k ledgers: the ε of one run is for one run."
             + (
                 ""
                 if privacy.get("secure")
-                else "Runs of one seed share batches and noise, and do not even compose. Where the seed draws the test "
-                "part, runs of several seeds show records as test records, exactly, that others of them protect."
+                else " Runs of one seed share batches and noise, and do not even compose. Where the seed draws the "
+                "test part, runs of several seeds show records as test records, exactly, that others of them protect."
             ),
         ),
         ("The seed", _seed(privacy)),
@@ -322,7 +332,7 @@ def _seed(privacy: Mapping) -> str:
         return "None was fixed: the noise came from a cryptographic generator."
     if privacy.get("seed") is None:
         return "None was fixed, but the generator is not a cryptographic one."
-    return f"Fixed to {privacy['seed']}: whoever knows it can remove the noise."
+    return f"Fixed to {privacy['seed']}: whoever knows or guesses it can remove the noise."
 
 
 _LAWS: Mapping[Trials, str] = {
