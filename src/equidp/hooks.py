@@ -326,7 +326,8 @@ class TrackingHook:
                 if f"{name}.{kind}" in made:
                     tracking.log_artifact(name, _filepath(catalog, f"{name}.{kind}"))
             if f"{name}.model" in made:
-                tracking.log_model(name, _filepath(catalog, f"{name}.model"))
+                told = [f"{name}.{kind}" for kind in ("privacy", "statement") if f"{name}.{kind}" in made]
+                tracking.log_model(name, _filepath(catalog, f"{name}.model"), [_filepath(catalog, one) for one in told])
         tracking.catch_up()
         tracking.close_runs("FINISHED")
 

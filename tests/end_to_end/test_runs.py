@@ -81,6 +81,8 @@ def test_private_pipeline_leaves_one_run_and_all_files(project, algorithm):
     )
     logged = {item.path for item in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
     assert {"privacy.md", "privacy.json", "report.html"} <= logged
+    packed = {item.path for item in mlflow.MlflowClient().list_artifacts(run.info.run_id, "model")}
+    assert {"model/MLmodel", "model/privacy.md", "model/privacy.json"} <= packed
     assert set(run.data.params) >= SHARED
     assert any(name.startswith(f"{algorithm}.") for name in run.data.params)
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -334,8 +335,11 @@ def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
         _current.client.log_artifact(run_id, str(path), folder)
 
 
-def log_model(algorithm: str, weights: Path) -> None:
-    """Upload the model as pyfunc: a code file and safetensors, loadable as `runs:/<run id>/model`."""
+def log_model(algorithm: str, weights: Path, statement: Iterable[Path] = ()) -> None:
+    """Upload the model as pyfunc: a code file and safetensors, loadable as `runs:/<run id>/model`.
+
+    Files of its privacy `statement` lie beside them, so that who is given the model is told its ε.
+    """
     if algorithm not in _current.runs:
         return
     import mlflow.pyfunc  # late: it brings a second of imports
@@ -352,6 +356,8 @@ def log_model(algorithm: str, weights: Path) -> None:
                 pip_requirements=[f"equidp=={equidp.__version__}"],
             )
         _forget_paths(target)
+        for path in statement:
+            shutil.copy(path, target)
         log_artifact(algorithm, target, "model")
 
 
