@@ -56,7 +56,7 @@ def raise_hidden(error: BaseException) -> None:
         one = ahead.pop()
         if id(one) in seen:
             continue
-        if not isinstance(one, Exception):
+        if isinstance(one, KeyboardInterrupt | SystemExit):
             raise one
         seen.add(id(one))
         ahead += [other for other in (one.__cause__, one.__context__) if other is not None]
