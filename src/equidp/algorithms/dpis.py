@@ -40,8 +40,8 @@ from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.engine.algorithm import Algorithm, Outcome, Published
-from equidp.engine.budget import ORDERS, SLACK, Budget, epsilon_of, renyi, renyi_curve, smallest, total_for
-from equidp.engine.ledger import Event, published_epsilon
+from equidp.engine.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
+from equidp.engine.ledger import Event, epsilon_of, published_epsilon, renyi_curve
 from equidp.engine.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
 from equidp.engine.plan import Plan, Segment
 from equidp.engine.poisson import positions
