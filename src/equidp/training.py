@@ -712,9 +712,9 @@ def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
 
 
 @torch.no_grad()
-def predict(network: nn.Module, features: Tensor, device: torch.device | str | None = None) -> Tensor:
+def predict(network: nn.Module, features: Tensor) -> Tensor:
     """Class probabilities `[n, classes]` on the CPU, scored in batches."""
-    where = torch.device(device) if device else next(network.parameters()).device
+    where = next(network.parameters()).device
     was_training = network.training
     network.eval()
     parts = [torch.softmax(network(chunk.to(where)).float(), dim=1).cpu() for chunk in features.split(PREDICTION_BATCH)]
