@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -97,7 +98,7 @@ class ImportanceSampler(Sampler):
         """Steps and rates follow from N_0."""
         if self.declared_records is None:
             return plan
-        return Plan(**{**vars(plan), "records": self.declared_records})
+        return replace(plan, records=self.declared_records)
 
     def sampling_rate(self, plan: Plan) -> float:
         """b/N_0, the rate of the costliest case at integer orders, K̃ = Ñ·C and Ñ = N_0."""
@@ -122,7 +123,7 @@ class ImportanceSampler(Sampler):
     def calibrated(self, plan: Plan, target: float) -> Plan:
         """The plan with the noise that the costliest case would need; the run may come to need less."""
         noise = _worst_noise(self, plan, target)
-        return Plan(**{**vars(plan), "epsilon": target, "noise_multiplier": noise})
+        return replace(plan, epsilon=target, noise_multiplier=noise)
 
     def start(self, run: Run) -> Sampling:
         """Proposals of every record."""
