@@ -317,12 +317,6 @@ class TestBudget:
         assert converted == pytest.approx(algorithm.epsilon(plan).value, rel=1e-9)
         assert wanted is None or algorithm.epsilon(plan).value == wanted
 
-    def test_does_not_depend_on_the_data(self, target: Plan) -> None:
-        sampler = algorithm_settings("dpis").build().sampler
-        assert sampler.budget(target) == sampler.budget(target)
-        assert sampler.budget(target).epsilon == 3.0
-        assert sampler.budget(target).order >= 2
-
     def test_is_nearly_the_rdp_guarantee_of_dpsgd(self, target: Plan) -> None:
         # worst case with plain RDP: σ for ε = 3 differs from DP-SGD's only by the cost of Ñ and K̃
         from equidp.engine.ledger import rdp_epsilon
