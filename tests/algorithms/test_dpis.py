@@ -352,7 +352,7 @@ class TestBudget:
 
     def test_the_published_figure_leaves_out_and_amplifies(self, lab: Any) -> None:
         run = lab.trained("dpis", plan=lab.plan(epochs=2))
-        published = run.trainer.published_epsilon()
+        published = run.trainer.algorithm.published_epsilon(run.trainer.plan, run.trainer.outcome())
         assert not published.guarantee
         assert "amplified" in published.formula
         assert 0 < published.value < run.trainer.algorithm.epsilon(run.trainer.plan).value

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from equidp.engine.algorithm import Algorithm, Outcome, Published
+from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.gradients import GradientEngine, all_finite
 from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.losses import Loss
@@ -260,10 +260,6 @@ class Trainer:
         """What the run has come to so far."""
         taken = self.steps_done if self.accepting.accepted is None else self.accepting.accepted
         return Outcome(self.ledger.events, taken, self.steps_done)
-
-    def published_epsilon(self) -> Published | None:
-        """The paper's own figure for the run as it went."""
-        return self.algorithm.published_epsilon(self.plan, self.outcome())
 
     def _epochs(self) -> Iterator[tuple[int, list[Segment]]]:
         """Remaining epochs with the segment of each of their remaining steps."""
