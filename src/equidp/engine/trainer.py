@@ -8,7 +8,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -99,12 +99,8 @@ SHORTEST = 1e-16
 float32 has no digits for, and by whose rounding, up to 1e-26, it would stay longer than its bound."""
 
 
-class EpochCallback(Protocol):
-    """Called after every epoch, with what may be shown; may add columns to the history row."""
-
-    def __call__(self, row: dict[str, float], model: nn.Module, /) -> Mapping[str, float]:
-        """Return further columns for this epoch's row."""
-
+EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float]]
+"""Called after every epoch with its row so far, which may be shown, and the model; returns further columns of it."""
 
 HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "gradient_norm": (0.0, *(2.0**k for k in range(-8, 8))),
