@@ -16,8 +16,8 @@ from kedro.framework.startup import bootstrap_project
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.cli import sweep
+from equidp.options import flat
 from equidp.pipeline_registry import register_pipelines
-from equidp.sweep.command import flat
 from equidp.sweep.grid import choose_grid, nested
 from equidp.sweep.project import Project
 

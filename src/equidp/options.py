@@ -133,3 +133,11 @@ def _reason(error: ErrorDetails) -> str:
             return "a ratio such as 10x"
         case _:
             return error["msg"].removeprefix("Value error, ")
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

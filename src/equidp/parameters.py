@@ -26,7 +26,7 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit.settings import AuditSettings
 from equidp.engine.parts import HUGE, Positive
 from equidp.engine.trainer import OPTIMIZERS
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown, unknown_name
 from equidp.models import MODELS, model_options
 from equidp.options import Declared, Number, listed, refusal_of
 from equidp.sources import SOURCES, source
@@ -221,9 +221,7 @@ def section(kind: type[BaseModel], name: str, values: Mapping[str, Any] | None) 
         EquidpError: an unknown key (naming the nearest) or a value out of range, with the setting's dotted name.
     """
     values = block(name, values)
-    for key in values:
-        if key not in kind.model_fields:
-            raise unknown_name("setting", f"{name}.{key}", (f"{name}.{field}" for field in kind.model_fields))
+    refuse_unknown("setting", (f"{name}.{key}" for key in values), (f"{name}.{field}" for field in kind.model_fields))
     try:
         return kind.model_validate(values)
     except ValidationError as error:

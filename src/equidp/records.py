@@ -8,8 +8,8 @@ provider's documentation, so that nothing in it has to be paid for with privacy.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -83,7 +83,7 @@ class Records:
     groups: Mapping[str, Tensor]
     schema: Schema
     part: Tensor | None = None
-    unit: Tensor | None = field(default=None)
+    unit: Tensor | None = None
 
     def __post_init__(self) -> None:
         n = len(self.labels)
@@ -123,25 +123,21 @@ class Records:
         """The records at `index` (int64 positions or a boolean mask), in that order."""
         if index.dtype == torch.bool:
             index = index.nonzero().squeeze(1)
-        return dataclasses.replace(
-            self,
-            features=self.features[index],
-            labels=self.labels[index],
-            groups={name: ids[index] for name, ids in self.groups.items()},
-            part=None if self.part is None else self.part[index],
-            unit=None if self.unit is None else self.unit[index],
-        )
+        return self._each(lambda column: column[index])
 
     def to(self, device: torch.device | str) -> Records:
         """The same records on another device."""
-        move = lambda t: None if t is None else t.to(device)  # noqa: E731
+        return self._each(lambda column: column.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Records:
+        """The records with the same done to every column."""
         return dataclasses.replace(
             self,
-            features=self.features.to(device),
-            labels=self.labels.to(device),
-            groups={name: ids.to(device) for name, ids in self.groups.items()},
-            part=move(self.part),
-            unit=move(self.unit),
+            features=change(self.features),
+            labels=change(self.labels),
+            groups={name: change(ids) for name, ids in self.groups.items()},
+            part=None if self.part is None else change(self.part),
+            unit=None if self.unit is None else change(self.unit),
         )
 
     def grouping(self, name: str) -> tuple[Tensor, tuple[str, ...]]:

@@ -477,11 +477,7 @@ def initial_state(network: nn.Module) -> str:
 
 
 def _random(privacy: PrivacySettings, seed: int, device: torch.device, peers: Peers | None) -> RandomSource:
-    own: RandomSource
-    if privacy.secure:
-        own = SecureRandom(device)
-    else:
-        own = SeededRandom(seed, device)
+    own: RandomSource = SecureRandom(device) if privacy.secure else SeededRandom(seed, device)
     return own if peers is None else peers.random(own)
 
 
@@ -652,7 +648,7 @@ def privacy_statement(
         "ledger": [event.to_dict() for event in outcome.events],
         **_spent_otherwise(algorithm, plan, outcome),
         "accepted_steps": outcome.accepted_steps,
-        "releases": _releases(algorithm),
+        "releases": ["The model after every step.", *(part.released for part in algorithm.parts if part.released)],
         "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": [
@@ -671,11 +667,6 @@ def privacy_statement(
 def _declares_records(algorithm: Algorithm, plan: Plan) -> bool:
     """Whether N is a setting, the same for any data."""
     return algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1)).records == plan.records
-
-
-def _releases(algorithm: Algorithm) -> list[str]:
-    """What leaves the training: the model, and the noised values that parts work with."""
-    return ["The model after every step.", *(part.released for part in algorithm.parts if part.released)]
 
 
 def _spent_otherwise(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> dict[str, Any]:
@@ -712,9 +703,9 @@ def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
 
 
 @torch.no_grad()
-def predict(network: nn.Module, features: Tensor, device: torch.device | str | None = None) -> Tensor:
+def predict(network: nn.Module, features: Tensor) -> Tensor:
     """Class probabilities `[n, classes]` on the CPU, scored in batches."""
-    where = torch.device(device) if device else next(network.parameters()).device
+    where = next(network.parameters()).device
     was_training = network.training
     network.eval()
     parts = [torch.softmax(network(chunk.to(where)).float(), dim=1).cpu() for chunk in features.split(PREDICTION_BATCH)]

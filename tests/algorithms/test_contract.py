@@ -561,11 +561,6 @@ class TestSensitivity:
         alone = torch.cat([trainer.weights(norms[i : i + 1], groups[i : i + 1], public) for i in range(20)])
         assert torch.equal(together, alone)
 
-    def test_the_rule_sees_one_value_per_record(self, lab: Any, name: str) -> None:
-        public = self.released(lab.trainer(name), (3.0, 1.0))
-        seen = per_record(public, torch.tensor([2, 0, 2, 1]))
-        assert all(v.shape in ((), (4,)) for v in seen.values())
-
     def test_rate_steps_and_denominator_follow_from_the_declared_size(self, lab: Any, name: str) -> None:
         full, plan = lab.records(40), lab.plan()
         fewer = full.take(torch.arange(39))

@@ -12,7 +12,7 @@ import pytest
 
 from equidp.algorithms import ALGORITHMS, PARTS, algorithm_settings
 from equidp.algorithms.custom import make_part
-from equidp.engine.ledger import Event, fuse
+from equidp.engine.ledger import fuse
 from equidp.engine.parts import Part
 from equidp.errors import EquidpError
 
@@ -199,7 +199,3 @@ def test_every_part_describes_itself_and_its_settings(kind: str) -> None:
 def test_every_setting_of_every_algorithm_has_a_default() -> None:
     for settings in ALGORITHMS.values():
         assert settings().build().name in ALGORITHMS
-
-
-def test_plain_parts_are_dpsgd(lab: Any) -> None:
-    assert algorithm_settings("custom").build().events(lab.plan()) == (Event(0.25, 1.0, 4),)

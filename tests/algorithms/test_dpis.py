@@ -317,12 +317,6 @@ class TestBudget:
         assert converted == pytest.approx(algorithm.epsilon(plan).value, rel=1e-9)
         assert wanted is None or algorithm.epsilon(plan).value == wanted
 
-    def test_does_not_depend_on_the_data(self, target: Plan) -> None:
-        sampler = algorithm_settings("dpis").build().sampler
-        assert sampler.budget(target) == sampler.budget(target)
-        assert sampler.budget(target).epsilon == 3.0
-        assert sampler.budget(target).order >= 2
-
     def test_is_nearly_the_rdp_guarantee_of_dpsgd(self, target: Plan) -> None:
         # worst case with plain RDP: σ for ε = 3 differs from DP-SGD's only by the cost of Ñ and K̃
         from equidp.engine.ledger import rdp_epsilon
@@ -358,7 +352,7 @@ class TestBudget:
 
     def test_the_published_figure_leaves_out_and_amplifies(self, lab: Any) -> None:
         run = lab.trained("dpis", plan=lab.plan(epochs=2))
-        published = run.trainer.published_epsilon()
+        published = run.trainer.algorithm.published_epsilon(run.trainer.plan, run.trainer.outcome())
         assert not published.guarantee
         assert "amplified" in published.formula
         assert 0 < published.value < run.trainer.algorithm.epsilon(run.trainer.plan).value

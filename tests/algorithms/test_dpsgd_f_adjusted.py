@@ -66,16 +66,6 @@ def test_a_steps_loss_is_that_of_the_counts_of_earlier_steps(lab: Any) -> None:
     assert torch.equal(trainer.engine.loss(outputs, labels), expected)
 
 
-def test_a_resumed_run_goes_on_with_the_same_loss(lab: Any) -> None:
-    whole, first, second = (lab.trainer("dpsgd_f_adjusted") for _ in range(3))
-    whole.run_steps(4)
-    first.run_steps(2)
-    second.ledger = first.ledger
-    second.load_state_dict(first.state_dict())
-    second.run_steps(2)
-    assert torch.equal(second.engine.flatten(), whole.engine.flatten())
-
-
 def test_it_costs_what_dpsgd_f_costs_with_such_counts(lab: Any) -> None:
     options = {"count_noise_multiplier": "5x"}
     plain, adjusted = algorithm_settings("dpsgd_f", options), algorithm_settings("dpsgd_f_adjusted")

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from equidp.algorithms import algorithm_settings
 from equidp.algorithms.psasc import AdaptiveScaling
 from equidp.algorithms.psasc_momentum_gd import record_gradients
 from equidp.engine.parts import tensors
@@ -207,10 +206,6 @@ class TestGD:
         }
         with pytest.raises(EquidpError, match="GiB are allowed"):
             lab.trainer("custom", options)
-
-    def test_needs_everybody_in_every_step(self) -> None:
-        with pytest.raises(EquidpError, match="full_batch"):
-            algorithm_settings("custom", {"contribution": "record_momentum"}).build()
 
     def test_batch_size_is_the_number_of_records(self, lab: Any) -> None:
         trainer = lab.trainer("psasc_momentum_gd", plan=lab.plan(epochs=5))

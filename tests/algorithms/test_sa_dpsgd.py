@@ -289,7 +289,8 @@ class TestStopping:
         assert not algorithm.covers(plan, outcome.events, outcome.steps - 1)  # the cap is not enough for two lives
         assert not algorithm.fixed
         assert len(algorithm.epsilon_path(plan)) == 2
-        assert run.trainer.published_epsilon().value == pytest.approx(options["published_epsilon"], abs=1e-5)
+        published = algorithm.published_epsilon(run.trainer.plan, outcome)
+        assert published.value == pytest.approx(options["published_epsilon"], abs=1e-5)
 
     def test_a_loop_of_ones_own_ends_there_too(self, lab: Any) -> None:
         plan = lab.plan(records=400, epochs=2)
@@ -311,8 +312,9 @@ class TestStopping:
 
     def test_the_published_figure_says_that_it_is_none(self, lab: Any) -> None:
         run = lab.trained("sa_dpsgd", plan=lab.plan(epochs=5), learning_rate=5.0)
-        published, sound = run.trainer.published_epsilon(), run.trainer.algorithm.epsilon(run.trainer.plan)
+        algorithm, plan = run.trainer.algorithm, run.trainer.plan
+        published, sound = algorithm.published_epsilon(plan, run.trainer.outcome()), algorithm.epsilon(plan)
         assert not published.guarantee
         assert "no guarantee" in published.formula
-        assert published.value < published_count(run.trainer.algorithm, run.trainer.plan, 20)
+        assert published.value < published_count(algorithm, plan, 20)
         assert sound.value == epsilon([Event(0.25, 1.0, 20)], 1e-5).value

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equidp.engine.budget import Budget, epsilon_of, renyi, renyi_curve, smallest, total_for
-from equidp.engine.ledger import Event, rdp_epsilon
+from equidp.engine.budget import Budget, renyi, smallest, total_for
+from equidp.engine.ledger import Event, epsilon_of, rdp_epsilon, renyi_curve
 
 
 def test_a_plain_gaussian_costs_what_the_formula_says() -> None:

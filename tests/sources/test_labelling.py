@@ -44,11 +44,6 @@ def test_groups_that_cannot_be_evaluated_are_reported(parts: Split) -> None:
     assert table.loc["large", "note"] == ""
 
 
-def test_the_threshold_can_be_lowered_but_not_below_one_record(parts: Split) -> None:
-    table = group_table(parts, ["size"], min_test_records=0).set_index("group")
-    assert table["evaluable"].to_dict() == {"small": True, "large": True, "huge": False, "tiny": False}
-
-
 def test_products_are_counted(parts: Split) -> None:
     table = group_table(parts, ["class*size"])
     assert len(table) == 8

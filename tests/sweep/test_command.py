@@ -12,7 +12,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from equidp.sweep.command import flat, time_left, unnamed
+from equidp.options import flat
+from equidp.sweep.command import time_left, unnamed
 
 ROOT = Path(__file__).resolve().parents[2]
 

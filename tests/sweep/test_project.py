@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equidp.errors import EquidpError
-from equidp.sweep.command import flat
+from equidp.options import flat
 from equidp.sweep.grid import choose_grid, grid_from, nested
 from equidp.sweep.project import Project, differing
 

@@ -152,7 +152,5 @@ class Custom(AlgorithmSettings):
         for part in chosen.values():
             if isinstance(part, WeightRule | SideRelease):
                 defaults |= part.defaults
-        for name in self.initial:
-            if name not in defaults:
-                raise unknown_name("value in custom.initial", name, defaults)
+        refuse_unknown("value in custom.initial", self.initial, defaults)
         return defaults | self.initial

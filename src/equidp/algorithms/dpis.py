@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -40,8 +41,8 @@ from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.engine.algorithm import Algorithm, Outcome, Published
-from equidp.engine.budget import ORDERS, SLACK, Budget, epsilon_of, renyi, renyi_curve, smallest, total_for
-from equidp.engine.ledger import Event, published_epsilon
+from equidp.engine.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
+from equidp.engine.ledger import Event, epsilon_of, published_epsilon, renyi_curve
 from equidp.engine.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
 from equidp.engine.plan import Plan, Segment
 from equidp.engine.poisson import positions
@@ -97,7 +98,7 @@ class ImportanceSampler(Sampler):
         """Steps and rates follow from N_0."""
         if self.declared_records is None:
             return plan
-        return Plan(**{**vars(plan), "records": self.declared_records})
+        return replace(plan, records=self.declared_records)
 
     def sampling_rate(self, plan: Plan) -> float:
         """b/N_0, the rate of the costliest case at integer orders, K̃ = Ñ·C and Ñ = N_0."""
@@ -122,7 +123,7 @@ class ImportanceSampler(Sampler):
     def calibrated(self, plan: Plan, target: float) -> Plan:
         """The plan with the noise that the costliest case would need; the run may come to need less."""
         noise = _worst_noise(self, plan, target)
-        return Plan(**{**vars(plan), "epsilon": target, "noise_multiplier": noise})
+        return replace(plan, epsilon=target, noise_multiplier=noise)
 
     def start(self, run: Run) -> Sampling:
         """Proposals of every record."""

@@ -231,10 +231,9 @@ class Listener:
 
 def strongest_norm(rule: WeightRule, public: dict[str, Tensor]) -> float:
     """The norm n at which w(n)·n is largest; of several, the largest, as bounds may still grow within the step."""
-    given = torch.stack([value.max().cpu() for value in public.values()])
-    norms = torch.cat([NORMS, given * (1 - 1e-6)])
-    norms = norms[norms > 0].sort().values
     seen = {name: value.max().cpu() for name, value in public.items()}
+    norms = torch.cat([NORMS, torch.stack(list(seen.values())) * (1 - 1e-6)])
+    norms = norms[norms > 0].sort().values
     reached = rule.weights(norms, seen) * norms
     return float(norms[reached >= reached.max() * (1 - 1e-4)].max())
 

@@ -136,7 +136,8 @@ def at_most(groups: Tensor, most: int, seed: int) -> Tensor:
 
 
 def _auc(member: Scores, non_member: Scores) -> float:
-    return float(roc_auc_score(_truth(member, non_member), np.concatenate([member, non_member])))
+    truth = np.repeat([1, 0], [len(member), len(non_member)])
+    return float(roc_auc_score(truth, np.concatenate([member, non_member])))
 
 
 def _tpr(member: Scores, non_member: Scores) -> float:
@@ -147,10 +148,6 @@ def _tpr(member: Scores, non_member: Scores) -> float:
     """
     k = int(FALSE_POSITIVE_RATE * (len(non_member) + 1))
     return float((member > np.partition(non_member, -k)[-k]).mean())
-
-
-def _truth(member: Scores, non_member: Scores) -> np.ndarray:
-    return np.concatenate([np.ones(len(member)), np.zeros(len(non_member))])
 
 
 def _interval(

@@ -36,7 +36,7 @@ from equidp.engine.parts import (
     WeightRule,
     tensors,
 )
-from equidp.engine.plan import Plan, Segment
+from equidp.engine.plan import Plan
 from equidp.errors import EquidpError
 
 
@@ -284,6 +284,3 @@ def published_by(conversion: Conversion) -> PublishedRule:
         return Published(value, formula, guarantee=whole)
 
     return figure
-
-
-__all__ = ["Algorithm", "Outcome", "Published", "PublishedRule", "Segment", "gradient_events", "published_by"]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from equidp.engine.ledger import Event, merged, opacus_analysis
+from equidp.engine.ledger import Event, epsilon_of, renyi_curve
 
 ORDERS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256)
 """Integer Rényi orders α considered for a budget; the sampled Gaussian's divergence is a finite sum there."""
@@ -37,21 +37,6 @@ class Budget:
 def renyi(events: Sequence[Event], order: int) -> float:
     """Rényi divergence of all events together at an integer order, by Opacus's analysis."""
     return renyi_curve(events, (order,))[0]
-
-
-def renyi_curve(events: Sequence[Event], orders: Sequence[int]) -> list[float]:
-    """The same at several orders."""
-    compute_rdp = opacus_analysis().compute_rdp
-    total = [0.0] * len(orders)
-    for e in merged(events):
-        curve = compute_rdp(q=e.sampling_rate, noise_multiplier=e.noise_multiplier, steps=e.count, orders=list(orders))
-        total = [t + float(c) for t, c in zip(total, curve, strict=True)]
-    return total
-
-
-def epsilon_of(total: float, order: int, delta: float) -> float:
-    """ε = R + ln((α−1)/α) − (ln δ + ln α)/(α−1) (Balle et al. 2020, Theorem 21; Canonne et al. 2020)."""
-    return total + math.log((order - 1) / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def total_for(epsilon: float, order: int, delta: float) -> float:

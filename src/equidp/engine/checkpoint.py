@@ -37,6 +37,7 @@ from equidp.engine.journal import BLOCK, Journal, JournaledLedger, refuse_other_
 from equidp.engine.ledger import Event, Ledger
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import Plan
+from equidp.engine.trainer import EpochCallback
 from equidp.errors import EquidpError
 from equidp.files import durable, private, storage_error
 from equidp.threads import alone
@@ -56,7 +57,6 @@ KERNEL_SETTINGS = ("ATEN_", "BLIS_", "CUBLAS_", "CUDNN_", "DISABLE_ADDMM_", "DNN
 """Beginnings of the environment variables by which libraries choose their kernels; the C library its exponentials."""
 
 Row = dict[str, float]
-EpochHook = Callable[[Row, nn.Module], Mapping[str, float]]
 
 
 class Resumable(Protocol):
@@ -72,7 +72,7 @@ class Resumable(Protocol):
         """Continue from `state_dict`."""
 
     def train(
-        self, on_epoch: EpochHook | None = None, *, on_step: Callable[[], None] | None = None, progress: bool = True
+        self, on_epoch: EpochCallback | None = None, *, on_step: Callable[[], None] | None = None, progress: bool = True
     ) -> list[Row]:
         """Run the remaining epochs."""
 
@@ -181,7 +181,7 @@ class Checkpointer:
         self._ledger = ledger
         return ledger
 
-    def train(self, trainer: Resumable, on_epoch: EpochHook | None = None, *, progress: bool = True) -> list[Row]:
+    def train(self, trainer: Resumable, on_epoch: EpochCallback | None = None, *, progress: bool = True) -> list[Row]:
         """Restore, train what remains, saving on the way; returns the rows of all epochs.
 
         Raises:

@@ -33,6 +33,7 @@ from typing import IO, Any
 from equidp.engine.ledger import Event, Ledger, merged
 from equidp.errors import EquidpError
 from equidp.files import durable, locked, private, replacing, storage_error
+from equidp.options import flat
 
 BLOCK = 64
 """Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
@@ -295,7 +296,7 @@ def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[s
     Raises:
         EquidpError: naming the settings that differ and both their values.
     """
-    before, now = _flat(saved), _flat(asked)
+    before, now = flat(saved), flat(asked)
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if not differing:
         return
@@ -344,13 +345,3 @@ def _take_back(charged: list[Event], cancelled: Event) -> None:
             charged[index : index + 1] = [] if rest is None else [rest]
     if left:
         raise EquidpError("The journal cancels more than it charged; start again with resume=false.")
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

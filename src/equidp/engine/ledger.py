@@ -222,18 +222,26 @@ def published_epsilon(
     """
     if not events:
         return 0.0
+    totals = zip(renyi_curve(events, orders), orders, strict=True)
+    if conversion == "classic":
+        figures = [total + math.log(1 / delta) / (order - 1) for total, order in totals]
+    else:
+        figures = [epsilon_of(total, order, delta) for total, order in totals]
+    return max(0.0, min(figures))
+
+
+def renyi_curve(events: Sequence[Event], orders: Sequence[int]) -> list[float]:
+    """Rényi divergence of all events together at each of some integer orders, by Opacus's analysis."""
     totals = [0.0] * len(orders)
     for event in merged(events):
         curve = _rdp_curve(event.sampling_rate, event.noise_multiplier, tuple(orders))
         totals = [total + event.count * one for total, one in zip(totals, curve, strict=True)]
-    if conversion == "classic":
-        figures = (t + math.log(1 / delta) / (a - 1) for t, a in zip(totals, orders, strict=True))
-    else:
-        figures = (
-            t + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1)
-            for t, a in zip(totals, orders, strict=True)
-        )
-    return max(0.0, min(figures))
+    return totals
+
+
+def epsilon_of(total: float, order: int, delta: float) -> float:
+    """ε = R + ln((α−1)/α) − (ln δ + ln α)/(α−1) (Balle et al. 2020, Theorem 21; Canonne et al. 2020)."""
+    return total + math.log((order - 1) / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def live_epsilon(events: Sequence[Event], delta: float) -> float:
@@ -421,14 +429,14 @@ def _pld(event: Event) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
 @lru_cache(maxsize=1024)
 def _rdp_curve(sampling_rate: float, noise_multiplier: float, orders: tuple[int, ...]) -> tuple[float, ...]:
     """RDP of one event at integer orders."""
-    curve = opacus_analysis().compute_rdp(
+    curve = _opacus_analysis().compute_rdp(
         q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=list(orders)
     )
     return tuple(map(float, curve))
 
 
 @cache
-def opacus_analysis() -> ModuleType:
+def _opacus_analysis() -> ModuleType:
     """Opacus's Rényi analysis, without the rest of Opacus: that imports half of torch and costs a second.
 
     Raises:

@@ -45,8 +45,6 @@ from equidp.options import RATIO, Declared
 if TYPE_CHECKING:
     from equidp.engine.algorithm import Algorithm
 
-__all__ = ["Plan", "Segment"]  # and everything below
-
 Public = Mapping[str, Tensor]
 """Values a weight rule may depend on, by name: shape `()` for all records, or `[K]`, one per group."""
 

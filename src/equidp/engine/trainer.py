@@ -8,13 +8,13 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from equidp.engine.algorithm import Algorithm, Outcome, Published
+from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.gradients import GradientEngine, all_finite
 from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.losses import Loss
@@ -99,12 +99,8 @@ SHORTEST = 1e-16
 float32 has no digits for, and by whose rounding, up to 1e-26, it would stay longer than its bound."""
 
 
-class EpochCallback(Protocol):
-    """Called after every epoch, with what may be shown; may add columns to the history row."""
-
-    def __call__(self, row: dict[str, float], model: nn.Module, /) -> Mapping[str, float]:
-        """Return further columns for this epoch's row."""
-
+EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float]]
+"""Called after every epoch with its row so far, which may be shown, and the model; returns further columns of it."""
 
 HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "gradient_norm": (0.0, *(2.0**k for k in range(-8, 8))),
@@ -260,10 +256,6 @@ class Trainer:
         """What the run has come to so far."""
         taken = self.steps_done if self.accepting.accepted is None else self.accepting.accepted
         return Outcome(self.ledger.events, taken, self.steps_done)
-
-    def published_epsilon(self) -> Published | None:
-        """The paper's own figure for the run as it went."""
-        return self.algorithm.published_epsilon(self.plan, self.outcome())
 
     def _epochs(self) -> Iterator[tuple[int, list[Segment]]]:
         """Remaining epochs with the segment of each of their remaining steps."""

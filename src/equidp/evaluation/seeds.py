@@ -59,27 +59,26 @@ def mean_interval(values: Sequence[float], *, confidence: float = 0.95) -> Inter
     return Interval(mean, mean - half, mean + half, n)
 
 
-def paired_difference(first: Mapping[int, float], second: Mapping[int, float], *, confidence: float = 0.95) -> Interval:
+def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
     """Mean and interval of first − second over the seeds that both have.
 
     Args:
         first, second: value by seed.
-        confidence: the interval's level.
 
     Raises:
         ValueError: if no seed is in both.
     """
-    return mean_interval([first[s] - second[s] for s in sorted(first.keys() & second.keys())], confidence=confidence)
+    return mean_interval([first[s] - second[s] for s in sorted(first.keys() & second.keys())])
 
 
-def over_seeds(documents: Mapping[int, Mapping], *, confidence: float = 0.95) -> dict:
+def over_seeds(documents: Mapping[int, Mapping]) -> dict:
     """Summarise `metrics_document`s of several seeds into one of the same shape.
 
     Every number becomes `{"mean", "low", "high", "seeds"}`, or None where no seed has it. Costs of privacy and gaps
     were taken within each seed, so their intervals are paired. Words (the worst group's name) become the list of the
     distinct ones. The seeds' own intervals, over test records, are left out.
     """
-    return _merge([_without_intervals(documents[seed]) for seed in sorted(documents)], confidence)
+    return _merge([_without_intervals(documents[seed]) for seed in sorted(documents)])
 
 
 def _without_intervals(document: Mapping) -> dict:
@@ -88,13 +87,13 @@ def _without_intervals(document: Mapping) -> dict:
     return {name: value for name, value in document.items() if name != "intervals"} | parts
 
 
-def _merge(values: Sequence, confidence: float):
+def _merge(values: Sequence):
     known = [v for v in values if v is not None]
     if not known:
         return None
     if isinstance(known[0], Mapping):
         keys = list(dict.fromkeys(key for value in known for key in value))
-        return {key: _merge([value.get(key) for value in known], confidence) for key in keys}
+        return {key: _merge([value.get(key) for value in known]) for key in keys}
     if isinstance(known[0], str):
         return list(dict.fromkeys(known))
-    return asdict(mean_interval(known, confidence=confidence))
+    return asdict(mean_interval(known))

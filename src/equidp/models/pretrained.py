@@ -21,7 +21,6 @@ from equidp.errors import EquidpError
 from equidp.models.resnet9 import group_norm
 from equidp.network import attempt, first_line
 
-Architecture = Literal["resnet18", "resnet34", "resnet50"]
 STAGES = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
 TORCHVISION = "torchvision"
 """The value of `weights` that stands for torchvision's own, downloaded once."""

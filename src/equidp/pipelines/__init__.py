@@ -1,6 +1,14 @@
 """Kedro wiring only: every node is a thin function around the library."""
 
 import warnings
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from typing import Any
 
 # Evaluation and reporting read the outputs of several namespaces on purpose: `sgd.scores` beside `dpsgd_f.scores`.
 warnings.filterwarnings("ignore", message="One or more dataset names contain '.'", category=UserWarning)
+
+
+def given(function: Callable, **values: Any) -> Callable:
+    """A node's function with some of its arguments, under its own readable name."""
+    return update_wrapper(partial(function, **values), function)

@@ -218,8 +218,10 @@ def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     levels = runs[runs["epsilon"].isna() & (runs["algorithm"] == BASELINE) & runs[metric].notna()]
     if len(levels) and len(chart.data):
         _check_seeds(levels, "The baseline's runs")
-        chart.add_hline(y=levels[metric].mean(), line={"color": looks([])[BASELINE].colour, "dash": "dot"})
-        chart.add_trace(go.Scatter(name=BASELINE, x=[None], y=[None], mode="lines", line=_level_line()))
+        look = looks([])[BASELINE]
+        style = {"color": look.colour, "dash": look.dash}
+        chart.add_hline(y=levels[metric].mean(), line=style)
+        chart.add_trace(go.Scatter(name=BASELINE, x=[None], y=[None], mode="lines", line=style))
     return chart
 
 
@@ -479,11 +481,6 @@ def _check_seeds(runs: pd.DataFrame, whose: str) -> None:
 def _told(value: Any) -> str:
     """A setting that was not logged is as good as one that was not given."""
     return "None" if pd.isna(value) else str(value)
-
-
-def _level_line() -> dict:
-    look = looks([])[BASELINE]
-    return {"color": look.colour, "dash": look.dash}
 
 
 def _words(setting: Hashable) -> str:

@@ -154,7 +154,7 @@ def render(
             plotly=Markup(plotly),
             script=Markup(script),
             warnings=warnings,
-            charts=list(_charts(_filled(drawn))),
+            charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
             settings={caption: list(_flat(of)) for caption, of in settings.items()},
             provenance={"": list(_flat(provenance))},
             **content,
@@ -218,10 +218,6 @@ def _figures(
 def _several(documents: Mapping[str, Mapping]) -> bool:
     """Whether figures are means over seeds."""
     return any(document.get("seeds", 1) > 1 for document in documents.values())
-
-
-def _filled(candidates: Iterator[tuple[go.Figure, str]]) -> Iterator[tuple[go.Figure, str]]:
-    return ((chart, caption) for chart, caption in candidates if chart.data)
 
 
 def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> Iterator[tuple[go.Figure, str]]:

@@ -116,7 +116,7 @@ def results_table(
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
     frame = frame.astype({c: "Int64" if c == "seeds" else float for c in frame.columns if c != "worst_group"})
     if grouping:
-        tested = {group: _tested(documents, grouping, group) for group in _groups_of(documents, grouping)}
+        tested = _tested(documents, grouping)
         small = marked(tested)
         frame.attrs["few"] = {group: name for group, name in small.items() if group != name}
         frame.attrs["dearest_first"], frame.attrs["chosen_by"] = kept, chosen_by
@@ -176,9 +176,10 @@ def _groups_of(documents: Mapping[str, Mapping], grouping: str) -> list[str]:
     return list(dict.fromkeys(g for d in documents.values() for g in d["groups"].get(grouping, {})))
 
 
-def _tested(documents: Mapping[str, Mapping], grouping: str, group: str) -> int:
-    """How many test records a group has."""
-    return max(d["groups"].get(grouping, {}).get(group, {}).get("count", 0) for d in documents.values())
+def _tested(documents: Mapping[str, Mapping], grouping: str) -> dict[str, int]:
+    """How many test records each group has."""
+    every = [document["groups"].get(grouping, {}) for document in documents.values()]
+    return {g: max(of.get(g, {}).get("count", 0) for of in every) for g in _groups_of(documents, grouping)}
 
 
 def with_marks(frame: pd.DataFrame) -> pd.DataFrame:
@@ -302,8 +303,8 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
         test record are not.
     """
     every = with_baseline(documents)
-    groups = _groups_of(every, grouping)
-    tested = {group: _tested(every, grouping, group) for group in groups}
+    tested = _tested(every, grouping)
+    groups = list(tested)
     sizes = counts[counts["grouping"] == grouping].set_index("group") if len(counts) else pd.DataFrame()
     parts = [part for part in ("train", "public") if part in sizes and sizes[part].any()]
     columns = {part: sizes[part].reindex(groups) for part in parts} | {"tested": pd.Series(tested)}

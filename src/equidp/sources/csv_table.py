@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pandas as pd
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from equidp.errors import EquidpError
@@ -22,6 +22,16 @@ from equidp.sources.groupings import MISSING, Grouping, group_ids, group_names, 
 logger = logging.getLogger(__name__)
 
 PARTS = ("train", "test")
+
+
+def _distinct(classes: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(classes)) < len(classes):
+        raise ValueError("two classes have the same name")
+    return classes
+
+
+Classes = Annotated[tuple[str, ...], Field(min_length=2), AfterValidator(_distinct)]
+"""Names of classes, in label order."""
 
 
 class CsvOptions(SourceOptions):
@@ -40,19 +50,12 @@ class CsvOptions(SourceOptions):
 
     path: str
     label: str
-    classes: tuple[str, ...] = Field(min_length=2)
+    classes: Classes
     features: dict[str, Column] = Field(min_length=1)
     groups: dict[str, Grouping] = Field(default_factory=dict)
     unit: str = ""
     part: str = ""
     missing: Literal["error", "drop"] = "error"
-
-    @field_validator("classes")
-    @classmethod
-    def _distinct(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(classes)) < len(classes):
-            raise ValueError("two classes have the same name")
-        return classes
 
     @model_validator(mode="after")
     def _names_are_free(self) -> CsvOptions:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import pandas as pd
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from equidp.errors import EquidpError, unknown_name
@@ -15,7 +15,7 @@ from equidp.options import Number
 from equidp.records import Records, Schema
 from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import composed, read_rows, require
-from equidp.sources.csv_table import PARTS, check_group_names
+from equidp.sources.csv_table import PARTS, Classes, check_group_names
 from equidp.sources.files import Published, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.sources.groupings import Grouping, group_ids, group_names, unit_ids
 from equidp.sources.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
@@ -38,7 +38,7 @@ class ImageFolderOptions(SourceOptions):
     """
 
     path: str
-    classes: tuple[str, ...] = Field(min_length=2)
+    classes: Classes
     size: Annotated[int, Field(ge=8, le=1024)] = 64
     channels: Literal[1, 3] = 3
     fit: Literal["squeeze", "crop"] = "squeeze"
@@ -48,13 +48,6 @@ class ImageFolderOptions(SourceOptions):
     image: str = "image"
     groups: dict[str, Grouping] = Field(default_factory=dict)
     unit: str = ""
-
-    @field_validator("classes")
-    @classmethod
-    def _distinct(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(classes)) < len(classes):
-            raise ValueError("two classes have the same name")
-        return classes
 
     @model_validator(mode="after")
     def _fits_together(self) -> ImageFolderOptions:

@@ -10,15 +10,12 @@ import torch
 from equidp.records import MIN_TEST_RECORDS, Records, Split
 
 
-def group_table(
-    split: Split, groupings: Sequence[str] = (), *, min_test_records: int = MIN_TEST_RECORDS
-) -> pd.DataFrame:
+def group_table(split: Split, groupings: Sequence[str] = ()) -> pd.DataFrame:
     """Counts per group and part.
 
     Args:
         split: the three parts.
         groupings: names or products such as `sex*race`; every stored grouping when empty.
-        min_test_records: a group with fewer is reported as one that cannot be evaluated.
 
     Returns:
         One row per group with columns `grouping, group, train, test, public, evaluable, note`. Groups that are too
@@ -27,11 +24,11 @@ def group_table(
     Raises:
         EquidpError: an unknown grouping.
     """
-    rows = [row for name in groupings or split.train.schema.groupings for row in _rows(split, name, min_test_records)]
+    rows = [row for name in groupings or split.train.schema.groupings for row in _rows(split, name)]
     return pd.DataFrame(rows, columns=["grouping", "group", "train", "test", "public", "evaluable", "note"])
 
 
-def _rows(split: Split, grouping: str, min_test_records: int) -> list[dict]:
+def _rows(split: Split, grouping: str) -> list[dict]:
     parts = {"train": split.train, "test": split.test, "public": split.public}
     _, names = split.train.grouping(grouping)
     counts = {part: _counts(records, grouping, len(names)) for part, records in parts.items()}
@@ -40,8 +37,8 @@ def _rows(split: Split, grouping: str, min_test_records: int) -> list[dict]:
             "grouping": grouping,
             "group": name,
             **{part: counts[part][k] for part in parts},
-            "evaluable": counts["test"][k] >= max(min_test_records, 1),
-            "note": _note(counts["train"][k], counts["test"][k], min_test_records),
+            "evaluable": counts["test"][k] >= MIN_TEST_RECORDS,
+            "note": _note(counts["train"][k], counts["test"][k]),
         }
         for k, name in enumerate(names)
     ]
@@ -52,11 +49,11 @@ def _counts(records: Records, grouping: str, groups: int) -> list[int]:
     return torch.bincount(ids, minlength=groups).tolist()
 
 
-def _note(train: int, test: int, min_test_records: int) -> str:
+def _note(train: int, test: int) -> str:
     if not train and not test:
         return "no record"
     if not test:
         return "no test record: cannot be evaluated"
-    if test < min_test_records:
+    if test < MIN_TEST_RECORDS:
         return f"only {test} test record{'s' * (test > 1)}: too few to be evaluated"
     return "" if train else "no training record"

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from equidp.algorithms import ALGORITHMS
 from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.errors import EquidpError
+from equidp.options import flat
 from equidp.sweep.cell import Job, Outcome, finished, forks, warm_up
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import BASELINE, Cell, Project, digest
@@ -103,14 +104,6 @@ def unnamed(cells: Sequence[Cell]) -> str:
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
 
 
 def _list(grids: Mapping[str, Any], console: Console) -> None:

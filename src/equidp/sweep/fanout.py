@@ -17,7 +17,7 @@ from distributed import Client, Future, as_completed
 
 from equidp.errors import EquidpError
 from equidp.sweep.cell import Job, Outcome, run_cell
-from equidp.sweep.project import Cell
+from equidp.sweep.project import Cell, grouped
 
 
 class Watcher(Protocol):
@@ -51,7 +51,7 @@ class Sweep:
         self._waiting: dict[str, deque[Cell]] = defaultdict(deque)
         self._open: dict[Future, tuple[str, list[Cell]]] = {}
         self._completed = as_completed([])
-        for group in _by(cells, lambda cell: cell.records):
+        for group in grouped(cells, lambda cell: cell.records):
             self._watch(self._task(self.ingest, group[0], "records", group[0]), "records", group)
         watcher.update(self.outcomes, 0)
         try:
@@ -69,7 +69,7 @@ class Sweep:
         if isinstance(reason, str):
             self.outcomes += [Outcome(cell.key, f"records: {reason}") for cell in cells]
             return
-        for first, *others in _by(cells, lambda cell: cell.baseline):
+        for first, *others in grouped(cells, lambda cell: cell.baseline):
             self._waiting[first.baseline].extend(others)
             self._submit(first)
 
@@ -96,13 +96,6 @@ class Sweep:
     def _running(self) -> int:
         cells = sum(kind == "cell" for kind, _ in self._open.values())
         return min(cells, sum(self.client.nthreads().values()) or 1)
-
-
-def _by(cells: Sequence[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
-    return list(groups.values())
 
 
 def _result(future: Future) -> Any:

@@ -26,8 +26,6 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
 from equidp.options import Declared
 
-Values = tuple[str | int | float, ...]
-
 KEYS = {"algorithm": "algorithms", "dataset": "datasets", "privacy.epsilon": "epsilons", "seed": "seeds"}
 """Settings that have a key of their own, and are not to be given twice."""
 

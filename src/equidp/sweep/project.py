@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,14 +91,11 @@ class Project:
         """The project's configuration as a run with these `--params` sees it."""
         from kedro.framework.project import settings
 
-        arguments = dict(settings.CONFIG_LOADER_ARGS)
-        patterns = {"sweeps": ["sweeps*", "sweeps*/**"], **(arguments.pop("config_patterns", None) or {})}
         return settings.CONFIG_LOADER_CLASS(
             conf_source=str(self.path / settings.CONF_SOURCE),
             env=self.env,
             runtime_params=dict(runtime_params or {}),
-            config_patterns=patterns,
-            **arguments,
+            **settings.CONFIG_LOADER_ARGS,
         )
 
     def grids(self) -> dict[str, Any]:
@@ -161,17 +158,11 @@ class Project:
         with session:
             session.load_context()  # kedro-mlflow makes store and experiment here
         client = mlflow.MlflowClient()
-        name = self.config_mlflow()["tracking"]["experiment"]["name"]
+        name = self.config()["mlflow"]["tracking"]["experiment"]["name"]
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise EquidpError(f"MLflow at {mlflow.get_tracking_uri()} has no experiment {name!r}: check mlflow.yml.")
         return mlflow.get_tracking_uri(), experiment.experiment_id
-
-    def config_mlflow(self) -> dict[str, Any]:
-        """mlflow.yml."""
-        config = self.config()
-        config.config_patterns["mlflow"] = ["mlflow*", "mlflow*/**"]
-        return config["mlflow"]
 
 
 def settings_that_matter(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,9 +197,14 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 def by_seed(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Cells that differ in their seed alone, together."""
+    return grouped(cells, lambda cell: digest({**cell.settings, "seed": None}))
+
+
+def grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:
+    """Cells of one key together, in the order of the first of each."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(digest({**cell.settings, "seed": None}), []).append(cell)
+        groups.setdefault(key(cell), []).append(cell)
     return list(groups.values())
 
 

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from equidp import audit
 from equidp.algorithms import algorithm_settings
-from equidp.audit.figures import bounds_beside_claims, exposure_by_group
+from equidp.audit.figures import exposure_by_group
 from equidp.audit.page import audit_report
 from equidp.engine.trainer import choose_device
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
@@ -72,11 +72,6 @@ def audit_algorithm(
     )
     tracking.log_metrics(RUN, _figures(findings))
     return findings
-
-
-def draw_bounds(findings: dict[str, Any]) -> go.Figure:
-    """The audit's lower bound beside the claimed ε."""
-    return bounds_beside_claims(findings)
 
 
 def draw_exposure(findings: dict[str, Any], data: dict[str, Any]) -> go.Figure:

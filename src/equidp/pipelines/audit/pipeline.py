@@ -2,6 +2,7 @@
 
 from kedro.pipeline import Node, Pipeline
 
+from equidp.audit.figures import bounds_beside_claims
 from equidp.pipelines.audit import nodes
 from equidp.pipelines.reporting.pipeline import SETTINGS
 
@@ -32,7 +33,7 @@ def create_pipeline() -> Pipeline:
                 namespace=GROUP,
             ),
             Node(
-                nodes.draw_bounds,
+                bounds_beside_claims,
                 inputs="audit_findings",
                 outputs="audit_bounds",
                 name="draw_audit_bounds",

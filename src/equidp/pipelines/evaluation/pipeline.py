@@ -1,9 +1,8 @@
 """scores → evaluation → metrics, against the baseline where there is one."""
 
-from functools import partial, update_wrapper
-
 from kedro.pipeline import Node, Pipeline
 
+from equidp.pipelines import given
 from equidp.pipelines.evaluation import nodes
 from equidp.reporting.tables import BASELINE
 
@@ -13,7 +12,7 @@ GROUP = "evaluation"
 def create_pipeline(algorithm: str) -> Pipeline:
     """Evaluation of one algorithm; the cost of privacy is measured against the `sgd` baseline of the same run."""
     measure = Node(
-        update_wrapper(partial(nodes.evaluate_groups, algorithm=algorithm), nodes.evaluate_groups),
+        given(nodes.evaluate_groups, algorithm=algorithm),
         inputs=[f"{algorithm}.scores", "test", "params:data"],
         outputs=f"{algorithm}.evaluation",
         name=f"evaluate_{algorithm}",

@@ -1,10 +1,10 @@
 """metrics, privacy, history → figures and HTML pages."""
 
-from collections.abc import Callable, Sequence
-from functools import partial, update_wrapper
+from collections.abc import Sequence
 
 from kedro.pipeline import Node, Pipeline
 
+from equidp.pipelines import given
 from equidp.pipelines.reporting import nodes, tracked
 from equidp.reporting.privacy_report import privacy_report
 from equidp.reporting.tables import BASELINE
@@ -17,7 +17,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
     """Figures, the privacy statement and the page of one algorithm."""
     beside = [
         Node(
-            _for(nodes.accuracy_figure, algorithm),
+            given(nodes.accuracy_figure, algorithm=algorithm),
             inputs=[f"{algorithm}.metrics", "params:data"],
             outputs=f"{algorithm}.accuracy_figure",
             name=f"draw_accuracy_{algorithm}",
@@ -27,14 +27,14 @@ def create_pipeline(algorithm: str) -> Pipeline:
     if algorithm != BASELINE:
         beside += [
             Node(
-                _for(nodes.cost_figure, algorithm),
+                given(nodes.cost_figure, algorithm=algorithm),
                 inputs=[f"{algorithm}.metrics", "params:data"],
                 outputs=f"{algorithm}.cost_figure",
                 name=f"draw_cost_of_privacy_{algorithm}",
                 namespace=GROUP,
             ),
             Node(
-                _for(nodes.clip_norm_figure, algorithm),
+                given(nodes.clip_norm_figure, algorithm=algorithm),
                 inputs=f"{algorithm}.history",
                 outputs=f"{algorithm}.clip_norm_figure",
                 name=f"draw_clip_norms_{algorithm}",
@@ -49,7 +49,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
             ),
         ]
     page = Node(
-        _for(nodes.run_report, algorithm),
+        given(nodes.run_report, algorithm=algorithm),
         inputs=[
             *(f"{algorithm}.{name}" for name in ("metrics", "privacy", "history")),
             "groups",
@@ -94,7 +94,3 @@ def create_report() -> Pipeline:
             )
         ]
     )
-
-
-def _for(function: Callable, algorithm: str) -> Callable:
-    return update_wrapper(partial(function, algorithm=algorithm), function)

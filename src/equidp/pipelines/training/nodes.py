@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,7 @@ from equidp.pipelines.datasets import Recipe, Weights
 from equidp.pipelines.ingestion.nodes import features_recipe
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.records import Records, Schema, Split
-from equidp.training import (
-    Trained,
-    groups_of,
-    imposed,
-    plan_run,
-    predict,
-    privacy_statement,
-    train_model,
-    units_in,
-)
+from equidp.training import groups_of, imposed, plan_run, predict, privacy_statement, train_model, units_in
 
 logger = logging.getLogger(__name__)
 
@@ -123,14 +114,14 @@ def train_network(
         told.add(row["epoch"])
         return figures
 
-    def fresh() -> Trained:
-        return train_model(
+    def fresh() -> tuple[Weights, pd.DataFrame, dict[str, Any]]:
+        trained = train_model(
             chosen,
-            Plan(**plan),
+            planned,
             Split(train, test, public),
             grouping=groups[0],
             model=ModelSettings(**model),
-            privacy=PrivacySettings(**privacy),
+            privacy=wanted,
             training=settings,
             seed=seed,
             options=options,
@@ -138,7 +129,9 @@ def train_network(
             workplace=workplace,
             resume=resume,
         )
+        return Weights(trained.weights, card), trained.history, trained.privacy
 
+    planned, wanted = Plan(**plan), PrivacySettings(**privacy)
     arrays, told = group_arrays(test, groups), set[float]()
     built = imposed(ModelSettings(**model), chosen, train.schema)
     card = {
@@ -150,8 +143,7 @@ def train_network(
         "source_options": data["options"],
     }
     if chosen.private:
-        trained = fresh()
-        found = Weights(trained.weights, card), trained.history, trained.privacy
+        found = fresh()
     else:
         everything = {
             "plan": plan,
@@ -162,43 +154,14 @@ def train_network(
             "unit": privacy["unit"],
             "seed": seed,
         }
-        found = _baseline(
-            fresh, workplace, digest(train, everything), card, Plan(**plan), privacy, training, seed, algorithm
-        )
+        shelved = trained_once(workplace, digest(train, everything), lambda: fresh()[:2])
+        outcome = Outcome((), planned.steps, planned.steps)
+        found = *shelved, privacy_statement(chosen, planned, outcome, privacy=wanted, training=settings, seed=seed)
     for row in found[1].to_dict("records"):
         # what an earlier process trained; ε of an epoch is known at the end only, and no run's curves have it
         if row["epoch"] not in told:
             tracking.log_epoch(algorithm, {str(k): v for k, v in row.items() if pd.notna(v) and k != "epsilon"})
     return found
-
-
-def _baseline(
-    fresh: Callable[[], Trained],
-    workplace: Path,
-    name: str,
-    card: dict[str, Any],
-    plan: Plan,
-    privacy: dict[str, Any],
-    training: dict[str, Any],
-    seed: int,
-    algorithm: str,
-) -> tuple[Weights, pd.DataFrame, dict[str, Any]]:
-    """The baseline's results, from the shelf where they are there."""
-
-    def train() -> tuple[Weights, pd.DataFrame]:
-        trained = fresh()
-        return Weights(trained.weights, card), trained.history
-
-    weights, history = trained_once(workplace, name, train)
-    statement = privacy_statement(
-        algorithm_settings(algorithm).build(),
-        plan,
-        Outcome((), plan.steps, plan.steps),
-        privacy=PrivacySettings(**privacy),
-        training=TrainingSettings(**training),
-        seed=seed,
-    )
-    return weights, history, statement
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:

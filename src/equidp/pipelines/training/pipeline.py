@@ -1,11 +1,9 @@
 """train → plan → model, history, privacy → scores; the same shape for every algorithm, under its own namespace."""
 
-from collections.abc import Callable
-from functools import partial, update_wrapper
-
 from kedro.pipeline import Node, Pipeline, pipeline
 
 from equidp.algorithms import ALGORITHMS
+from equidp.pipelines import given
 from equidp.pipelines.ingestion.nodes import split_records
 from equidp.pipelines.training import nodes
 
@@ -35,11 +33,10 @@ def create_pipeline(algorithm: str) -> Pipeline:
 
 
 def _own_features(name: str) -> Pipeline:
-    extract = update_wrapper(partial(nodes.extract_own_features, name=name), nodes.extract_own_features)
     return Pipeline(
         [
             Node(
-                extract,
+                given(nodes.extract_own_features, name=name),
                 inputs=["records", "provenance", "params:training"],
                 outputs="features",
                 name="extract_features",
@@ -58,13 +55,13 @@ def _body(algorithm: str) -> Pipeline:
     return Pipeline(
         [
             Node(
-                _for(nodes.plan_training, algorithm),
+                given(nodes.plan_training, algorithm=algorithm),
                 inputs=["train", "params:data", "params:privacy", "params:training", "params:options"],
                 outputs="plan",
                 name="plan_training",
             ),
             Node(
-                _for(nodes.train_network, algorithm),
+                given(nodes.train_network, algorithm=algorithm),
                 inputs=[
                     "train",
                     "test",
@@ -85,8 +82,3 @@ def _body(algorithm: str) -> Pipeline:
             Node(nodes.score_test, inputs=["model", "test"], outputs="scores", name="score_test"),
         ]
     )
-
-
-def _for(function: Callable, algorithm: str) -> Callable:
-    """The node function of one algorithm, under its own readable name."""
-    return update_wrapper(partial(function, algorithm=algorithm), function)
