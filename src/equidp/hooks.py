@@ -168,7 +168,7 @@ class RunHook:
         for name in pipeline.datasets():
             catalog.get(name, fallback_to_runtime_pattern=True)
         try:
-            with without_ipython():
+            with interrupts.waiting(), without_ipython():
                 return (yield)
         except tracking.FAILURES as error:
             refusal = tracking.refusal(self._store, error, "Nothing was run.")

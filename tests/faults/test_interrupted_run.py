@@ -168,6 +168,26 @@ def test_ctrl_c_again_while_a_stopped_run_is_ended(project: Path, monkeypatch: p
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_the_store_answers_that_a_run_is_made_leaves_none_open(
+    project: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    create = MlflowClient.create_run
+
+    def cut(*given: object, **named: object) -> object:
+        made = create(*given, **named)
+        signal.raise_signal(number)
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "create_run", cut)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            kedro_run(project, "dpsgd", **QUICK)
+    tracking.end_interrupted()
+
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
+
+
 def test_ctrl_c_between_the_runs_of_several_algorithms_leaves_none_open(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
