@@ -208,6 +208,7 @@ def test_ctrl_c_between_the_runs_of_several_algorithms_leaves_none_open(
 
 
 PRESSED_AGAIN = """
+import gc
 import sys
 from pathlib import Path
 
@@ -216,27 +217,29 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run
 
 from equidp.engine.trainer import Trainer
 
-end, cut = MlflowClient.set_terminated, [True]
-
-
-def stopped(*_, **__):
-    raise KeyboardInterrupt
+owner, name = {"collect": (gc, "collect"), "end": (MlflowClient, "set_terminated")}[sys.argv[2]]
+work = getattr(owner, name)
 
 
 def pressed_again(*given, **named):
-    if cut:
-        raise cut.pop() and KeyboardInterrupt
-    end(*given, **named)
+    setattr(owner, name, work)
+    raise KeyboardInterrupt
 
 
-Trainer.train, MlflowClient.set_terminated = stopped, pressed_again
+def pressed(*_, **__):
+    setattr(owner, name, pressed_again)
+    raise KeyboardInterrupt
+
+
+Trainer.train = pressed
 kedro_run(Path(sys.argv[1]), "dpsgd", **QUICK)
 """
 
 
-def test_ctrl_c_again_while_the_process_ends(project: Path) -> None:
+@pytest.mark.parametrize("when", ["collect", "end"])  # before MLflow has forgotten the run, and after
+def test_ctrl_c_again_while_the_process_ends(project: Path, when: str) -> None:
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
-    command = [sys.executable, "-c", PRESSED_AGAIN, str(project)]
+    command = [sys.executable, "-c", PRESSED_AGAIN, str(project), when]
     environment = {**os.environ, "PYTHONPATH": paths}
     run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
 
