@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from equidp.interrupts import SIGTERM_STATUS, raise_hidden
+from equidp.interrupts import SIGTERM_STATUS, raise_hidden, waiting
 
 IN_A_FINALISER = """
 import signal, sys, time, weakref
@@ -105,6 +105,28 @@ def test_one_while_kedro_imports_the_project_prints_no_traceback() -> None:
     stopped = _python(DURING_IMPORTS.format(error="KeyboardInterrupt"))
     assert (stopped.stderr.split(), stopped.returncode) == (["Aborted!"], -signal.SIGINT)
     assert "Traceback" in _python(DURING_IMPORTS.format(error="ZeroDivisionError")).stderr
+
+
+def test_one_waits_for_what_must_not_be_cut_and_a_second_does_not() -> None:
+    def pressed(times: int, error: Exception | None = None) -> list[int]:
+        reached: list[int] = []
+
+        def work() -> None:
+            with waiting():
+                for time in range(times):
+                    signal.raise_signal(signal.SIGINT)
+                    reached.append(time)
+                if error is not None:
+                    raise error
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        return reached
+
+    assert pressed(1) == [0]
+    assert pressed(2) == [0]
+    assert pressed(1, OSError()) == [0]  # an error does not take its place
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_one_behind_an_error_is_raised() -> None:

@@ -168,7 +168,7 @@ class RunHook:
         for name in pipeline.datasets():
             catalog.get(name, fallback_to_runtime_pattern=True)
         try:
-            with without_ipython():
+            with interrupts.waiting(), without_ipython():
                 return (yield)
         except tracking.FAILURES as error:
             refusal = tracking.refusal(self._store, error, "Nothing was run.")
@@ -223,6 +223,7 @@ class RunHook:
                 )
                 _abandon_tracking()
                 raise refusal from error
+            tracking.forget_runs()
             for name in _evaluated(pipeline):
                 forget(catalog.load(f"{name}.workplace"))
             return result
@@ -237,6 +238,7 @@ class RunHook:
             result = yield  # the other hooks close their runs first
             if active is not None and isinstance(refusal, StoppedError):
                 MlflowClient().set_terminated(active.info.run_id, "KILLED")  # it can go on: it has not failed
+            tracking.forget_runs()
         except tracking.FAILURES as failure:
             tracking.lose(failure)
             _abandon_tracking()
@@ -288,17 +290,18 @@ class TrackingHook:
         names, row = names_of(run_params), active.data.tags.get(ROW)
         mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))
         if audits(pipeline):
-            tracking.open_runs(client, {AUDIT: active.info.run_id})
+            tracking.open_run(client, AUDIT, active.info.run_id)
             return
         if len(names) == 1 and names[0] in algorithms:
-            runs = {names[0]: active.info.run_id}
-            tracking.open_runs(client, runs)
+            algorithms = (names[0],)
+            tracking.open_run(client, names[0], active.info.run_id)
             mlflow.set_tag("mlflow.runName", self._run_name(names[0], row))
         else:
             mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
-            runs = {name: self._child(client, active, name) for name in algorithms}
-            tracking.open_runs(client, runs | {COMPARISON: active.info.run_id}, children=runs.values())
-        for name in runs:
+            for name in algorithms:
+                tracking.open_run(client, name, self._child(client, active, name), child=True)
+            tracking.open_run(client, COMPARISON, active.info.run_id)
+        for name in algorithms:
             tracking.log_params(name, self._settings(name))
             tracking.log_tags(name, self._tags(name))
 
@@ -443,9 +446,9 @@ def _refuse_lossy_catalog(pipeline: Pipeline, catalog: DataCatalog) -> None:
 
 def _abandon_tracking() -> None:
     """No run is left open: MLflow would end it as finished when the process exits."""
-    tracking.forget_runs()
     with suppress(*tracking.FAILURES):
         mlflow.end_run("FAILED")
+    tracking.forget_runs()
 
 
 def _print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog) -> None:

@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
+
+from equidp.threads import alone
 
 SIGTERM_STATUS = 128 + signal.SIGTERM
 """Exit status of a process that SIGTERM ends."""
@@ -42,6 +44,31 @@ def end_quietly() -> None:
             earlier(kind, value, trace)
 
     sys.excepthook = told
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """An interrupt that arrives in here is delivered at its end, a second one at once.
+
+    For what must not be cut in two: of a run that a store has made, and of which it has not answered yet, nobody knows.
+    """
+    before = {n: h for n in (signal.SIGINT, signal.SIGTERM) if callable(h := signal.getsignal(n))} if alone() else {}
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        if len(arrived) > 1:
+            before[signal.Signals(number)](number, frame)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if len(arrived) == 1:
+            signal.raise_signal(arrived[0])
 
 
 def raise_hidden(error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sqlite3
@@ -117,6 +118,133 @@ def test_ctrl_c_that_cuts_a_session_of_the_store_in_two_is_no_failure_of_it(
             kedro_run(project, "dpsgd", **QUICK)
     tracking.end_interrupted()
 
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_ctrl_c_while_mlflow_ends_the_run_leaves_none_open(
+    project: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    end = MlflowClient.set_terminated
+
+    def cut(*given: object, **named: object) -> None:
+        if not before:
+            end(*given, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "set_terminated", cut)
+        with pytest.raises(KeyboardInterrupt):
+            kedro_run(project, "dpsgd", **QUICK)
+    assert mlflow.active_run() is None  # MLflow has forgotten it
+    tracking.end_interrupted()
+
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED" if before else "FINISHED"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("call", [1, 2])  # by which kedro-mlflow ends the run as failed, and the hook as killed
+def test_ctrl_c_again_while_a_stopped_run_is_ended(project: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    end, calls = MlflowClient.set_terminated, itertools.count(1)
+
+    def cut(*given: object, **named: object) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        end(*given, **named)
+
+    step = Trainer.step
+
+    def pressed(*given: object, **named: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        step(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "set_terminated", cut)
+        patched.setattr(Trainer, "step", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            kedro_run(project, "dpsgd_f", **QUICK)
+    tracking.end_interrupted()
+
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_the_store_answers_that_a_run_is_made_leaves_none_open(
+    project: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    create = MlflowClient.create_run
+
+    def cut(*given: object, **named: object) -> object:
+        made = create(*given, **named)
+        signal.raise_signal(number)
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "create_run", cut)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            kedro_run(project, "dpsgd", **QUICK)
+    tracking.end_interrupted()
+
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
+
+
+def test_ctrl_c_between_the_runs_of_several_algorithms_leaves_none_open(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, calls = MlflowClient.create_run, itertools.count(1)
+
+    def cut(*given: object, **named: object) -> object:
+        if next(calls) == 4:  # the parent, two children and one more
+            raise KeyboardInterrupt
+        return create(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "create_run", cut)
+        with pytest.raises(KeyboardInterrupt):
+            kedro_run(project, "compare", **QUICK)
+    tracking.end_interrupted()
+
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"] * 3
+
+
+PRESSED_AGAIN = """
+import gc
+import sys
+from pathlib import Path
+
+from mlflow import MlflowClient
+from tests.end_to_end.kedro_project import QUICK, kedro_run
+
+from equidp.engine.trainer import Trainer
+
+owner, name = {"collect": (gc, "collect"), "end": (MlflowClient, "set_terminated")}[sys.argv[2]]
+work = getattr(owner, name)
+
+
+def pressed_again(*given, **named):
+    setattr(owner, name, work)
+    raise KeyboardInterrupt
+
+
+def pressed(*_, **__):
+    setattr(owner, name, pressed_again)
+    raise KeyboardInterrupt
+
+
+Trainer.train = pressed
+kedro_run(Path(sys.argv[1]), "dpsgd", **QUICK)
+"""
+
+
+@pytest.mark.parametrize("when", ["collect", "end"])  # before MLflow has forgotten the run, and after
+def test_ctrl_c_again_while_the_process_ends(project: Path, when: str) -> None:
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    command = [sys.executable, "-c", PRESSED_AGAIN, str(project), when]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
+
+    assert run.returncode == -signal.SIGINT
+    assert "atexit" not in run.stderr
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 

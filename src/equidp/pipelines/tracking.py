@@ -81,14 +81,16 @@ class Tracking:
     """The open runs of this process.
 
     `ours` says that the one that is active, if any, is a pipeline's. `runs` maps an algorithm to its run, which is that
-    one or its child; algorithms without one are not logged. `live` maps an algorithm to the metrics its epochs have
-    given, and `epochs` to the last of these.
+    one or its child; algorithms without one are not logged. `opened` are those that an interrupt must end: MLflow no
+    longer counts a run as active while it ends it. `live` maps an algorithm to the metrics its epochs have given, and
+    `epochs` to the last of these.
     """
 
     ours: bool = False
     client: MlflowClient | None = None
     runs: dict[str, str] = field(default_factory=dict)
     children: list[str] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
     lost: bool = False
     held: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     rows: dict[str, list[Metric]] = field(default_factory=dict)
@@ -117,34 +119,67 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(interrupts.SIGTERM_STATUS)
 
 
-def open_runs(client: MlflowClient, runs: Mapping[str, str], children: Iterable[str] = ()) -> None:
-    """Set the runs that nodes write to."""
-    global _current
-    _current = Tracking(_current.ours, client, dict(runs), list(children))
+def open_run(client: MlflowClient, algorithm: str, run_id: str, *, child: bool = False) -> None:
+    """Add a run that nodes write to, at once when it is made: an interrupt may come before the next one."""
+    _current.client = client
+    _current.opened.append(run_id)
+    _current.runs[algorithm] = run_id
+    if child:
+        _current.children.append(run_id)
 
 
 def close_runs(status: str) -> None:
-    """Terminate the child runs; forget all."""
+    """Terminate the child runs; nothing is written to any run from here on."""
+    global _current
     _write_rows()
     if _current.client is not None:
         for run_id in _current.children:
             _current.client.set_terminated(run_id, status)
-    forget_runs()
+    _current = Tracking(_current.ours, opened=_current.opened)
 
 
 def forget_runs() -> None:
-    """No run is written to from here on."""
+    """The pipeline's runs have ended."""
     begin(False)
 
 
-@atexit.register  # after MLflow registered what would end the run as finished, hence before that is called
 def end_interrupted() -> None:
-    """End what Ctrl-C or SIGTERM has left open: Kedro tells its hooks of errors only."""
-    if _current.ours and mlflow.active_run() is not None:
+    """End what Ctrl-C or SIGTERM has left open: Kedro tells its hooks of errors only.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: where it is interrupted itself.
+    """
+    if not _current.ours:
+        return
+    try:
         gc.collect()  # a cursor that was cut off in the middle may still lock the store, for this process too
-        with suppress(*FAILURES):
-            close_runs("KILLED")
-            mlflow.end_run("KILLED")
+        _kill()
+    except FAILURES as error:
+        interrupts.raise_hidden(error)
+    else:
+        forget_runs()
+
+
+@atexit.register  # after MLflow registered what would end the run as finished, hence before that is called
+def _end_with_process() -> None:
+    """Interrupted once more it begins again: Ctrl-C is often pressed twice, and some launchers pass it on twice."""
+    for _ in range(2):
+        with suppress(KeyboardInterrupt, SystemExit):
+            end_interrupted()
+            return
+
+
+def _kill() -> None:
+    """End every run of the pipeline as killed, but for those that have finished."""
+    active = mlflow.active_run()
+    if active is not None:
+        _current.opened.append(active.info.run_id)
+        mlflow.end_run("KILLED")  # first: what is active when the process ends would be ended as finished
+    _write_rows()
+    client = MlflowClient()
+    for run_id in dict.fromkeys(_current.opened):
+        if client.get_run(run_id).info.status not in ("KILLED", "FINISHED"):
+            client.set_terminated(run_id, "KILLED")
 
 
 def check_store(uri: str) -> None:
