@@ -126,7 +126,7 @@ class RunHook:
     """Tells nodes which algorithms run, and tells the user what came out."""
 
     def __init__(self) -> None:
-        self._held = ExitStack()
+        self._held, self._saving = ExitStack(), ExitStack()
 
     @hook_impl(wrapper=True)
     def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
@@ -190,6 +190,12 @@ class RunHook:
                 logger.info("An earlier run's results in %s are replaced; run_label=… keeps both.", earlier.parent)
             for path in said.values():
                 path.unlink(missing_ok=True)
+        self._saving.enter_context(interrupts.waiting())  # Kedro writes most files under their own names
+
+    @hook_impl
+    def after_dataset_saved(self) -> None:
+        """The file is whole: an interrupt that came meanwhile is due."""
+        self._saving.close()
 
     @hook_impl(wrapper=True)
     def before_node_run(self) -> Generator[None, Any, Any]:
@@ -231,6 +237,7 @@ class RunHook:
     @hook_impl(wrapper=True)
     def on_pipeline_error(self, error: Exception) -> Generator[None, Any, Any]:
         """Refused input stays one sentence: Kedro wraps whatever a dataset raises while it saves or loads."""
+        self._saving.close()
         result, active = [], mlflow.active_run()
         refusal = refusal_in(error) or refused_by_disk(error, self._catalog)
         self._held.close()
@@ -254,7 +261,8 @@ class RunHook:
         Raises:
             EquidpError: where another run of this dataset, seed and run_label is at work.
         """
-        self._held.close()  # Ctrl-C in a notebook ends a run without telling hooks
+        for earlier in (self._saving, self._held):  # Ctrl-C in a notebook ends a run without telling hooks
+            earlier.close()
         if not algorithms_in(pipeline) and "provenance" not in pipeline.all_outputs():
             return
         path = _filepath(catalog, "provenance").with_name(LOCK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import sqlite3
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from kedro_datasets.json import json_dataset
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file
@@ -118,6 +120,31 @@ def test_ctrl_c_that_cuts_a_session_of_the_store_in_two_is_no_failure_of_it(
             kedro_run(project, "dpsgd", **QUICK)
     tracking.end_interrupted()
 
+    assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ctrl_c_while_a_result_is_written_leaves_no_half_of_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    write = json_dataset.json.dump
+
+    def cut(*given: object, **named: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        if fails:
+            raise OSError
+        write(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(json_dataset.json, "dump", cut)
+        with pytest.raises(KeyboardInterrupt):
+            kedro_run(project, "dpsgd", **QUICK)
+    tracking.end_interrupted()
+
+    written = list((project / "data" / "08_reporting").rglob("*.json"))
+    assert written
+    assert fails or all(json.loads(path.read_text(encoding="utf-8")) for path in written)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
