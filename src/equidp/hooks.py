@@ -179,7 +179,8 @@ class RunHook:
     def before_dataset_saved(self, dataset_name: str) -> None:
         """Before a new model takes its place, everything that was said of the old one goes.
 
-        A run that ends here, or is cut by --to-nodes, would leave the new model beside an earlier run's ε.
+        A run that ends here, or is cut by --to-nodes, would leave the new model beside an earlier run's ε. An interrupt
+        waits from here on.
         """
         name, _, kind = dataset_name.rpartition(".")
         if kind == "model" and name in ALGORITHMS:
