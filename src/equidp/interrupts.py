@@ -47,12 +47,23 @@ def end_quietly() -> None:
 
 
 @contextmanager
+def handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """A handler of signals for a while. Only the main thread may set one: elsewhere nothing changes."""
+    before = {number: signal.signal(number, handler) for number in numbers} if alone() else {}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
 def waiting() -> Iterator[None]:
     """An interrupt that arrives in here is delivered at its end, a second one at once.
 
     For what must not be cut in two: of a run that a store has made, and of which it has not answered yet, nobody knows.
     """
-    before = {n: h for n in (signal.SIGINT, signal.SIGTERM) if callable(h := signal.getsignal(n))} if alone() else {}
+    before = {n: h for n in (signal.SIGINT, signal.SIGTERM) if callable(h := signal.getsignal(n))}
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -60,13 +71,10 @@ def waiting() -> Iterator[None]:
         if len(arrived) > 1:
             before[signal.Signals(number)](number, frame)
 
-    for number in before:
-        signal.signal(number, note)
     try:
-        yield
+        with handling(note, *before):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if len(arrived) == 1:
             signal.raise_signal(arrived[0])
 

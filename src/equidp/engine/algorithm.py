@@ -275,12 +275,11 @@ def published_by(conversion: Conversion) -> PublishedRule:
 
     def figure(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
         beside = [*algorithm.sampler.releases(plan), *algorithm.acceptance.candidate_events(plan)]
-        whole = algorithm.side_release is None and not beside
-        left_out = "" if whole else "; the side release's cost is left out"
+        left_out = "" if algorithm.side_release is None else "; the side release's cost is left out"
         if beside:
             left_out = "; the cost of what is released beside them is left out"
         formula = f"RDP of the noisy gradients, {conversion} conversion, integer orders 2 to 64{left_out}"
         value = published_epsilon(gradient_events(algorithm, plan), plan.delta, conversion)
-        return Published(value, formula, guarantee=whole)
+        return Published(value, formula, guarantee=not left_out)
 
     return figure

@@ -40,6 +40,7 @@ from equidp.engine.parts import Plan
 from equidp.engine.trainer import EpochCallback
 from equidp.errors import EquidpError
 from equidp.files import durable, private, storage_error
+from equidp.interrupts import handling
 from equidp.threads import alone
 
 FORMAT = "equidp checkpoint 1"
@@ -252,21 +253,14 @@ class Checkpointer:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Turn Ctrl-C and SIGTERM into a request to stop after the step; a second one stops at once."""
-        if not alone():
-            yield
-            return
 
         def ask(signum: int, frame: FrameType | None) -> None:
             if self._signal is not None:
                 raise KeyboardInterrupt
             self._signal = signum
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handling(ask, signal.SIGINT, signal.SIGTERM):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def repeats(random: RandomSource) -> bool:

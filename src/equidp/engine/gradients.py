@@ -198,9 +198,13 @@ class GradientEngine:
                 f"weighted_sum got {len(weights)} weights for {rows} {'records' if self._units is None else 'units'}."
             )
         with torch.inference_mode():
-            sums = {p: gradients.weighted_sum(weights, self._clean).float() for p, gradients in self._books.items()}
-            parts = [sums[p] if p in sums else torch.zeros(p.numel(), device=self.device) for p in self.parameters]
-        return torch.cat(parts)
+            sums = [
+                self._books[p].weighted_sum(weights, self._clean).float()
+                if p in self._books
+                else torch.zeros(p.numel(), device=self.device)
+                for p in self.parameters
+            ]
+        return torch.cat(sums)
 
     def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
         """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""

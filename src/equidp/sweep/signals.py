@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from equidp.threads import alone
+from equidp.interrupts import handling
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def stopping_on_sigterm() -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with _handling(signal.SIGTERM, stop):
+    with handling(stop, signal.SIGTERM):
         yield
 
 
@@ -27,18 +27,5 @@ def deaf_to_ctrl_c() -> Iterator[None]:
 
     Nor does this one while they start: it has to be pressed again.
     """
-    with _handling(signal.SIGINT, signal.SIG_IGN):
+    with handling(signal.SIG_IGN, signal.SIGINT):
         yield
-
-
-@contextmanager
-def _handling(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """A handler for a while; only the main thread may set one."""
-    if not alone():
-        yield
-        return
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
