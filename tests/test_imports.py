@@ -39,7 +39,7 @@ for optimizer in OPTIMIZERS:
     trainer.train(progress=False)
     trainer.load_state_dict(trainer.state_dict())
 live_epsilon(trainer.ledger.events, 1e-3)
-unwanted = ("IPython", "opacus", "sympy", "torch._dynamo", "torch.distributed.tensor")
+unwanted = ("IPython", "llvmlite", "opacus", "sympy", "torch._dynamo", "torch.distributed.tensor")
 print(*(name for name in unwanted if name in sys.modules))
 """
 

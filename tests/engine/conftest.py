@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equidp.engine import terms
+from equidp.engine.compiled import openmp, registers_here
+
 
 def _materialise(model: nn.Module, features: Tensor, labels: Tensor, loss: Callable[..., Tensor]) -> Tensor:
     named = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
@@ -23,3 +26,12 @@ def _materialise(model: nn.Module, features: Tensor, labels: Tensor, loss: Calla
 def materialise() -> Callable[..., Tensor]:
     """`(model, features, labels, loss)` to `[b, d]`: every record's gradient by torch.func, one record at a time."""
     return _materialise
+
+
+@pytest.fixture(params=["compiled", "by torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over positions by compiled code, where this machine has any, and by torch's operations."""
+    if request.param == "by torch":
+        monkeypatch.setattr(terms, "compiled", lambda *_: None)
+    elif openmp() is None or registers_here() is None:
+        pytest.skip("no compiled code on this machine")

@@ -141,6 +141,9 @@ def tied() -> tuple[nn.Module, Tensor]:
 FAMILIES: list[Callable[[], tuple[nn.Module, Tensor]]] = [mlp, cnn, resnet, recurrent, tied]
 
 
+pytestmark = pytest.mark.usefixtures("way")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(7)
@@ -802,7 +805,7 @@ class Standardising(nn.Module):
     ],
 )
 def test_the_first_batch_finds_out_models_whose_books_would_be_wrong(model, message) -> None:
-    engine = GradientEngine(model, cross_entropy)
+    engine = GradientEngine(copy.deepcopy(model), cross_entropy)
     for _ in range(2):
         with pytest.raises(EquidpError, match=message):
             engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
@@ -846,7 +849,7 @@ class Collecting(nn.Module):
     ],
 )
 def test_a_buffer_that_learns_of_the_records_is_found_out(model, shape, buffer) -> None:
-    engine = GradientEngine(model, cross_entropy)
+    engine = GradientEngine(copy.deepcopy(model), cross_entropy)
     with pytest.raises(EquidpError, match=f"Buffer '{buffer}' of the model changes in a forward pass"):
         engine.norms(torch.randn(4, *shape), torch.arange(4) % 3)
 

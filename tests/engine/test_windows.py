@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from equidp.engine.terms import Convolutions, weighted_rows
-from equidp.engine.windows import Bands, Cut, Kernel, Layout, WholeWindows, cheapest, cuts
+from equidp.engine.windows import Bands, Cut, Kernel, Layout, WholeWindows, cheapest
 from equidp.engine.workspace import Workspace
 
 KERNELS = [
@@ -35,7 +35,7 @@ def unfolded(kernel: Kernel, images: Tensor, backprops: Tensor) -> Tensor:
 
 def formed(cut: Cut, images: Tensor, backprops: Tensor) -> Tensor:
     workspace, m = Workspace(images.device), len(images)
-    room = torch.full((cut.taps, m, backprops.shape[1] * cut.kernel.fan_in // cut.taps), math.nan)
+    room = torch.full((m, backprops.shape[1] * cut.kernel.fan_in), math.nan)
     view, backprops = cut.view(images), backprops.flatten(2)
     cut.multiply(view, 0.25 * backprops, room, False, workspace)
     cut.multiply(view, 0.75 * backprops, room, True, workspace)
@@ -45,15 +45,10 @@ def formed(cut: Cut, images: Tensor, backprops: Tensor) -> Tensor:
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("size", [(12, 13), (11, 12)])
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
-@pytest.mark.parametrize("in_taps", [False, True])
 @pytest.mark.parametrize("kind", [WholeWindows, Bands])
-def test_every_cut_equals_unfolding(kind, in_taps, kernel, size, last) -> None:
+def test_every_cut_equals_unfolding(kind, kernel, size, last) -> None:
     torch.manual_seed(5)
-    taps, left = divmod(kernel.size[0], kernel.stride[0])
-    if in_taps and (left or kernel.dilation[0] > 1):
-        assert not any(cut.taps > 1 for cut in cuts(kernel, *size))
-        return
-    cut: Cut = kind(kernel, *size, taps if in_taps else 1)
+    cut: Cut = kind(kernel, *size)
     layout = torch.channels_last if last else torch.contiguous_format
     images = torch.randn(4, kernel.channels[0], *size).to(memory_format=layout)
     backprops = torch.randn(4, kernel.channels[1], *kernel.outputs(*size)).to(memory_format=layout)
@@ -83,34 +78,31 @@ def test_images_that_begin_in_the_midst_of_memory_are_cut_where_they_are(cut, la
 
 
 @pytest.mark.parametrize(
-    ("kernel", "side", "expected", "taps"),
+    ("kernel", "side", "expected"),
     [
-        (Kernel((8, 8), (2, 2), (1, 1), (1, 16)), 32, Bands, 4),
-        (Kernel((4, 4), (2, 2), (1, 1), (16, 32)), 12, WholeWindows, 2),
-        (Kernel((5, 5), (1, 1), (1, 1), (1, 20)), 28, Bands, 1),
-        (Kernel((5, 5), (1, 1), (1, 1), (20, 50)), 12, WholeWindows, 1),
+        (Kernel((4, 4), (2, 2), (1, 1), (16, 32)), 12, WholeWindows),
+        (Kernel((5, 5), (1, 1), (1, 1), (1, 20)), 28, Bands),
+        (Kernel((5, 5), (1, 1), (1, 1), (20, 50)), 12, WholeWindows),
     ],
     ids=str,
 )
-def test_the_models_convolutions_get_the_cut_that_was_fastest(kernel, side, expected, taps) -> None:
+def test_the_models_convolutions_get_the_cut_that_was_fastest(kernel, side, expected) -> None:
     images = torch.randn(2, kernel.channels[0], side, side).to(memory_format=torch.channels_last)
     cut, cost = cheapest(kernel, side, side, (Layout.of(images),))
-    assert (type(cut), cut.taps) == (expected, taps)
+    assert type(cut) is expected
     assert cost == cut.cost(Layout.of(images))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
-    ("kernel", "taps"),
-    [(KERNELS[0], 1), (Kernel((3, 3), (1, 1), (1, 1), (3, 2)), 1), (KERNELS[3], 4)],
-    ids=["odd", "even", "in taps"],
+    "kernel", [KERNELS[0], Kernel((3, 3), (1, 1), (1, 1), (3, 2)), KERNELS[3]], ids=["odd", "even", "strided"]
 )
-def test_kept_gradients_are_summed_by_weight_and_a_weight_of_zero_silences_what_is_not_finite(kernel, taps) -> None:
+def test_kept_gradients_are_summed_by_weight_and_a_weight_of_zero_silences_what_is_not_finite(kernel) -> None:
     torch.manual_seed(5)
     images, weights = torch.randn(4, kernel.channels[0], 20, 21), torch.tensor([0.5, 0.0, 2.0, 1.0])
     backprops = torch.randn(4, kernel.channels[1], *kernel.outputs(20, 21))
     images[1] = math.inf
     term = Convolutions(kernel, [images], [backprops], Workspace(images.device), "layer")
-    assert term._cut.taps == taps
     assert term._materialised()[[0, 2, 3]].isfinite().all()
     assert term._kept is not None
     seen = weights != 0
@@ -127,27 +119,7 @@ def test_a_buffer_grows_with_the_batch_and_is_found_again() -> None:
     assert workspace.take("a", 3, like=like.double()).dtype == torch.float64
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize(("taps", "records", "floats"), [(1, 7, 5), (1, 6, 4), (2, 9, 8), (4, 1, 3), (2, 2, 6)])
-def test_kept_rows_are_weighed_alike_however_the_threads_share_them(
-    at_once: bool, taps: int, records: int, floats: int
-) -> None:
-    rows, weights = torch.randn(taps, records, floats), torch.rand(records)
-    expected = torch.einsum("tbn,b->tn", rows, weights).unsqueeze(1)
-    torch.testing.assert_close(weighted_rows(rows, weights, at_once), expected)
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_gradients_formed_at_once_or_in_pieces_are_the_same(broken: bool) -> None:
-    kernel = Kernel((4, 4), (2, 2), (1, 1), (16, 32))
-    images = torch.randn(23, 16, 13, 13).contiguous(memory_format=torch.channels_last)
-    backprops, weights, found = torch.randn(23, 32, 5, 5), torch.rand(23), []
-    if broken:
-        images[11], weights[11] = torch.nan, 0.0
-    for at_once in (1 << 22, 0):  # all, or five at a time
-        workspace = Workspace(torch.device("cpu"))
-        workspace.at_once_floats, workspace.scratch_floats = at_once, 1 << 16
-        term = Convolutions(kernel, [images], [backprops], workspace, "layer")
-        found.append((term.squared_norms(), term.weighted_sum(weights, clean=not broken)))
-        assert found[-1][1].isfinite().all()
-    torch.testing.assert_close(*found, equal_nan=True)
+@pytest.mark.parametrize(("records", "floats"), [(7, 5), (6, 4), (1, 3), (2, 6)])
+def test_kept_rows_are_weighed_in_halves(records: int, floats: int) -> None:
+    rows, weights = torch.randn(records, floats), torch.rand(records)
+    torch.testing.assert_close(weighted_rows(rows, weights), weights @ rows)

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from equidp.engine.terms import Convolutions, GroupedProducts, Lookups, Outer, Products, Term, Vectors
+from equidp.engine.terms import Convolutions, GroupedProducts, Lookups, Outer, Products, Term, Vectors, along_positions
 from equidp.engine.windows import Kernel
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
@@ -49,10 +49,6 @@ def _exact(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
-def _along_positions(parts: Sequence[Tensor], dim: int = 1) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
 @dataclass(frozen=True, eq=False)
 class Page:
     """What a rule reads: a layer's calls in one batch, the names of its trainable parameters, and room to work in."""
@@ -74,12 +70,12 @@ def linear(page: Page) -> dict[str, Term]:
         bias = Vectors(_exact(call.backprop))
         both: dict[str, Term] = {"weight": Outer(_exact(call.inputs[0]), bias), "bias": bias}
         return {name: term for name, term in both.items() if name in page.names}
-    backprops = _along_positions([_places(call.backprop) for call in page.calls])
+    backprops = [_places(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
-        terms["weight"] = Products(_along_positions([_places(call.inputs[0]) for call in page.calls]), backprops)
+        terms["weight"] = Products([_places(call.inputs[0]) for call in page.calls], backprops)
     if "bias" in page.names:
-        terms["bias"] = Vectors(backprops.sum(1))
+        terms["bias"] = Vectors(_sum([b.sum(1) for b in backprops]))
     return terms
 
 
@@ -121,7 +117,7 @@ def _convolved(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]
     ]
     inputs = [w.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3) for w in windows]
     grouped = [b.flatten(2).unflatten(1, (layer.groups, -1)).transpose(2, 3) for b in backprops]
-    return GroupedProducts(_along_positions(inputs, 2), _along_positions(grouped, 2))
+    return GroupedProducts(along_positions(inputs, 2), along_positions(grouped, 2))
 
 
 def padded(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:
@@ -198,8 +194,8 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
 
 def embedding(page: Page) -> dict[str, Term]:
     """A table read at the record's tokens; the padding token's row has no gradient."""
-    ids = _along_positions([call.inputs[0].reshape(len(call.backprop), -1) for call in page.calls])
-    backprops = _along_positions([_places(call.backprop) for call in page.calls])
+    ids = along_positions([call.inputs[0].reshape(len(call.backprop), -1) for call in page.calls])
+    backprops = along_positions([_places(call.backprop) for call in page.calls])
     if page.layer.padding_idx is not None:
         backprops = backprops.masked_fill((ids == page.layer.padding_idx).unsqueeze(2), 0)
     return {"weight": Lookups(ids, backprops, page.layer.num_embeddings)}

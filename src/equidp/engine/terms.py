@@ -25,13 +25,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from equidp.engine.compiled import CompiledGradients, compiled
 from equidp.engine.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
 from equidp.engine.workspace import Workspace
 from equidp.errors import EquidpError
@@ -90,7 +91,7 @@ class Gradients(ABC):
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """`[b]` (or `[U]`) squared l2 norms."""
+        """`[b]` (or `[U]`) squared l2 norms, in float32 or float64."""
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
@@ -146,21 +147,45 @@ class Outer(Term):
         return self._products().gradients(start, stop)
 
     def _products(self) -> Products:
-        return Products(self.inputs.unsqueeze(1), self.backprops.values.unsqueeze(1))
+        return Products([self.inputs.unsqueeze(1)], [self.backprops.values.unsqueeze(1)])
 
 
 class Products(Term):
-    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`."""
+    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`.
 
-    def __init__(self, inputs: Tensor, backprops: Tensor) -> None:
-        self.inputs, self.backprops = inputs, backprops
+    Args:
+        inputs, backprops: per call, whose positions follow one another.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], backprops: Sequence[Tensor]) -> None:
+        self._calls = inputs, backprops
+        self._records, self._widths = len(inputs[0]), (inputs[0].shape[2], backprops[0].shape[2])
+        self._positions = sum(x.shape[1] for x in inputs)
+        self._compiled: CompiledGradients | None = None
+        if len({x.shape[1] for x in inputs}) == 1:  # images of one row, a pixel per position
+            rows = ([x.unsqueeze(1) for x in calls] for calls in (inputs, backprops))
+            self._compiled = compiled(Kernel((1, 1), (1, 1), (1, 1), self._widths), *rows)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """`[b, P, i]`."""
+        return along_positions(self._calls[0])
+
+    @cached_property
+    def backprops(self) -> Tensor:
+        """`[b, P, o]`."""
+        return along_positions(self._calls[1])
 
     def squared_norms(self) -> Tensor:
-        b, positions, i = self.inputs.shape
-        o = self.backprops.shape[2]
-        if positions <= MANY and positions * (i + o) < i * o:
+        if self._by_gram():
             return self._gram()
-        return materialised_norms([self], b, i * o)
+        if self._compiled is not None:
+            squared, sizes = self._compiled.squared_norms()
+            return raised(squared.add_(math.prod(self._widths) * LOST), sizes)
+        return materialised_norms([self], self._records, math.prod(self._widths))
+
+    def _by_gram(self) -> bool:
+        return self._positions <= MANY and self._positions * sum(self._widths) < math.prod(self._widths)
 
     def sizes(self) -> Tensor:
         return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum(1)
@@ -168,17 +193,24 @@ class Products(Term):
     def _gram(self) -> Tensor:
         left = alike(self.inputs, self.inputs.transpose(1, 2))
         right = alike(self.backprops, self.backprops.transpose(1, 2))
-        return gram_norms(left, right, self.inputs.shape[2] + self.backprops.shape[2])
+        return gram_norms(left, right, sum(self._widths))
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        _, positions, i = self.inputs.shape
-        if positions > MANY:
-            return formed_again([self], weights, clean, i * self.backprops.shape[2])
+        if self._compiled is not None and not self._by_gram():
+            return self._turned(self._compiled.weighted_sum(weights))
+        if self._positions > MANY:
+            return formed_again([self], weights, clean, math.prod(self._widths))
         inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
         return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
 
     def gradients(self, start: int, stop: int) -> Tensor:
+        if self._compiled is not None:
+            return self._turned(self._compiled.gradients(start, stop))
         return alike(self.backprops[start:stop].transpose(1, 2), self.inputs[start:stop]).flatten(1)
+
+    def _turned(self, gradients: Tensor) -> Tensor:
+        """`[…, i·o]` to `[…, o·i]`."""
+        return gradients.unflatten(-1, self._widths).transpose(-1, -2).flatten(-2)
 
 
 class GroupedProducts(Term):
@@ -253,10 +285,10 @@ class Convolutions(Term):
     """Gradients of a convolution's weight `[o, c, kh, kw]`: outer products whose positions are the output's pixels.
 
     The windows that the pixels see overlap, so they are never written out for the whole batch. Norms come either from
-    gradients formed a cache-full of records at a time (and kept, if they fit, so that the weighted sum is one
-    vector-matrix product), or from Gram matrices of *pixels*: `⟨window p, window q⟩ = Σ_δ ⟨x[p+δ], x[q+δ]⟩` needs only
-    the pixels' own products, shifted and added. Without kept gradients the weighted sum is torch's own weight gradient,
-    or, where positions are many, one of gradients formed again.
+    gradients, formed in registers or a cache-full of records at a time (and kept, if they fit, so that the weighted sum
+    is one vector-matrix product), or from Gram matrices of *pixels*: `⟨window p, window q⟩ = Σ_δ ⟨x[p+δ], x[q+δ]⟩`
+    needs only the pixels' own products, shifted and added. Without kept gradients the weighted sum is torch's own
+    weight gradient, or, where positions are many, one of gradients formed again.
 
     Args:
         kernel: the geometry.
@@ -268,18 +300,19 @@ class Convolutions(Term):
     def __init__(
         self, kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor], workspace: Workspace, owner: object
     ) -> None:
-        self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
         self._outputs = kernel.channels[1]
-        odd = self._outputs == 1 and math.prod(self._cut.outputs) % 4
-        if odd or kernel.fan_in * self._outputs // self._cut.taps % 4:  # see `alike`
+        height, width = images[0].shape[2:]
+        channels_last = ([x.permute(0, 2, 3, 1) for x in calls] for calls in (images, backprops))
+        self._compiled = compiled(kernel, *channels_last)
+        odd = self._outputs == 1 and math.prod(kernel.outputs(height, width)) % 4
+        if self._compiled is None and (odd or kernel.fan_in * self._outputs % 4):  # see `alike`
             spare = -self._outputs % 4
             kernel = replace(kernel, channels=(kernel.channels[0], self._outputs + spare))
             backprops = [F.pad(b, (0, 0, 0, 0, 0, spare)) for b in backprops]
-            self._cut, self._copies = cheapest(kernel, *images[0].shape[2:], tuple(map(Layout.of, images)))
+        self._cut, self._copies = cheapest(kernel, height, width, tuple(map(Layout.of, images)))
         self.kernel, self.images, self.backprops = kernel, images, backprops
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
-        self._at_once = False
         self._factors: list[tuple[Tensor, Tensor]] = []
         self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
         self._pixels = len(images) * math.prod(images[0].shape[2:])
@@ -305,21 +338,26 @@ class Convolutions(Term):
         return products + math.prod(self.kernel.size) * shift + WEIGHT_COST * self._positions * self._numel
 
     def _gradient_cost(self) -> float:
+        copies = 0 if self._compiled is not None else self._copies + COPY_COST * self._numel
         later = KEEP_COST if self._keeps() else WEIGHT_COST * self._positions
-        return self._copies + (self._positions + COPY_COST + later) * self._numel
+        return copies + (self._positions + later) * self._numel
 
     def _materialised(self) -> Tensor:
-        kept = self._room(self._owner, self._records) if self._keeps(self._records) else None
+        if self._keeps(self._records):
+            self._kept = self._workspace.take(self._owner, self._records, self._numel, like=self.images[0])
+        if self._compiled is not None:
+            squared, sizes = self._compiled.squared_norms(self._kept)
+            return raised(squared.add_(self._numel * LOST), sizes.mul_(math.sqrt(self.kernel.seen)))
         sizes = self.sizes()  # before what is formed drives images and backprops out of the caches
-        norms = [norms_of(found.transpose(0, 1)).sum(1) for _, found in self._pieces(kept)]
-        self._kept, self._at_once = kept, len(norms) == 1
-        return raised(torch.cat(norms), sizes)
+        return raised(torch.cat([norms_of(found) for _, found in self._pieces()]), sizes)
 
-    def _pieces(self, kept: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-        """Some records at a time and their gradients `[taps, m, numel/taps]`, written to `kept` or soon overwritten."""
-        at_once = 0 if kept is None else self._workspace.at_once_floats
-        for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel, at_once=at_once):
-            found = self._room("gradients", stop - start) if kept is None else kept[:, start:stop]
+    def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        """Some records at a time and their gradients `[m, numel]`, kept or soon overwritten."""
+        for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel):
+            if self._kept is None:
+                found = self._workspace.take("gradients", stop - start, self._numel, like=self.images[0])
+            else:
+                found = self._kept[start:stop]
             self._form(start, stop, found)
             yield slice(start, stop), found
         self._factors = []
@@ -329,12 +367,8 @@ class Convolutions(Term):
         pairs = zip(self.images, self.backprops, strict=True)
         return _sum([(self.kernel.seen * _squares(x) * _squares(b)).sqrt() for x, b in pairs])
 
-    def _room(self, owner: object, records: int) -> Tensor:
-        taps = self._cut.taps
-        return self._workspace.take(owner, taps, records, self._numel // taps, like=self.images[0])
-
     def _form(self, start: int, stop: int, out: Tensor) -> None:
-        """Write the gradients of some records, summed over the calls, to `out [taps, m, numel/taps]`."""
+        """Write the gradients of some records, summed over the calls, to `out [m, numel]`."""
         self._factors = self._factors or [
             (self._cut.view(x), b.flatten(2)) for x, b in zip(self.images, self.backprops, strict=True)
         ]
@@ -361,20 +395,20 @@ class Convolutions(Term):
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
-            return self._as_weight(self._weighted(self._kept, weights, clean, self._at_once)).flatten()
+            return self._as_weight(weighted_rows(self._kept if clean else silenced(self._kept, weights), weights))
+        if self._positions > MANY and self._compiled is not None:
+            return self._as_weight(self._compiled.weighted_sum(weights))
         if self._positions > MANY:
-            formed = (self._weighted(found, weights[some], clean, False) for some, found in self._pieces(None))
-            return self._as_weight(reduce(Tensor.add_, formed)).flatten()
+            pieces = ((found, weights[some]) for some, found in self._pieces())
+            formed = (weighted_rows(found if clean else silenced(found, some), some) for found, some in pieces)
+            return self._as_weight(reduce(Tensor.add_, formed))
         parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
         return _sum(parts)[: self._outputs].flatten()
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
-        return self._cut.as_weight(gradients)[:, : self._outputs]
-
-    @staticmethod
-    def _weighted(rows: Tensor, weights: Tensor, clean: bool, at_once: bool) -> Tensor:
-        rows = rows if clean else silenced(rows.transpose(0, 1), weights).transpose(0, 1)
-        return weighted_rows(rows, weights, at_once)
+        """`[…, numel]` in the weight's own order."""
+        source = self._compiled or self._cut
+        return source.as_weight(gradients)[:, : self._outputs].reshape(*gradients.shape[:-1], -1)
 
     def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> Tensor:
         images, backprops = weighted(images, backprops, weights, clean)
@@ -386,10 +420,11 @@ class Convolutions(Term):
         return gradient[1]
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        taps = self._cut.taps
-        room = self.images[0].new_empty(taps, stop - start, self._numel // taps)  # the caller keeps it: no buffer
+        if self._compiled is not None:
+            return self._as_weight(self._compiled.gradients(start, stop))
+        room = self.images[0].new_empty(stop - start, self._numel)  # the caller keeps it: no buffer
         self._form(start, stop, room)
-        return self._as_weight(room).flatten(1)
+        return self._as_weight(room)
 
 
 def refuse_autocast(kind: str) -> None:
@@ -448,6 +483,11 @@ def as_precise_as_norms() -> Iterator[None]:
             cudnn.allow_tf32 = before
 
 
+def along_positions(parts: Sequence[Tensor], dim: int = 1) -> Tensor:
+    """Calls' positions one after the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
 def alike(left: Tensor, right: Tensor) -> Tensor:
     """`[…, n, m]`: `left @ right` of `[…, n, k]` and `[…, k, m]`, rounded alike wherever in a batch a record stands.
 
@@ -474,24 +514,14 @@ def silenced(values: Tensor, weights: Tensor) -> Tensor:
     return values.masked_fill((weights == 0).view(-1, *[1] * (values.dim() - 1)), 0)
 
 
-def weighted_rows(kept: Tensor, weights: Tensor, at_once: bool) -> Tensor:
-    """`[taps, 1, n]`: Σ w_i·row i of `[taps, b, n]`. A product with one vector keeps one thread busy: it takes two.
-
-    Args:
-        at_once: the rows were written in one product per tap, each half of the records by a thread, in whose cache they
-            may be still: it gets them again. Otherwise a thread gets half of the columns.
+def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
+    """`[n]`: Σ w_i·row i of `[b, n]`. A product with one vector keeps one thread busy: it takes two, each with half of
+    the records, which it has written and may have in its cache still.
     """
-    taps, records, floats = kept.shape
-    weights = weights.to(kept.dtype)
-    if not at_once:
-        pieces = kept if taps > 1 or floats % 2 else kept.view(records, 2, -1).transpose(0, 1)
-        return torch.bmm(weights.expand(len(pieces), 1, records), pieces).view(taps, 1, floats)
-    half = records // 2
-    shares, sums = weights[: 2 * half].view(2, 1, half), kept.new_empty(taps, 2, 1, floats)
-    for rows, found in zip(kept[:, : 2 * half].unflatten(1, (2, half)), sums, strict=True):
-        torch.bmm(shares, rows, out=found)
-    total = sums.sum(1)
-    return total if 2 * half == records else total.add_(kept[:, -1:] * weights[-1])
+    half = len(rows) // 2
+    halves, shares = rows[: 2 * half].unflatten(0, (2, half)), weights[: 2 * half].view(2, 1, half).to(rows.dtype)
+    total = torch.bmm(shares, halves).sum((0, 1))
+    return total if 2 * half == len(rows) else total.add_(rows[-1] * weights[-1])
 
 
 def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> tuple[Tensor, Tensor]:

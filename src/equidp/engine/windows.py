@@ -7,10 +7,7 @@ cuts do the same thing:
 - `WholeWindows`: channels last; a run is one row of a window. Best with many channels.
 - `Bands`: channels first; a run is one row of output pixels. Best with few channels.
 
-With one tap (T = 1) all kernel rows are written out. But where the image is crossed in steps of s rows, kernel row
-k + s sees of one row of output pixels what row k sees of the next. So of T = kh/s taps only the first, s kernel rows,
-is written out, T − 1 rows of outputs longer; the others are the same copy begun later, and bring a piece of the
-gradient each.
+Where code can be compiled for it (`compiled.py`) nothing is written out at all.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -30,7 +27,6 @@ from equidp.engine.workspace import Workspace
 COPY_COST = 8  # a float copied, or summed, in cache
 RUN_COST = 330  # starting another run of contiguous floats
 TURN_COST = 50  # a float moved between channels-first and channels-last
-LEAST_BAND = 16  # rows of a band's product: thinner products are slow
 
 
 @dataclass(frozen=True)
@@ -101,22 +97,16 @@ class Layout:
 
 
 class Cut(ABC):
-    """One way of forming per-record gradients from images and backprops.
-
-    Gradients come in a piece per tap, `[taps, m, numel/taps]`, ordered as was cheap; `as_weight` sorts them.
+    """One way of forming per-record gradients from images and backprops; their order is the cheapest (`as_weight`).
 
     Args:
         kernel: the geometry.
         height, width: of the padded images.
-        taps: T.
     """
 
-    def __init__(self, kernel: Kernel, height: int, width: int, taps: int = 1) -> None:
-        self.kernel, self.height, self.width, self.taps = kernel, height, width, taps
+    def __init__(self, kernel: Kernel, height: int, width: int) -> None:
+        self.kernel, self.height, self.width = kernel, height, width
         self.outputs = kernel.outputs(height, width)
-        self._first = replace(kernel, size=(kernel.size[0] // taps, kernel.size[1]))
-        self._rows = self.outputs[0] + taps - 1
-        self._written = self._rows * self.outputs[1]
 
     @abstractmethod
     def cost(self, layout: Layout) -> float:
@@ -128,7 +118,7 @@ class Cut(ABC):
 
     def scratch(self) -> int:
         """Floats per record that copying needs."""
-        return self._written * self._first.fan_in
+        return math.prod(self.outputs) * self.kernel.fan_in
 
     @abstractmethod
     def view(self, images: Tensor) -> Tensor:
@@ -136,72 +126,63 @@ class Cut(ABC):
 
     @abstractmethod
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        """Write (or add) the gradients of m records to `out [taps, m, numel/taps]`; `backprops [m, o, P]`."""
+        """Write (or add) the gradients of m records to `out [m, numel]`; `backprops [m, o, P]`."""
 
     @abstractmethod
     def as_weight(self, gradients: Tensor) -> Tensor:
-        """`[taps, m, numel/taps]` to `[m, o, c, kh, kw]`."""
+        """`[m, numel]` to `[m, o, c, kh, kw]`."""
 
 
 class WholeWindows(Cut):
-    """Windows `[m, (oh+T−1)·ow, kh/T·kw·c]` of channels-last images."""
+    """Windows `[m, oh·ow, kh·kw·c]` of channels-last images."""
 
     def cost(self, layout: Layout) -> float:
         turned = 0 if layout.channels_last else self._turned()
-        return turned + self._written * (self._first.size[0] * RUN_COST + self._first.fan_in * COPY_COST)
+        return turned + math.prod(self.outputs) * (self.kernel.size[0] * RUN_COST + self.kernel.fan_in * COPY_COST)
 
     def view(self, images: Tensor) -> Tensor:
-        return self._first.windows(images)
+        return self.kernel.windows(images)
 
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        windows = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), -1, self._first.fan_in)
-        for tap, piece in enumerate(out.view(self.taps, *backprops.shape[:2], -1).unbind()):
-            product(backprops, windows.narrow(1, tap * self.outputs[1], backprops.shape[2]), piece, add)
+        windows = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), -1, self.kernel.fan_in)
+        product(backprops, windows, out.view(*backprops.shape[:2], -1), add)
 
     def as_weight(self, gradients: Tensor) -> Tensor:
-        (c, o), (height, width) = self.kernel.channels, self.kernel.size
-        taps_first = gradients.view(self.taps, -1, o, height // self.taps, width, c).permute(1, 2, 5, 0, 3, 4)
-        return taps_first.reshape(-1, o, c, height, width)
+        (c, o), size = self.kernel.channels, self.kernel.size
+        return gradients.view(-1, o, *size, c).permute(0, 1, 4, 2, 3)
 
 
 class Bands(Cut):
-    """Rows of output pixels `[m, c·kh/T·kw, (oh+T−1)·ow]` of channels-first images."""
+    """Rows of output pixels `[m, c·kh·kw, oh·ow]` of channels-first images."""
 
     def cost(self, layout: Layout) -> float:
         turned = 0 if layout.channels_first else self._turned()
-        return turned + self._first.fan_in * self._rows * (RUN_COST + self.outputs[1] * COPY_COST)
+        return turned + self.kernel.fan_in * self.outputs[0] * (RUN_COST + self.outputs[1] * COPY_COST)
 
     def view(self, images: Tensor) -> Tensor:
         images, kernel = images.contiguous(), self.kernel
         channels, plane, row = kernel.channels[0], self.height * self.width, self.width
-        shape = (channels, *self._first.size, self._rows, self.outputs[1])
+        shape = (channels, *kernel.size, *self.outputs)
         steps = (plane, row * kernel.dilation[0], kernel.dilation[1], row * kernel.stride[0], kernel.stride[1])
         return images.as_strided((len(images), *shape), (channels * plane, *steps), images.storage_offset())
 
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
-        band, places = self._first.fan_in, backprops.transpose(1, 2)
-        floats = band * self._written
+        band, places = self.kernel.fan_in, backprops.transpose(1, 2)
+        floats = self.scratch()
         room = workspace.take("windows", len(view), floats + -floats % 4, like=view)[:, :floats]  # see `terms.alike`
         bands = room.view(view.shape).copy_(view).view(len(view), band, -1)
-        for tap, piece in enumerate(out.view(self.taps, len(view), band, -1).unbind()):
-            product(bands.narrow(2, tap * self.outputs[1], places.shape[1]), places, piece, add)
+        product(bands, places, out.view(len(view), band, -1), add)
 
     def as_weight(self, gradients: Tensor) -> Tensor:
-        (c, o), (height, width) = self.kernel.channels, self.kernel.size
-        taps_last = gradients.view(self.taps, -1, c, height // self.taps, width, o).permute(1, 5, 2, 0, 3, 4)
-        return taps_last.reshape(-1, o, c, height, width)
+        (c, o), size = self.kernel.channels, self.kernel.size
+        return gradients.view(-1, c, *size, o).permute(0, 4, 1, 2, 3)
 
 
 def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
     """Every cut worth considering for padded images of that size."""
-    (down, across), (rows, columns) = kernel.stride, kernel.size
     found: list[Cut] = [WholeWindows(kernel, height, width)]
-    if across == 1:
+    if kernel.stride[1] == 1:
         found.append(Bands(kernel, height, width))
-    thick = kernel.channels[0] * down * columns >= LEAST_BAND
-    # at stride 1 taps copy least too, but whole windows of channels-last images are as fast
-    if kernel.stride != (1, 1) and kernel.dilation[0] == 1 and rows % down == 0 and thick:
-        found += [cut(kernel, height, width, taps=rows // down) for cut in (WholeWindows, Bands)]
     return found
 
 

@@ -18,8 +18,6 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self.scratch_floats = 1 << 20 if device.type == "cpu" else 1 << 27
-        # of kept gradients: formed in one product a core's thread keeps to its records; a GPU has no such threads
-        self.at_once_floats = 1 << 22 if device.type == "cpu" else 0
         self.keep_floats = 1 << 25 if device.type == "cpu" else 1 << 30
         self._buffers: dict[object, Tensor] = {}
 
@@ -32,9 +30,7 @@ class Workspace:
             buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
         return buffer[:numel].view(shape)
 
-    def chunks(self, records: int, floats: int, *, at_once: int = 0) -> Iterator[tuple[int, int]]:
-        """Ranges of records so that `floats` of scratch per record stay within bounds; all of them if they come to no
-        more than `at_once`.
-        """
-        size = records if records * floats <= at_once else max(2, self.scratch_floats // max(floats, 1))
-        return ((start, min(start + size, records)) for start in range(0, records, max(size, 1)))
+    def chunks(self, records: int, floats: int) -> Iterator[tuple[int, int]]:
+        """Ranges of records so that `floats` of scratch per record stay within bounds."""
+        size = max(2, self.scratch_floats // max(floats, 1))
+        return ((start, min(start + size, records)) for start in range(0, records, size))
