@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.engine import terms
 from equidp.engine.ledger import Ledger
 from equidp.engine.losses import CrossEntropy
 from equidp.engine.noise import SeededRandom
@@ -436,6 +437,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=20_000, help="size N of the training data sampled from")
     parser.add_argument("--algorithms", nargs="*", default=["dpsgd"], help="names, or `all`")
     parser.add_argument("--opacus", nargs="*", default=list(OPACUS), choices=OPACUS)
+    parser.add_argument("--by-torch", action="store_true", help="compile nothing, as on other systems")
     parser.add_argument("--grid", action="store_true", help="every model of docs/performance.md")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -458,6 +460,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
     settle_memory()
+    if args.by_torch:
+        terms.compiled = lambda *_: None  # type: ignore[assignment]
     rounds = args.rounds
     grid = GRID + (GPU_GRID if args.device.startswith("cuda") else [])
     for model, batch_size in grid if args.grid else [(args.model, args.batch_size)]:

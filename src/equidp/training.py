@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,9 @@ ROUNDING = 1e-5
 CODE = ("parameters.py", "records.py", "training.py", "distributed", "engine", "models", "algorithms")
 """What a trained model depends on, within the package."""
 
-LIBRARIES = ("kymatio", "numpy", "opacus", "scipy", "torchvision")
-"""And beside it and torch: a model's forward pass may be theirs, and DPIS chooses its noise by Opacus's divergences.
+LIBRARIES = ("kymatio", "llvmlite", "numpy", "opacus", "scipy", "torchvision")
+"""And beside it and torch: a model's forward pass may be theirs, llvmlite compiles sums, and DPIS chooses its noise by
+Opacus's divergences.
 
 A step done again with a noise that differs in its last digits would betray the sum, as both bear the same Gaussian.
 """
@@ -71,8 +72,15 @@ def _code_digest() -> str:
     files = sorted(
         file for part in CODE for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
     )
-    versions = " ".join(version(name) for name in LIBRARIES)
+    versions = " ".join(map(_version, LIBRARIES))
     return hashlib.sha256(b"".join([*(file.read_bytes() for file in files), versions.encode()])).hexdigest()
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # llvmlite is not asked for everywhere
+        return "none"
 
 
 CODE_DIGEST = _code_digest()

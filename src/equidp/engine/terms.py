@@ -46,7 +46,7 @@ LONG_ROW = 1 << 15  # squares summed in one go
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
 KEPT_SUMS = 1 << 22  # floats of a parameter's sums over units that are kept for the weighted sum (16 MiB)
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
-# What things cost on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
+# What things cost on a CPU, in multiplications of a matrix product (measured):
 KEEP_COST = 20  # a float written to main memory and read again
 WEIGHT_COST = 1.3  # a multiplication in torch's own weight gradient
 

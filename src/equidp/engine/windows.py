@@ -23,7 +23,7 @@ from torch import Tensor
 
 from equidp.engine.workspace import Workspace
 
-# What copying costs on a CPU, in multiplications of a matrix product (measured, docs/performance.md):
+# What copying costs on a CPU, in multiplications of a matrix product (measured):
 COPY_COST = 8  # a float copied, or summed, in cache
 RUN_COST = 330  # starting another run of contiguous floats
 TURN_COST = 50  # a float moved between channels-first and channels-last
