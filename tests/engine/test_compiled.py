@@ -90,8 +90,10 @@ def test_a_record_is_rounded_alike_wherever_it_stands_and_however_many_threads_t
         some = gradients_of(kernel, *([x[first:last] for x in calls] for calls in (images, backprops)))
         assert torch.equal(some.squared_norms()[0], squares[first:last])
         assert torch.equal(some.squared_norms()[1], sizes[first:last])
+    total = gradients_of(kernel, images, backprops).weighted_sum(torch.linspace(0, 2, 9))
     torch.set_num_threads(1)
     assert torch.equal(gradients_of(kernel, images, backprops).squared_norms()[0], squares)
+    assert torch.equal(gradients_of(kernel, images, backprops).weighted_sum(torch.linspace(0, 2, 9)), total)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 1e30])

@@ -9,9 +9,9 @@ takes a tenth of a second; vectors are as wide as the processor's.
 A tile takes its pixels in one order, by fused multiply-adds, whoever asks and wherever in the batch a record stands:
 the weighted sum is, to the last bit, one of the gradients that norms were taken of.
 
-Records are shared out to the threads that torch keeps for its own operations, so there are never more than it was told
-to use. That, and what was measured, confines this to Linux on x86-64; elsewhere torch's operations do
-it (`windows.py`).
+The work is shared out to the threads that torch keeps for its own operations, so there are never more than it was told
+to use: records for their norms, tiles for a sum, which adds records in their order whatever the threads. That, and what
+was measured, confines this to Linux on x86-64; elsewhere torch's operations do it (`windows.py`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Work(ctypes.Structure):
         squares: `[b]` float64, written: squared norms.
         sizes: `[b]` float64, written: Σ over the calls of |image|·|backprop|.
         weights: `[b]`; a record of weight 0 is not looked at.
-        sums: `[threads, kh·kw·c·o]`, added to.
+        sums: `[kh·kw·c·o]`, added to.
     """
 
     _fields_ = (
@@ -105,9 +105,9 @@ class CompiledGradients:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[numel]`: Σ w_i g_i; a record of weight 0 adds nothing, whatever its gradient."""
-        sums = torch.zeros(threads_for(self._records), self._numel)
+        sums = torch.zeros(self._numel)
         self._code.run(self._operands, weights=weights.to(torch.float32).contiguous(), sums=sums)
-        return sums.sum(0)
+        return sums
 
     def gradients(self, start: int, stop: int) -> Tensor:
         """`[stop − start, numel]`."""
@@ -173,12 +173,7 @@ class Code:
     def run(self, operands: Operands, **wanted: Tensor | None) -> None:
         """Fill what is wanted, by its name in `Work`."""
         work = operands.work(**wanted)
-        self._parallel(self._address, ctypes.byref(work), threads_for(operands.records), 0)
-
-
-def threads_for(records: int) -> int:
-    """How many threads share so many records."""
-    return max(1, min(torch.get_num_threads(), records))
+        self._parallel(self._address, ctypes.byref(work), torch.get_num_threads(), 0)
 
 
 @lru_cache(maxsize=256)
@@ -286,10 +281,10 @@ class _Writer:
 
     def _write(self) -> None:
         b, work = self.b, self.work
-        thread, threads = map(self._ask, ASKED)
-        sums = self._at(work["sums"], self._product(thread, self.numel))
-        first = b.sdiv(b.mul(work["records"], thread), threads)
-        last = b.sdiv(b.mul(work["records"], self._sum(thread, 1)), threads)
+        self.tiles = self._share(self._number(self._count()))
+        share, summing = self._share(work["records"]), self.wanted["sums"]
+        first = b.select(summing, self._number(0), share[0])
+        last = b.select(summing, work["records"], share[1])
         weight = self.entry.alloca(self.float)
         squares = [self.entry.alloca(self._vector(n, self.double)) for n in self._widths()]
         with b.if_then(b.icmp_signed("<", first, last)), self._loop(first, last) as record:
@@ -301,7 +296,7 @@ class _Writer:
             with b.if_then(self.wanted["sizes"]):
                 b.store(self._size(record), self._at(work["sizes"], record, self.double))
             with b.if_then(b.fcmp_unordered("!=", b.load(weight), self._zero(self.float))):
-                self._write_record(record, b.load(weight), squares, sums)
+                self._write_record(record, b.load(weight), squares)
             with b.if_then(self.wanted["squares"]):
                 total = self.ir.Constant(self.double, -0.0)
                 for room in squares:
@@ -334,31 +329,59 @@ class _Writer:
                 b.store(b.fadd(b.load(room), b.fmul(value, value)), room)
         return self._added_up(b.load(rooms[1]), b.load(rooms[0]))
 
-    def _write_record(self, record: Any, weight: Any, squares: list[Any], sums: Any) -> None:
-        """All tiles of one record's gradient."""
-        (rows, columns), (c, o) = self.kernel.size, self.kernel.channels
+    def _write_record(self, record: Any, weight: Any, squares: list[Any]) -> None:
+        """The tiles of one record's gradient: all of them, or of a sum this thread's."""
+        b, (rows, columns), c = self.b, self.kernel.size, self.kernel.channels[0]
         down, across = self.kernel.dilation
-        runs, length = (1, columns * c) if across == 1 else (columns, c)  # contiguous inputs of a row of the kernel
-        with self._loop(0, rows) as i, self._loop(0, runs) as j:
+        number = self.entry.alloca(self.int)
+        b.store(self._number(0), number)
+        with self._loop(0, rows) as i, self._loop(0, self._runs()[0]) as j:
             seen = self._sum(self._product(i, down, self.work["row"]), self._product(j, across * c))
             place = self._sum(self._product(i, columns * c), self._product(j, c))
-            for start, size, count in tiles(length, self.registers.inputs):
+            for start, size, count in tiles(self._runs()[1], self.registers.inputs):
                 with self._loop(0, count) as tile:
                     offset = self._sum(self._product(tile, size), start)
-                    for output, lanes, vectors, blocks, room in self._blocks(o, squares):
-                        with self._loop(0, blocks) as block:
+                    for output, lanes, vectors, blocks in self._blocks():
+                        room = squares[self._widths().index(lanes)]
+                        with self._loop(0, blocks) as block, self._mine(number):
                             column = self._sum(self._product(block, lanes * vectors), output)
                             found = self._tile(record, self._sum(seen, offset), column, size, lanes, vectors)
-                            self._leave(record, found, self._sum(place, offset), column, weight, room, sums)
+                            self._leave(record, found, self._sum(place, offset), column, weight, room)
 
-    def _blocks(self, o: int, squares: list[Any]) -> Iterator[tuple[int, int, int, int, Any]]:
-        """`(first output, lanes, vectors, blocks, where their squares go)`: two vectors at a time, one, the rest."""
-        lanes, done = self.registers.lanes, 0
+    def _runs(self) -> tuple[int, int]:
+        """A row of the kernel sees so many runs of contiguous inputs, and so long ones."""
+        (_, columns), c = self.kernel.size, self.kernel.channels[0]
+        return (1, columns * c) if self.kernel.dilation[1] == 1 else (columns, c)
+
+    def _blocks(self) -> Iterator[tuple[int, int, int, int]]:
+        """`(first output, lanes, vectors, blocks)`: two vectors at a time, one, the rest."""
+        lanes, o, done = self.registers.lanes, self.kernel.channels[1], 0
         for width, vectors in ((lanes, 2), (lanes, 1), (o % lanes, 1)):
             blocks = (o - done) // (width * vectors) if width else 0
             if blocks:
-                yield done, width, vectors, blocks, squares[self._widths().index(width)]
+                yield done, width, vectors, blocks
                 done += blocks * width * vectors
+
+    def _count(self) -> int:
+        """Tiles of a gradient."""
+        runs, length = self._runs()
+        inputs = sum(count for *_, count in tiles(length, self.registers.inputs))
+        return self.kernel.size[0] * runs * inputs * sum(blocks for *_, blocks in self._blocks())
+
+    def _share(self, things: Any) -> tuple[Any, Any]:
+        """From which to before which of so many things are this thread's."""
+        b, (thread, threads) = self.b, map(self._ask, ASKED)
+        return b.sdiv(b.mul(things, thread), threads), b.sdiv(b.mul(things, self._sum(thread, 1)), threads)
+
+    @contextmanager
+    def _mine(self, number: Any) -> Iterator[None]:
+        """Unless a sum is wanted and the tile of this number is another thread's; counts it."""
+        b, (first, last) = self.b, self.tiles
+        this = b.load(number)
+        b.store(self._sum(this, 1), number)
+        inside = b.and_(b.icmp_signed(">=", this, first), b.icmp_signed("<", this, last))
+        with b.if_then(b.or_(inside, b.not_(self.wanted["sums"]))):
+            yield
 
     def _widths(self) -> list[int]:
         """Lanes of the vectors that outputs are cut into."""
@@ -386,9 +409,7 @@ class _Writer:
                         b.store(self._fused(value, vector, b.load(room)), room)
         return [[b.load(room) for room in row] for row in held]
 
-    def _leave(
-        self, record: Any, found: list[list[Any]], place: Any, column: Any, weight: Any, squares: Any, sums: Any
-    ) -> None:
+    def _leave(self, record: Any, found: list[list[Any]], place: Any, column: Any, weight: Any, squares: Any) -> None:
         """What is wanted of a tile, before the next one takes its registers."""
         b, kind = self.b, found[0][0].type
 
@@ -408,7 +429,7 @@ class _Writer:
             for vector, entry in entries():
                 b.store(vector, self._at(gradient, entry), align=4)
         with b.if_then(self.wanted["sums"]):
-            shares = self._spread(weight, kind.count)
+            shares, sums = self._spread(weight, kind.count), self.work["sums"]
             for vector, entry in entries():
                 total = self._fused(shares, vector, self._load(sums, entry, kind))
                 b.store(total, self._at(sums, entry), align=4)

@@ -287,8 +287,8 @@ class Convolutions(Term):
     The windows that the pixels see overlap, so they are never written out for the whole batch. Norms come either from
     gradients, formed in registers or a cache-full of records at a time (and kept, if they fit, so that the weighted sum
     is one vector-matrix product), or from Gram matrices of *pixels*: `⟨window p, window q⟩ = Σ_δ ⟨x[p+δ], x[q+δ]⟩`
-    needs only the pixels' own products, shifted and added. Without kept gradients the weighted sum is torch's own
-    weight gradient, or, where positions are many, one of gradients formed again.
+    needs only the pixels' own products, shifted and added. Without kept gradients the weighted sum forms them again,
+    or, where positions are few and nothing is compiled, is torch's own weight gradient.
 
     Args:
         kernel: the geometry.
@@ -335,12 +335,16 @@ class Convolutions(Term):
         c, o = self.kernel.channels
         shift = self._positions**2 / self._cut.outputs[1] * RUN_COST + self._positions**2 * COPY_COST
         products = self._pixels**2 * c + self._positions**2 * o
-        return products + math.prod(self.kernel.size) * shift + WEIGHT_COST * self._positions * self._numel
+        return products + math.prod(self.kernel.size) * shift + self._sum_cost()
 
     def _gradient_cost(self) -> float:
         copies = 0 if self._compiled is not None else self._copies + COPY_COST * self._numel
-        later = KEEP_COST if self._keeps() else WEIGHT_COST * self._positions
-        return copies + (self._positions + later) * self._numel
+        later = KEEP_COST * self._numel if self._keeps() else self._sum_cost()
+        return copies + self._positions * self._numel + later
+
+    def _sum_cost(self) -> float:
+        """Per record, of a weighted sum without kept gradients."""
+        return self._positions * self._numel * (1 if self._compiled is not None else WEIGHT_COST)
 
     def _materialised(self) -> Tensor:
         if self._keeps(self._records):
@@ -396,7 +400,7 @@ class Convolutions(Term):
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
         if self._kept is not None:
             return self._as_weight(weighted_rows(self._kept if clean else silenced(self._kept, weights), weights))
-        if self._positions > MANY and self._compiled is not None:
+        if self._compiled is not None:
             return self._as_weight(self._compiled.weighted_sum(weights))
         if self._positions > MANY:
             pieces = ((found, weights[some]) for some, found in self._pieces())
