@@ -11,7 +11,17 @@ from tests.engine.test_windows import KERNELS, unfolded
 from torch import Tensor
 
 from equidp.engine import compiled as module
-from equidp.engine.compiled import Code, CompiledGradients, Registers, code_for, compiled, openmp, registers_here, tiles
+from equidp.engine.compiled import (
+    Code,
+    CompiledGradients,
+    Operands,
+    Registers,
+    code_for,
+    compiled,
+    openmp,
+    registers_here,
+    tiles,
+)
 from equidp.engine.windows import Kernel
 
 if openmp() is None or registers_here() is None:
@@ -144,6 +154,47 @@ def test_other_numbers_are_left_to_torch(other) -> None:
     images, backprops = batch(SHAPES[0])
     assert compiled(SHAPES[0], rows(images), [b.to(other) for b in rows(backprops)]) is None
     assert compiled(SHAPES[0], [x.to("meta") for x in rows(images)], rows(backprops)) is None
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16, torch.device("meta")], ids=str)
+def test_torchs_defaults_do_not_decide_where_the_code_writes(default) -> None:
+    """Room for half precision is half as much as the code writes to: this used to end the process."""
+    kernel, weights = SHAPES[-3], torch.rand(7)
+    images, backprops = batch(kernel)
+
+    def found() -> list[Tensor]:
+        gradients = gradients_of(kernel, images, backprops)
+        return [*gradients.squared_norms(), gradients.weighted_sum(weights), gradients.gradients(2, 6)]
+
+    expected, before = found(), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default) if isinstance(default, torch.dtype) else torch.set_default_device(default)
+        got = found()
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"weights": torch.ones(6), "sums": torch.zeros(1, 45)},
+        {"weights": torch.ones(7), "sums": torch.zeros(9, 45)},
+        {"gradients": torch.zeros(7, 44)},
+        {"gradients": torch.zeros(7, 45, dtype=torch.float64)},
+        {"gradients": torch.zeros(7, 90)[:, ::2]},
+        {"squares": torch.zeros(7)},
+        {"sizes": torch.zeros(8, dtype=torch.float64)},
+        {"squares": torch.zeros(7, dtype=torch.float64, device="meta")},
+    ],
+    ids=lambda wanted: " ".join(wanted),
+)
+def test_room_that_is_not_its_own_is_refused_before_the_code_writes(wanted) -> None:
+    kernel = Kernel((3, 3), (1, 1), (1, 1), (1, 5))
+    operands = Operands(kernel, *map(rows, batch(kernel)))
+    with pytest.raises(ValueError, match="must be"):
+        operands.work(**wanted)
 
 
 @pytest.mark.parametrize("lacking", ["openmp", "registers_here"])

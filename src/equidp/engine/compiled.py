@@ -47,6 +47,9 @@ class Registers:
     inputs: int
 
 
+FLOATS: Any = {"dtype": torch.float32, "device": "cpu"}
+"""What the code reads and writes, whatever torch's defaults are."""
+
 SIZES = ("records", "calls", "height", "width", "row", "image")
 ADDRESSES = ("images", "backprops", "gradients", "squares", "sizes", "weights", "sums")
 
@@ -99,20 +102,20 @@ class CompiledGradients:
         Args:
             keep: `[b, numel]` without gaps, where the gradients are written too.
         """
-        squares, sizes = torch.empty(2, self._records, dtype=torch.float64).unbind()
+        squares, sizes = torch.empty(2, self._records, dtype=torch.float64, device="cpu").unbind()
         self._code.run(self._operands, gradients=keep, squares=squares, sizes=sizes)
         return squares, sizes
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[numel]`: Σ w_i g_i; a record of weight 0 adds nothing, whatever its gradient."""
-        sums = torch.zeros(threads_for(self._records), self._numel)
+        sums = torch.zeros(threads_for(self._records), self._numel, **FLOATS)
         self._code.run(self._operands, weights=weights.to(torch.float32).contiguous(), sums=sums)
         return sums.sum(0)
 
     def gradients(self, start: int, stop: int) -> Tensor:
         """`[stop − start, numel]`."""
         some = ([x[start:stop] for x in calls] for calls in (self._images, self._backprops))
-        gradients = torch.empty(stop - start, self._numel)
+        gradients = torch.empty(stop - start, self._numel, **FLOATS)
         self._code.run(Operands(self.kernel, *some), gradients=gradients)
         return gradients
 
@@ -149,10 +152,22 @@ class Operands:
                 raise ValueError(f"Not every call has {list(shape)}.")
         self._tables = [(ctypes.c_void_p * len(rows))(*[x.data_ptr() for x in rows]) for rows in self._rows]
         self._sizes = (self.records, len(images), *outputs, width * c, height * width * c)
+        self._numel = kernel.fan_in * kernel.channels[1]
 
     def work(self, **wanted: Tensor | None) -> Work:
-        """What the code is called with; as long as these operands and what is wanted live."""
-        addresses = {name: None if x is None else x.data_ptr() for name, x in wanted.items()}
+        """What the code is called with; as long as these operands and what is wanted live.
+
+        Raises:
+            ValueError: for what is wanted in a room that is not its own: the code would write beside it.
+        """
+        rooms = {name: x for name, x in wanted.items() if x is not None}
+        for name, x in rooms.items():
+            rows = threads_for(self.records) if name == "sums" else self.records
+            shape = (rows, self._numel) if name in ("gradients", "sums") else (rows,)
+            kind = torch.float64 if name in ("squares", "sizes") else torch.float32
+            if x.shape != shape or x.dtype != kind or not x.is_cpu or not x.is_contiguous():
+                raise ValueError(f"{name} must be {list(shape)} of {kind}, without gaps, in the CPU's memory.")
+        addresses = {name: x.data_ptr() for name, x in rooms.items()}
         return Work(*self._sizes, *map(ctypes.addressof, self._tables), **addresses)
 
 
