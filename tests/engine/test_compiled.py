@@ -22,6 +22,7 @@ from equidp.engine.compiled import (
     registers_here,
     tiles,
 )
+from equidp.engine.terms import Products
 from equidp.engine.windows import Kernel
 
 if openmp() is None or registers_here() is None:
@@ -154,6 +155,33 @@ def test_other_numbers_are_left_to_torch(other) -> None:
     images, backprops = batch(SHAPES[0])
     assert compiled(SHAPES[0], rows(images), [b.to(other) for b in rows(backprops)]) is None
     assert compiled(SHAPES[0], [x.to("meta") for x in rows(images)], rows(backprops)) is None
+
+
+@pytest.mark.parametrize(
+    "left_out", [lambda b: torch._neg_view(b), lambda b: torch._efficientzerotensor(b.shape)], ids=["minus", "zeros"]
+)
+def test_numbers_that_are_not_in_memory_as_they_count_are_left_to_torch(left_out) -> None:
+    images, backprops = map(rows, batch(SHAPES[0]))
+    assert compiled(SHAPES[0], images, [left_out(b) for b in backprops]) is None
+
+
+@pytest.mark.parametrize("shape", [(6, 0, 3, 4), (6, 200, 0, 4), (6, 200, 3, 0), (0, 200, 3, 4)], ids=str)
+def test_nothing_at_all_is_no_place_to_read_from(shape) -> None:
+    """Without positions the code read some all the same, where units or layers that share want gradients."""
+    records, positions, i, o = shape
+    term = Products([torch.randn(records, positions, i)], [torch.randn(records, positions, o)])
+    assert not term.squared_norms().gt(1e-30).any()
+    assert not term.weighted_sum(torch.ones(records), True).any()
+    gradients = term.gradients(0, records)
+    assert gradients.shape == (records, i * o)
+    assert not gradients.any()
+
+
+def test_images_smaller_than_the_kernel_are_refused() -> None:
+    kernel = Kernel((3, 1), (1, 1), (1, 1), (2, 4))
+    found = CompiledGradients(code_for(kernel), [torch.zeros(2, 2, 5, 2)], [torch.zeros(2, 0, 5, 4)])
+    with pytest.raises(ValueError, match="no windows"):
+        found.squared_norms()
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.float16, torch.device("meta")], ids=str)

@@ -126,13 +126,23 @@ class CompiledGradients:
 
 
 def compiled(kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> CompiledGradients | None:
-    """A batch's gradients by compiled code; None where this machine has none, or for tensors that are none of float32
-    in the CPU's memory. Arguments as of `CompiledGradients`.
+    """A batch's gradients by compiled code; None where this machine has none, or for tensors that it cannot read.
+    Arguments as of `CompiledGradients`.
     """
-    if not all(type(x) is Tensor and x.is_cpu and x.dtype == torch.float32 for x in (*images, *backprops)):
+    if not all(map(_readable, (*images, *backprops))):
         return None
     code = code_for(kernel)
     return None if code is None else CompiledGradients(code, images, backprops)
+
+
+def _readable(values: Tensor) -> bool:
+    """Whether float32 of the CPU lies in memory as it counts, and some of it for every record: loops run at least once.
+
+    torch leaves out what it may: a minus of all entries (`is_neg`), or all of them where they are zero.
+    """
+    if type(values) is not Tensor or not values.is_cpu or values.dtype != torch.float32 or 0 in values.shape[1:]:
+        return False
+    return not values.is_neg() and not values._is_zerotensor()
 
 
 class Operands:
@@ -150,6 +160,8 @@ class Operands:
         for rows, shape in zip(self._rows, shapes, strict=True):
             if len(rows) != len(images) or any(x.shape != shape for x in rows):
                 raise ValueError(f"Not every call has {list(shape)}.")
+        if min(outputs) < 1:
+            raise ValueError(f"Images of {height} by {width} pixels have no windows.")
         self._tables = [(ctypes.c_void_p * len(rows))(*[x.data_ptr() for x in rows]) for rows in self._rows]
         self._sizes = (self.records, len(images), *outputs, width * c, height * width * c)
         self._numel = kernel.fan_in * kernel.channels[1]
