@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -101,8 +104,33 @@ def test_a_record_is_rounded_alike_wherever_it_stands_and_however_many_threads_t
         some = gradients_of(kernel, *([x[first:last] for x in calls] for calls in (images, backprops)))
         assert torch.equal(some.squared_norms()[0], squares[first:last])
         assert torch.equal(some.squared_norms()[1], sizes[first:last])
+    found = gradients_of(kernel, images, backprops)
+    expected = found.weighted_sum(torch.ones(9))
     torch.set_num_threads(1)
+    assert torch.equal(found.weighted_sum(torch.ones(9)), expected)  # cut as for its norms
     assert torch.equal(gradients_of(kernel, images, backprops).squared_norms()[0], squares)
+
+
+LOADED = """
+import torch
+from equidp.engine.compiled import compiled
+from equidp.engine.windows import Kernel
+
+torch.manual_seed(0)
+torch.set_num_threads(3)
+found = compiled(Kernel((1, 1), (1, 1), (1, 1), (2, 5)), [torch.randn(10, 1, 50, 2)], [torch.randn(10, 1, 50, 5)])
+print(found.weighted_sum(torch.rand(10)).tolist(), found.squared_norms()[0].tolist())
+"""
+
+
+def test_fewer_threads_than_were_called_do_the_same() -> None:
+    """OpenMP sends as many as it sees fit where the environment lets it, by the load of the machine."""
+    told = [{}, {"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "2"}]
+    runs = [
+        subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, env=os.environ | t)
+        for t in told
+    ]
+    assert len({run.stdout for run in runs}) == 1
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 1e30])

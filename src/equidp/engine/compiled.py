@@ -31,7 +31,7 @@ from torch import Tensor
 from equidp.engine.windows import Kernel
 
 ASKED = ("omp_get_thread_num", "omp_get_num_threads")
-"""What the code asks OpenMP: which of the records are this thread's?"""
+"""What the code asks OpenMP: which shares of the records are this thread's?"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Registers:
 FLOATS: Any = {"dtype": torch.float32, "device": "cpu"}
 """What the code reads and writes, whatever torch's defaults are."""
 
-SIZES = ("records", "calls", "height", "width", "row", "image")
+SIZES = ("records", "calls", "height", "width", "row", "image", "shares")
 ADDRESSES = ("images", "backprops", "gradients", "squares", "sizes", "weights", "sums")
 
 
@@ -62,13 +62,14 @@ class Work(ctypes.Structure):
         calls: how many images and backprops there are; their gradients add.
         height, width: oh and ow of the outputs.
         row, image: floats of a padded image's row and of an image.
+        shares: how many parts the records are cut into; where fewer threads come than were called, one has several.
         images: addresses of `[b, H, W, c]`.
         backprops: addresses of `[b, oh, ow, o]`.
         gradients: `[b, kh·kw·c·o]`, written.
         squares: `[b]` float64, written: squared norms.
         sizes: `[b]` float64, written: Σ over the calls of |image|·|backprop|.
         weights: `[b]`; a record of weight 0 is not looked at.
-        sums: `[threads, kh·kw·c·o]`, added to.
+        sums: `[shares, kh·kw·c·o]`, added to.
     """
 
     _fields_ = (
@@ -108,7 +109,7 @@ class CompiledGradients:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[numel]`: Σ w_i g_i; a record of weight 0 adds nothing, whatever its gradient."""
-        sums = torch.zeros(threads_for(self._records), self._numel, **FLOATS)
+        sums = torch.zeros(self._operands.shares, self._numel, **FLOATS)
         self._code.run(self._operands, weights=weights.to(torch.float32).contiguous(), sums=sums)
         return sums.sum(0)
 
@@ -163,7 +164,8 @@ class Operands:
         if min(outputs) < 1:
             raise ValueError(f"Images of {height} by {width} pixels have no windows.")
         self._tables = [(ctypes.c_void_p * len(rows))(*[x.data_ptr() for x in rows]) for rows in self._rows]
-        self._sizes = (self.records, len(images), *outputs, width * c, height * width * c)
+        self.shares = shares_of(self.records)
+        self._sizes = (self.records, len(images), *outputs, width * c, height * width * c, self.shares)
         self._numel = kernel.fan_in * kernel.channels[1]
 
     def work(self, **wanted: Tensor | None) -> Work:
@@ -174,7 +176,7 @@ class Operands:
         """
         rooms = {name: x for name, x in wanted.items() if x is not None}
         for name, x in rooms.items():
-            rows = threads_for(self.records) if name == "sums" else self.records
+            rows = self.shares if name == "sums" else self.records
             shape = (rows, self._numel) if name in ("gradients", "sums") else (rows,)
             kind = torch.float64 if name in ("squares", "sizes") else torch.float32
             if x.shape != shape or x.dtype != kind or not x.is_cpu or not x.is_contiguous():
@@ -200,11 +202,15 @@ class Code:
     def run(self, operands: Operands, **wanted: Tensor | None) -> None:
         """Fill what is wanted, by its name in `Work`."""
         work = operands.work(**wanted)
-        self._parallel(self._address, ctypes.byref(work), threads_for(operands.records), 0)
+        self._parallel(self._address, ctypes.byref(work), operands.shares, 0)
 
 
-def threads_for(records: int) -> int:
-    """How many threads share so many records."""
+def shares_of(records: int) -> int:
+    """How many parts so many records are cut into: one for each of torch's threads.
+
+    Not for each that comes: OpenMP may send fewer, by the machine's load (`OMP_DYNAMIC`), and how a sum rounds, which a
+    resumed run repeats, must not depend on that.
+    """
     return max(1, min(torch.get_num_threads(), records))
 
 
@@ -314,12 +320,14 @@ class _Writer:
     def _write(self) -> None:
         b, work = self.b, self.work
         thread, threads = map(self._ask, ASKED)
-        sums = self._at(work["sums"], self._product(thread, self.numel))
-        first = b.sdiv(b.mul(work["records"], thread), threads)
-        last = b.sdiv(b.mul(work["records"], self._sum(thread, 1)), threads)
         weight = self.entry.alloca(self.float)
         squares = [self.entry.alloca(self._vector(n, self.double)) for n in self._widths()]
-        with b.if_then(b.icmp_signed("<", first, last)), self._loop(first, last) as record:
+        with (
+            b.if_then(b.icmp_signed("<", thread, work["shares"])),
+            self._loop(thread, work["shares"], threads) as share,
+            self._records_of(share) as record,
+        ):
+            sums = self._at(work["sums"], self._product(share, self.numel))
             b.store(self.ir.Constant(self.float, 1.0), weight)
             with b.if_then(self.wanted["weights"]):
                 b.store(self._load(work["weights"], record, self.float), weight)
@@ -334,6 +342,15 @@ class _Writer:
                 for room in squares:
                     total = self._added_up(total, b.load(room))
                 b.store(total, self._at(work["squares"], record, self.double))
+
+    @contextmanager
+    def _records_of(self, share: Any) -> Iterator[Any]:
+        """`for record in` a share, which may have none."""
+        b, (records, shares) = self.b, (self.work[name] for name in ("records", "shares"))
+        first = b.sdiv(b.mul(records, share), shares)
+        last = b.sdiv(b.mul(records, self._sum(share, 1)), shares)
+        with b.if_then(b.icmp_signed("<", first, last)), self._loop(first, last) as record:
+            yield record
 
     def _size(self, record: Any) -> Any:
         """Σ over the calls of |image|·|backprop|."""
@@ -492,7 +509,7 @@ class _Writer:
         return known or self.ir.Function(self.module, self.ir.FunctionType(result, arguments), name)
 
     @contextmanager
-    def _loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+    def _loop(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Any]:
         """`for index in range(start, stop, step)`, at least once."""
         b = self.b
         before, body = b.block, b.append_basic_block("loop")
