@@ -27,6 +27,7 @@ from equidp.engine.compiled import (
 )
 from equidp.engine.terms import Products
 from equidp.engine.windows import Kernel
+from equidp.errors import EquidpError
 
 if openmp() is None or registers_here() is None:
     pytest.skip("no compiled code on this machine", allow_module_level=True)
@@ -260,6 +261,12 @@ def test_so_is_everything_on_another_machine(lacking, monkeypatch) -> None:
     code_for.cache_clear()
     assert compiled(kernel, *map(rows, batch(kernel))) is None
     code_for.cache_clear()
+
+
+def test_an_environment_without_the_compiler_is_told_what_to_do(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    with pytest.raises(EquidpError, match=r"llvmlite.*install the project again"):
+        registers_here.__wrapped__()
 
 
 @pytest.mark.parametrize(("system", "processor"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")])

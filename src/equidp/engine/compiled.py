@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from equidp.engine.windows import Kernel
+from equidp.errors import EquidpError
 
 ASKED = ("omp_get_thread_num", "omp_get_num_threads")
 """What the code asks OpenMP: which shares of the records are this thread's?"""
@@ -238,8 +239,18 @@ def openmp() -> Mapping[str, Any] | None:
 
 @lru_cache(maxsize=1)
 def registers_here() -> Registers | None:
-    """This processor's; None where it has no fused multiply-adds of vectors."""
-    import llvmlite.binding as llvm
+    """This processor's; None where it has no fused multiply-adds of vectors.
+
+    Raises:
+        EquidpError: without llvmlite. By torch's operations sums would round otherwise, which nobody would be told.
+    """
+    try:
+        import llvmlite.binding as llvm
+    except ImportError as error:
+        raise EquidpError(
+            f"Gradients of convolutions are compiled with llvmlite, which cannot be imported ({error}): install the "
+            "project again (pip install -e .), which brings it."
+        ) from error
 
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):
