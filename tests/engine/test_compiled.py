@@ -14,6 +14,7 @@ from tests.engine.test_windows import KERNELS, unfolded
 from torch import Tensor
 
 from equidp.engine import compiled as module
+from equidp.engine import terms
 from equidp.engine.compiled import (
     Code,
     CompiledGradients,
@@ -204,6 +205,13 @@ def test_nothing_at_all_is_no_place_to_read_from(shape) -> None:
     gradients = term.gradients(0, records)
     assert gradients.shape == (records, i * o)
     assert not gradients.any()
+
+
+def test_nothing_is_compiled_for_norms_from_gram_matrices(monkeypatch) -> None:
+    monkeypatch.setattr(terms, "compiled", lambda *_: pytest.fail("compiled"))
+    term = Products([torch.randn(6, 5, 40)], [torch.randn(6, 5, 30)])
+    assert term.squared_norms().shape == (6,)
+    assert term.weighted_sum(torch.ones(6), True).shape == (1200,)
 
 
 def test_images_smaller_than_the_kernel_are_refused() -> None:
