@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +14,21 @@ from tests.engine.test_windows import KERNELS, unfolded
 from torch import Tensor
 
 from equidp.engine import compiled as module
-from equidp.engine.compiled import Code, CompiledGradients, Registers, code_for, compiled, openmp, registers_here, tiles
+from equidp.engine import terms
+from equidp.engine.compiled import (
+    Code,
+    CompiledGradients,
+    Operands,
+    Registers,
+    code_for,
+    compiled,
+    openmp,
+    registers_here,
+    tiles,
+)
+from equidp.engine.terms import Products
 from equidp.engine.windows import Kernel
+from equidp.errors import EquidpError
 
 if openmp() is None or registers_here() is None:
     pytest.skip("no compiled code on this machine", allow_module_level=True)
@@ -96,6 +112,28 @@ def test_a_record_is_rounded_alike_wherever_it_stands_and_however_many_threads_t
     assert torch.equal(gradients_of(kernel, images, backprops).weighted_sum(torch.linspace(0, 2, 9)), total)
 
 
+LOADED = """
+import torch
+from equidp.engine.compiled import compiled
+from equidp.engine.windows import Kernel
+
+torch.manual_seed(0)
+torch.set_num_threads(3)
+found = compiled(Kernel((1, 1), (1, 1), (1, 1), (2, 5)), [torch.randn(10, 1, 50, 2)], [torch.randn(10, 1, 50, 5)])
+print(found.weighted_sum(torch.rand(10)).tolist(), found.squared_norms()[0].tolist())
+"""
+
+
+def test_fewer_threads_than_were_called_do_the_same() -> None:
+    """OpenMP sends as many as it sees fit where the environment lets it, by the load of the machine."""
+    told = [{}, {"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "2"}]
+    runs = [
+        subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, env=os.environ | t)
+        for t in told
+    ]
+    assert len({run.stdout for run in runs}) == 1
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 1e30])
 def test_a_record_of_weight_zero_adds_exactly_nothing(broken, threads) -> None:
     kernel, weights = SHAPES[0], torch.tensor([1.0, 0.5, 0.0, 2.0])
@@ -148,6 +186,81 @@ def test_other_numbers_are_left_to_torch(other) -> None:
     assert compiled(SHAPES[0], [x.to("meta") for x in rows(images)], rows(backprops)) is None
 
 
+@pytest.mark.parametrize(
+    "left_out", [lambda b: torch._neg_view(b), lambda b: torch._efficientzerotensor(b.shape)], ids=["minus", "zeros"]
+)
+def test_numbers_that_are_not_in_memory_as_they_count_are_left_to_torch(left_out) -> None:
+    images, backprops = map(rows, batch(SHAPES[0]))
+    assert compiled(SHAPES[0], images, [left_out(b) for b in backprops]) is None
+
+
+@pytest.mark.parametrize("shape", [(6, 0, 3, 4), (6, 200, 0, 4), (6, 200, 3, 0), (0, 200, 3, 4)], ids=str)
+def test_nothing_at_all_is_no_place_to_read_from(shape) -> None:
+    """Without positions the code read some all the same, where units or layers that share want gradients."""
+    records, positions, i, o = shape
+    term = Products([torch.randn(records, positions, i)], [torch.randn(records, positions, o)])
+    assert not term.squared_norms().gt(1e-30).any()
+    assert not term.weighted_sum(torch.ones(records), True).any()
+    gradients = term.gradients(0, records)
+    assert gradients.shape == (records, i * o)
+    assert not gradients.any()
+
+
+def test_nothing_is_compiled_for_norms_from_gram_matrices(monkeypatch) -> None:
+    monkeypatch.setattr(terms, "compiled", lambda *_: pytest.fail("compiled"))
+    term = Products([torch.randn(6, 5, 40)], [torch.randn(6, 5, 30)])
+    assert term.squared_norms().shape == (6,)
+    assert term.weighted_sum(torch.ones(6), True).shape == (1200,)
+
+
+def test_images_smaller_than_the_kernel_are_refused() -> None:
+    kernel = Kernel((3, 1), (1, 1), (1, 1), (2, 4))
+    found = CompiledGradients(code_for(kernel), [torch.zeros(2, 2, 5, 2)], [torch.zeros(2, 0, 5, 4)])
+    with pytest.raises(ValueError, match="no windows"):
+        found.squared_norms()
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16, torch.device("meta")], ids=str)
+def test_torchs_defaults_do_not_decide_where_the_code_writes(default) -> None:
+    """Room for half precision is half as much as the code writes to: this used to end the process."""
+    kernel, weights = SHAPES[-3], torch.rand(7)
+    images, backprops = batch(kernel)
+
+    def found() -> list[Tensor]:
+        gradients = gradients_of(kernel, images, backprops)
+        return [*gradients.squared_norms(), gradients.weighted_sum(weights), gradients.gradients(2, 6)]
+
+    expected, before = found(), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default) if isinstance(default, torch.dtype) else torch.set_default_device(default)
+        got = found()
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"weights": torch.ones(6), "sums": torch.zeros(1, 45)},
+        {"weights": torch.ones(7), "sums": torch.zeros(9, 45)},
+        {"gradients": torch.zeros(7, 44)},
+        {"gradients": torch.zeros(7, 45, dtype=torch.float64)},
+        {"gradients": torch.zeros(7, 90)[:, ::2]},
+        {"squares": torch.zeros(7)},
+        {"sizes": torch.zeros(8, dtype=torch.float64)},
+        {"squares": torch.zeros(7, dtype=torch.float64, device="meta")},
+    ],
+    ids=lambda wanted: " ".join(wanted),
+)
+def test_room_that_is_not_its_own_is_refused_before_the_code_writes(wanted) -> None:
+    kernel = Kernel((3, 3), (1, 1), (1, 1), (1, 5))
+    operands = Operands(kernel, *map(rows, batch(kernel)))
+    with pytest.raises(ValueError, match="must be"):
+        operands.work(**wanted)
+
+
 @pytest.mark.parametrize("lacking", ["openmp", "registers_here"])
 def test_so_is_everything_on_another_machine(lacking, monkeypatch) -> None:
     kernel = Kernel((2, 3), (1, 1), (1, 1), (2, 7))
@@ -155,6 +268,12 @@ def test_so_is_everything_on_another_machine(lacking, monkeypatch) -> None:
     code_for.cache_clear()
     assert compiled(kernel, *map(rows, batch(kernel))) is None
     code_for.cache_clear()
+
+
+def test_an_environment_without_the_compiler_is_told_what_to_do(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    with pytest.raises(EquidpError, match=r"llvmlite.*install the project again"):
+        registers_here.__wrapped__()
 
 
 @pytest.mark.parametrize(("system", "processor"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")])

@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from equidp.engine.windows import Kernel
+from equidp.errors import EquidpError
 
 ASKED = ("omp_get_thread_num", "omp_get_num_threads")
-"""What the code asks OpenMP: which of the records are this thread's?"""
+"""What the code asks OpenMP: which of the records, or tiles, are this thread's? Of those that came, which may be fewer
+than were called."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class Registers:
     lanes: int
     inputs: int
 
+
+FLOATS: Any = {"dtype": torch.float32, "device": "cpu"}
+"""What the code reads and writes, whatever torch's defaults are."""
 
 SIZES = ("records", "calls", "height", "width", "row", "image")
 ADDRESSES = ("images", "backprops", "gradients", "squares", "sizes", "weights", "sums")
@@ -99,20 +104,21 @@ class CompiledGradients:
         Args:
             keep: `[b, numel]` without gaps, where the gradients are written too.
         """
-        squares, sizes = torch.empty(2, self._records, dtype=torch.float64).unbind()
+        squares, sizes = torch.empty(2, self._records, dtype=torch.float64, device="cpu").unbind()
         self._code.run(self._operands, gradients=keep, squares=squares, sizes=sizes)
         return squares, sizes
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[numel]`: Σ w_i g_i; a record of weight 0 adds nothing, whatever its gradient."""
-        sums = torch.zeros(self._numel)
-        self._code.run(self._operands, weights=weights.to(torch.float32).contiguous(), sums=sums)
+        sums = torch.zeros(self._numel, **FLOATS)
+        weights = torch.empty(self._records, **FLOATS).copy_(weights)  # as it counts, see `_readable`
+        self._code.run(self._operands, weights=weights, sums=sums)
         return sums
 
     def gradients(self, start: int, stop: int) -> Tensor:
         """`[stop − start, numel]`."""
         some = ([x[start:stop] for x in calls] for calls in (self._images, self._backprops))
-        gradients = torch.empty(stop - start, self._numel)
+        gradients = torch.empty(stop - start, self._numel, **FLOATS)
         self._code.run(Operands(self.kernel, *some), gradients=gradients)
         return gradients
 
@@ -123,13 +129,23 @@ class CompiledGradients:
 
 
 def compiled(kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> CompiledGradients | None:
-    """A batch's gradients by compiled code; None where this machine has none, or for tensors that are none of float32
-    in the CPU's memory. Arguments as of `CompiledGradients`.
+    """A batch's gradients by compiled code; None where this machine has none, or for tensors that it cannot read.
+    Arguments as of `CompiledGradients`.
     """
-    if not all(type(x) is Tensor and x.is_cpu and x.dtype == torch.float32 for x in (*images, *backprops)):
+    if not all(map(_readable, (*images, *backprops))):
         return None
     code = code_for(kernel)
     return None if code is None else CompiledGradients(code, images, backprops)
+
+
+def _readable(values: Tensor) -> bool:
+    """Whether float32 of the CPU lies in memory as it counts, and some of it for every record: loops run at least once.
+
+    torch leaves out what it may: a minus of all entries (`is_neg`), or all of them where they are zero.
+    """
+    if type(values) is not Tensor or not values.is_cpu or values.dtype != torch.float32 or 0 in values.shape[1:]:
+        return False
+    return not values.is_neg() and not values._is_zerotensor()
 
 
 class Operands:
@@ -147,12 +163,26 @@ class Operands:
         for rows, shape in zip(self._rows, shapes, strict=True):
             if len(rows) != len(images) or any(x.shape != shape for x in rows):
                 raise ValueError(f"Not every call has {list(shape)}.")
+        if min(outputs) < 1:
+            raise ValueError(f"Images of {height} by {width} pixels have no windows.")
         self._tables = [(ctypes.c_void_p * len(rows))(*[x.data_ptr() for x in rows]) for rows in self._rows]
         self._sizes = (self.records, len(images), *outputs, width * c, height * width * c)
+        self._numel = kernel.fan_in * kernel.channels[1]
 
     def work(self, **wanted: Tensor | None) -> Work:
-        """What the code is called with; as long as these operands and what is wanted live."""
-        addresses = {name: None if x is None else x.data_ptr() for name, x in wanted.items()}
+        """What the code is called with; as long as these operands and what is wanted live.
+
+        Raises:
+            ValueError: for what is wanted in a room that is not its own: the code would write beside it.
+        """
+        rooms = {name: x for name, x in wanted.items() if x is not None}
+        shapes = {"gradients": (self.records, self._numel), "sums": (self._numel,)}
+        for name, x in rooms.items():
+            shape = shapes.get(name, (self.records,))
+            kind = torch.float64 if name in ("squares", "sizes") else torch.float32
+            if x.shape != shape or x.dtype != kind or not x.is_cpu or not x.is_contiguous():
+                raise ValueError(f"{name} must be {list(shape)} of {kind}, without gaps, in the CPU's memory.")
+        addresses = {name: x.data_ptr() for name, x in rooms.items()}
         return Work(*self._sizes, *map(ctypes.addressof, self._tables), **addresses)
 
 
@@ -200,8 +230,18 @@ def openmp() -> Mapping[str, Any] | None:
 
 @lru_cache(maxsize=1)
 def registers_here() -> Registers | None:
-    """This processor's; None where it has no fused multiply-adds of vectors."""
-    import llvmlite.binding as llvm
+    """This processor's; None where it has no fused multiply-adds of vectors.
+
+    Raises:
+        EquidpError: without llvmlite. By torch's operations sums would round otherwise, which nobody would be told.
+    """
+    try:
+        import llvmlite.binding as llvm
+    except ImportError as error:
+        raise EquidpError(
+            f"Gradients of convolutions are compiled with llvmlite, which cannot be imported ({error}): install the "
+            "project again (pip install -e .), which brings it."
+        ) from error
 
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):

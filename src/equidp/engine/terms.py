@@ -161,10 +161,14 @@ class Products(Term):
         self._calls = inputs, backprops
         self._records, self._widths = len(inputs[0]), (inputs[0].shape[2], backprops[0].shape[2])
         self._positions = sum(x.shape[1] for x in inputs)
-        self._compiled: CompiledGradients | None = None
-        if len({x.shape[1] for x in inputs}) == 1:  # images of one row, a pixel per position
-            rows = ([x.unsqueeze(1) for x in calls] for calls in (inputs, backprops))
-            self._compiled = compiled(Kernel((1, 1), (1, 1), (1, 1), self._widths), *rows)
+
+    @cached_property
+    def _compiled(self) -> CompiledGradients | None:
+        """Asked for only where gradients are formed: to compile takes longer than many a run's Gram matrices."""
+        if len({x.shape[1] for x in self._calls[0]}) > 1:
+            return None
+        rows = ([x.unsqueeze(1) for x in calls] for calls in self._calls)  # images of one row, a pixel per position
+        return compiled(Kernel((1, 1), (1, 1), (1, 1), self._widths), *rows)
 
     @cached_property
     def inputs(self) -> Tensor:
@@ -196,7 +200,7 @@ class Products(Term):
         return gram_norms(left, right, sum(self._widths))
 
     def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        if self._compiled is not None and not self._by_gram():
+        if not self._by_gram() and self._compiled is not None:
             return self._turned(self._compiled.weighted_sum(weights))
         if self._positions > MANY:
             return formed_again([self], weights, clean, math.prod(self._widths))
