@@ -14,6 +14,7 @@ from tests.models.conftest import SCHEMAS, batch
 from torch import Tensor, nn
 
 from equidp.engine.gradients import GradientEngine
+from equidp.engine.noise import SeededRandom
 from equidp.errors import EquidpError
 from equidp.models import build_model
 
@@ -740,6 +741,19 @@ def test_shortened_products_are_refused(kind: str) -> None:
     finally:
         switch.fp32_precision = before
     assert engine.norms(torch.randn(2, 4), torch.tensor([0, 1])).isfinite().all()
+
+
+@pytest.mark.parametrize("other", [torch.float16, torch.bfloat16, torch.float64])
+def test_another_default_type_is_refused(other: torch.dtype) -> None:
+    engine, features = GradientEngine(nn.Linear(4, 3), cross_entropy), torch.randn(2, 4)
+    torch.set_default_dtype(other)
+    try:
+        assert SeededRandom(0, "cpu").normal(3).dtype == torch.float32
+        with pytest.raises(EquidpError, match=r"leave out torch\.set_default_dtype"):
+            engine.norms(features, torch.tensor([0, 1]))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert engine.norms(features, torch.tensor([0, 1])).isfinite().all()
 
 
 def test_bf16_norms_are_near_those_of_float32() -> None:

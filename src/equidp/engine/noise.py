@@ -88,7 +88,7 @@ class SeededRandom:
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal."""
-        return torch.randn(size, generator=self._generators["noise"], device=self.device)
+        return torch.randn(size, generator=self._generators["noise"], device=self.device, dtype=torch.float32)
 
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
         """`[d]` values plus σ·Δ times `normal`, in floating point: see `secure` for what that leaves open."""

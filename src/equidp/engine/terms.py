@@ -455,11 +455,18 @@ def refuse_autocast(kind: str) -> None:
 
 
 def refuse_short_products(device: torch.device) -> None:
-    """Refuse to begin where torch is told to shorten float32's products. Switched, it would be for all threads.
+    """Refuse to begin where torch is told to shorten float32's products, or to make new tensors of other numbers, noise
+    among them. Switched, it would be for all threads.
 
     Raises:
-        EquidpError: with a lower precision of products than torch's default.
+        EquidpError: with a lower precision of products than torch's default, or another default type than float32.
     """
+    if torch.get_default_dtype() != torch.float32:
+        name = str(torch.get_default_dtype()).removeprefix("torch.")
+        raise EquidpError(
+            f"torch is told to make new tensors {name}, noise and sums among them, which are reckoned in float32: "
+            "leave out torch.set_default_dtype, and give your own tensors their dtype."
+        )
     cpu: Any = torch.backends.mkldnn  # torch does not declare them
     kinds = (torch.backends.cuda.matmul,) if device.type == "cuda" else (cpu.matmul, cpu.conv)  # cuDNN's: see below
     if any(kind.fp32_precision not in ("ieee", "none") for kind in kinds):
