@@ -265,6 +265,9 @@ def test_room_that_is_not_its_own_is_refused_before_the_code_writes(wanted) -> N
 def test_so_is_everything_on_another_machine(lacking, monkeypatch) -> None:
     kernel = Kernel((2, 3), (1, 1), (1, 1), (2, 7))
     monkeypatch.setattr(module, lacking, lambda: None)
+    if lacking == "openmp":  # where llvmlite is not installed either
+        monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+        registers_here.cache_clear()
     code_for.cache_clear()
     assert compiled(kernel, *map(rows, batch(kernel))) is None
     code_for.cache_clear()

@@ -209,7 +209,8 @@ class Code:
 @lru_cache(maxsize=256)
 def code_for(kernel: Kernel) -> Code | None:
     """The code for a geometry; None where this machine has none."""
-    found, registers = openmp(), registers_here()
+    found = openmp()
+    registers = None if found is None else registers_here()  # llvmlite is not asked for on other systems
     return None if found is None or registers is None else Code(kernel, registers, found)
 
 
@@ -274,7 +275,7 @@ def _compile(kernel: Kernel, registers: Registers, openmp: Mapping[str, Any]) ->
         llvm.add_symbol(name, ctypes.cast(openmp[name], ctypes.c_void_p).value)
     module = llvm.parse_assembly(str(_Writer(kernel, registers).module))
     module.verify()
-    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"  # tiles are cut for the widest vectors
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=features, opt=3, codemodel="jitdefault", jit=True
     )
