@@ -91,7 +91,7 @@ class CompiledGradients:
     def __init__(self, code: Code, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> None:
         self.kernel = code.kernel
         self._code, self._images, self._backprops = code, images, backprops
-        self._records, self._numel = len(images[0]), self.kernel.fan_in * self.kernel.channels[1]
+        self._records = len(images[0])
 
     @cached_property
     def _operands(self) -> Operands:
@@ -110,7 +110,7 @@ class CompiledGradients:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[numel]`: Σ w_i g_i; a record of weight 0 adds nothing, whatever its gradient."""
-        sums = torch.zeros(self._numel, **FLOATS)
+        sums = torch.zeros(self.kernel.numel, **FLOATS)
         weights = torch.empty(self._records, **FLOATS).copy_(weights)  # as it counts, see `_readable`
         self._code.run(self._operands, weights=weights, sums=sums)
         return sums
@@ -118,7 +118,7 @@ class CompiledGradients:
     def gradients(self, start: int, stop: int) -> Tensor:
         """`[stop − start, numel]`."""
         some = ([x[start:stop] for x in calls] for calls in (self._images, self._backprops))
-        gradients = torch.empty(stop - start, self._numel, **FLOATS)
+        gradients = torch.empty(stop - start, self.kernel.numel, **FLOATS)
         self._code.run(Operands(self.kernel, *some), gradients=gradients)
         return gradients
 
@@ -167,7 +167,7 @@ class Operands:
             raise ValueError(f"Images of {height} by {width} pixels have no windows.")
         self._tables = [(ctypes.c_void_p * len(rows))(*[x.data_ptr() for x in rows]) for rows in self._rows]
         self._sizes = (self.records, len(images), *outputs, width * c, height * width * c)
-        self._numel = kernel.fan_in * kernel.channels[1]
+        self._numel = kernel.numel
 
     def work(self, **wanted: Tensor | None) -> Work:
         """What the code is called with; as long as these operands and what is wanted live.
@@ -302,7 +302,6 @@ class _Writer:
         self.ir, self.kernel, self.registers = ir, kernel, registers
         self.float, self.double, self.int = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
         self.pointer = ir.PointerType()
-        self.numel = kernel.fan_in * kernel.channels[1]
         self.module = ir.Module("convolution")
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.pointer]), "work")
         self.entry = ir.IRBuilder(function.append_basic_block("variables"))
@@ -322,7 +321,7 @@ class _Writer:
 
     def _write(self) -> None:
         b, work = self.b, self.work
-        self.tiles = self._share(self._number(self._count()))
+        self.own_tiles = self._share(self._number(self._count()))
         share, summing = self._share(work["records"]), self.wanted["sums"]
         first = b.select(summing, self._number(0), share[0])
         last = b.select(summing, work["records"], share[1])
@@ -417,7 +416,7 @@ class _Writer:
     @contextmanager
     def _mine(self, number: Any) -> Iterator[None]:
         """Unless a sum is wanted and the tile of this number is another thread's; counts it."""
-        b, (first, last) = self.b, self.tiles
+        b, (first, last) = self.b, self.own_tiles
         this = b.load(number)
         b.store(self._sum(this, 1), number)
         inside = b.and_(b.icmp_signed(">=", this, first), b.icmp_signed("<", this, last))
@@ -466,7 +465,7 @@ class _Writer:
                 total = self._fused(vector, vector, total)
             b.store(b.fadd(b.load(squares), b.fpext(total, squares.allocated_type)), squares)
         with b.if_then(self.wanted["gradients"]):
-            gradient = self._at(self.work["gradients"], self._product(record, self.numel))
+            gradient = self._at(self.work["gradients"], self._product(record, self.kernel.numel))
             for vector, entry in entries():
                 b.store(vector, self._at(gradient, entry), align=4)
         with b.if_then(self.wanted["sums"]):

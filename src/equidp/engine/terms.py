@@ -184,8 +184,7 @@ class Products(Term):
         if self._by_gram():
             return self._gram()
         if self._compiled is not None:
-            squared, sizes = self._compiled.squared_norms()
-            return raised(squared.add_(math.prod(self._widths) * LOST), sizes)
+            return compiled_norms(self._compiled)
         return materialised_norms([self], self._records, math.prod(self._widths))
 
     def _by_gram(self) -> bool:
@@ -309,7 +308,7 @@ class Convolutions(Term):
         channels_last = ([x.permute(0, 2, 3, 1) for x in calls] for calls in (images, backprops))
         self._compiled = compiled(kernel, *channels_last)
         odd = self._outputs == 1 and math.prod(kernel.outputs(height, width)) % 4
-        if self._compiled is None and (odd or kernel.fan_in * self._outputs % 4):  # see `alike`
+        if self._compiled is None and (odd or kernel.numel % 4):  # see `alike`
             spare = -self._outputs % 4
             kernel = replace(kernel, channels=(kernel.channels[0], self._outputs + spare))
             backprops = [F.pad(b, (0, 0, 0, 0, 0, spare)) for b in backprops]
@@ -320,7 +319,7 @@ class Convolutions(Term):
         self._factors: list[tuple[Tensor, Tensor]] = []
         self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
         self._pixels = len(images) * math.prod(images[0].shape[2:])
-        self._numel = kernel.fan_in * kernel.channels[1]
+        self._numel = kernel.numel
 
     def squared_norms(self) -> Tensor:
         if self._positions <= MANY and self._gram_cost() < self._gradient_cost():
@@ -354,8 +353,7 @@ class Convolutions(Term):
         if self._keeps(self._records):
             self._kept = self._workspace.take(self._owner, self._records, self._numel, like=self.images[0])
         if self._compiled is not None:
-            squared, sizes = self._compiled.squared_norms(self._kept)
-            return raised(squared.add_(self._numel * LOST), sizes.mul_(math.sqrt(self.kernel.seen)))
+            return compiled_norms(self._compiled, self._kept)
         sizes = self.sizes()  # before what is formed drives images and backprops out of the caches
         return raised(torch.cat([norms_of(found) for _, found in self._pieces()]), sizes)
 
@@ -584,6 +582,13 @@ def raised(squared: Tensor, sizes: Tensor) -> Tensor:
     it multiply by a weight for next to nothing.
     """
     return torch.maximum(squared, SLACK * sizes.square())
+
+
+def compiled_norms(gradients: CompiledGradients, keep: Tensor | None = None) -> Tensor:
+    """`[b]` squared norms of gradients formed in registers, and written to `keep [b, numel]` too if it is given."""
+    squared, sizes = gradients.squared_norms(keep)
+    # sizes as in `Convolutions.sizes`, which says why that is the most
+    return raised(squared.add_(gradients.kernel.numel * LOST), sizes.mul_(math.sqrt(gradients.kernel.seen)))
 
 
 def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:

@@ -49,6 +49,11 @@ class Kernel:
         return math.prod(self.size) * self.channels[0]
 
     @property
+    def numel(self) -> int:
+        """Entries of the weight."""
+        return self.fan_in * self.channels[1]
+
+    @property
     def seen(self) -> int:
         """Most output pixels that see one input pixel."""
         axes = zip(self.size, self.stride, self.dilation, strict=True)
