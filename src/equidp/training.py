@@ -393,6 +393,13 @@ def prepare(
         )
         if resume and not keeper.found:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
+        if keeper.abandoned:
+            logger.warning(
+                "%s: this run begins anew, in the folder of one that was left behind. What that one was charged is in "
+                "%s and not in this ε; whoever saw what both have shown knows both. resume=true would have gone on.",
+                algorithm.name,
+                keeper.abandoned,
+            )
     try:
         others = [] if peers is None else _others_of(peers, random)
         ledger: Ledger = keeper.ledger(random, others) if keeper else Ledger()

@@ -118,6 +118,18 @@ def test_a_resumption_of_nothing_is_told(tmp_path: Path, power_cut: Any, caplog:
     assert "nothing to resume" not in caplog.text
 
 
+def test_charges_that_are_left_behind_are_told(
+    tmp_path: Path, power_cut: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with power_cut(after=2):
+        live(tmp_path, "dpsgd", {}, PARTS, resume=False)
+    assert "anew" not in caplog.text
+    live(tmp_path, "dpsgd", {}, PARTS, resume=False)
+    (kept,) = tmp_path.rglob("journal-abandoned-1.jsonl")
+    assert "dpsgd: this run begins anew" in caplog.text
+    assert str(kept) in caplog.text
+
+
 def test_constants_that_images_are_standardised_by() -> None:
     model = ModelSettings(name="cnn_small")
     plain = Schema("toy", "image", (1, 8, 8), ("a", "b"), {"class": ("a", "b")}, mean=(0.5,), sd=(0.5,))

@@ -152,6 +152,8 @@ class Checkpointer:
             raise
         self.found = self.saved is not None or self._journal.lives > 0
         """Whether the folder held a run to go on with."""
+        self.abandoned = self._journal.abandoned
+        """Where the journal of a run that the folder held was put, if this one does not go on with it."""
         self._ledger: Ledger | None = None
         self._life = ""
         self.renewed = 0

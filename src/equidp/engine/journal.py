@@ -63,6 +63,8 @@ class Journal:
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, fresh: bool = False, block: int = BLOCK) -> None:
         self.path, self.block = path, block
+        self.abandoned: Path | None = None
+        """Where an older journal, with charges, was put aside."""
         self._credit: Event | None = None
         self._check = ""
         try:
@@ -167,6 +169,7 @@ class Journal:
                 file.flush()
                 durable(file.fileno())
             self._file.truncate(0)
+            self.abandoned = aside
 
     def _open(self, settings: Mapping[str, Any]) -> None:
         self._entries = self._read()
