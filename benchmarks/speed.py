@@ -9,7 +9,7 @@ medians of the ratios of the same round with their quartiles. `sgd` is the train
 shares the trainer's memory layout; `ordinary` is one written by hand in the model's own. `ours` is the trainer's
 complete private step: sampling, gathering, norms, weights, weighted sum, noise, optimiser. `floor` is the forward and
 backward pass to the layers' outputs, below which no private step can go. On a GPU `graphs` is `ours` with its passes
-replayed as CUDA graphs.
+replayed as CUDA graphs. `secure` is `ours` in secure mode.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from equidp.engine.parts import Plan
 from equidp.engine.poisson import poisson_sample
 from equidp.engine.recording import CudaGraphs
 from equidp.engine.sampling import Population
+from equidp.engine.secure import SecureRandom
 from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
 from equidp.models import build_model
@@ -119,7 +120,9 @@ class Bench:
         self.plan = Plan(len(self.records), batch_size, 1_000, len(facts.classes), 1e-5, NOISE_MULTIPLIER)
         self.device = torch.device(device)
 
-    def trainer(self, algorithm: str, *, physical_batch_size: int | None = None, cuda_graphs: bool = False) -> Trainer:
+    def trainer(
+        self, algorithm: str, *, physical_batch_size: int | None = None, cuda_graphs: bool = False, secure: bool = False
+    ) -> Trainer:
         """A trainer on a copy of the model."""
         return Trainer(
             model=copy.deepcopy(self.model),
@@ -127,7 +130,7 @@ class Bench:
             algorithm=algorithm_settings(algorithm).build(),
             plan=self.plan,
             population=Population(self.records, self.records.labels),
-            random=SeededRandom(SEED, self.device),
+            random=SecureRandom(self.device) if secure else SeededRandom(SEED, self.device),
             ledger=Ledger(),
             learning_rate=LEARNING_RATE,
             physical_batch_size=physical_batch_size,
@@ -354,20 +357,22 @@ def settle_memory() -> None:
     touched.clear()  # free, and never given back
 
 
-def contenders(bench: Bench, watch: Stopwatch, algorithms: Sequence[str], opacus: Sequence[str]) -> dict[str, Step]:
+def contenders(bench: Bench, watch: Stopwatch, args: argparse.Namespace) -> dict[str, Step]:
     """Every step that runs here; an Opacus mode that cannot run the model is left out and said so.
 
     Opacus gets the memory layout in which it is faster.
     """
     steps: dict[str, Step] = {"sgd": bench.step("sgd"), "ordinary": bench.ordinary(), "floor": bench.floor()}
-    for name in algorithms:
+    for name in args.algorithms:
         try:
             steps[f"ours:{name}"] = bench.step(name)
+            if args.secure:
+                steps[f"secure:{name}"] = bench.step(name, secure=True)
             if bench.device.type == "cuda":
                 steps[f"graphs:{name}"] = bench.step(name, cuda_graphs=True)
         except EquidpError as error:
             print(f"{name} left out: {error.message}", file=sys.stderr)
-    for mode in opacus:
+    for mode in args.opacus:
         try:
             layouts = [bench.opacus(mode, channels_last=last) for last in (False, True)]
             tried = watch.interleaved({str(i): step for i, step in enumerate(layouts)}, rounds=WARM_UP, length=1)
@@ -382,7 +387,7 @@ def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, 
     """All ratios for one model and batch size."""
     bench = Bench(model, batch_size, args.device, args.records)
     watch = Stopwatch(bench.device, time.process_time if args.clock == "processor" else time.perf_counter)
-    steps = contenders(bench, watch, args.algorithms, args.opacus)
+    steps = contenders(bench, watch, args)
     times = watch.interleaved(steps, args.rounds, args.turn)
     names = {"ours" if k == "ours:dpsgd" else k.replace(":", "_"): k for k in steps}
     result: dict[str, object] = {"model": model, "batch_size": batch_size, "device": args.device}
@@ -395,6 +400,9 @@ def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, 
             result |= {f"{name}_over_sgd": middle, f"{name}_over_sgd_quartiles": [low, high]}
     if "ours:dpsgd" in times:
         result["ours_over_ordinary"] = ratio(times["ours:dpsgd"], times["ordinary"])[0]
+    for name in args.algorithms if args.secure else ():
+        if f"secure:{name}" in times:
+            result[f"secure_{name}_over_ours"] = ratio(times[f"secure:{name}"], times[f"ours:{name}"])[0]
     result |= _best_opacus(times)
     return result | _memory(bench, steps)
 
@@ -437,6 +445,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=20_000, help="size N of the training data sampled from")
     parser.add_argument("--algorithms", nargs="*", default=["dpsgd"], help="names, or `all`")
     parser.add_argument("--opacus", nargs="*", default=list(OPACUS), choices=OPACUS)
+    parser.add_argument("--secure", action="store_true", help="each algorithm in secure mode too")
     parser.add_argument("--by-torch", action="store_true", help="compile nothing, as on other systems")
     parser.add_argument("--grid", action="store_true", help="every model of docs/performance.md")
     parser.add_argument("--json", action="store_true")

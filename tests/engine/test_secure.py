@@ -103,10 +103,30 @@ def test_a_coin_without_a_probability_is_refused() -> None:
 
 
 def test_extreme_words_give_finite_noise() -> None:
-    # all-zero words: the largest radius, √(2·65·ln 2) = 9.49, in both halves; all-one words: radius 0
-    assert float(Scripted(0, 0, 0, 0)._gaussian(1)) == pytest.approx(math.sqrt(2) * math.sqrt(2 * 65 * math.log(2)))
-    top = 2**64 - 1
-    assert float(Scripted(top, top, top, top)._gaussian(1)) == 0.0
+    # words of 0: the largest radius, √(64·ln 2) = 6.66, in both halves; of −2⁶³: radius 0
+    assert float(Scripted(0, 0, 0, 0)._gaussian(1)) == pytest.approx(2 * math.sqrt(64 * math.log(2)))
+    assert float(Scripted(2**63, 2**63, 2**62, 5)._gaussian(1)) == 0.0
+
+
+def test_words_become_the_gaussians_of_box_and_muller() -> None:
+    words = [3, 2**64 - 2**40, 2**63 - 1, 2**62, 7, 2**63 + 2**61, 2**64 - 1, 2**33]
+    radius, angle = np.array(words, dtype=np.uint64).astype(np.int64).reshape(2, 2, 2)
+    uniform = (np.abs(radius).astype(np.longdouble) + 0.5) / 2.0**63
+    expected = (np.sqrt(-2 * np.log(uniform)) * np.cos(angle * np.pi / 2.0**63)).sum(0) / np.sqrt(2)
+    np.testing.assert_allclose(Scripted(*words)._gaussian(2), expected.astype(np.float64), rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [0, 3, 10])
+def test_numbers_noised_in_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.arange(float(size)) * 1e4
+    whole = SecureRandom("cpu").perturb(values, sensitivity=1.0, noise_multiplier=1.0)
+    monkeypatch.setattr(secure, "CHUNK", 3)
+    cut = SecureRandom("cpu").perturb(values, sensitivity=1.0, noise_multiplier=1.0)
+    for noised in (whole, cut):
+        assert noised.shape == values.shape
+        assert ((noised - values).abs() < 20).all()  # each with its own value, on one grid
+        assert len(set((noised - values).tolist())) == size
+    assert len(set(SecureRandom("cpu").normal(size).tolist())) == size
 
 
 @pytest.mark.parametrize("exact", [0.0, 1e-9, 1.0, -17.25, 1e4 / 3, 1e7 / 3])
@@ -190,6 +210,13 @@ def test_dtype_and_size_are_kept() -> None:
     assert random.perturb(torch.zeros(0), sensitivity=1.0, noise_multiplier=1.0).shape == (0,)
     assert random.perturb(torch.zeros(3), sensitivity=torch.tensor(2.0), noise_multiplier=1.0).dtype == torch.float32
     assert random.bernoulli(0.5, 0).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_stay_as_they_were(dtype: torch.dtype, source: RandomSource) -> None:
+    values = torch.ones(5, dtype=dtype)
+    source.perturb(values, sensitivity=1.0, noise_multiplier=1.0)
+    assert torch.equal(values, torch.ones(5, dtype=dtype))
 
 
 def test_two_generators_differ() -> None:

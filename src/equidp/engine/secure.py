@@ -13,7 +13,7 @@ used here, 2¹⁵⁹. With Box–Muller pairs (r·cos θ, r·sin θ), r = √(�
 
     ½·[r₁ cos θ₁ + r₁ sin θ₁ + r₂ cos θ₂ + r₂ sin θ₂] = [r₁ cos(θ₁−π/4) + r₂ cos(θ₂−π/4)]/√2
 
-and as θ is uniform the constant shift may be dropped: two cosines per number, from 256 fresh random bits.
+and as θ is uniform the constant shift may be dropped: two cosines per number, from four fresh 64-bit integers.
 
 *Rounding of the sum.* Even with perfect noise ξ the float x ⊕ ξ betrays x: an output smaller than x keeps the spacing
 of x's own digits. So nothing is added in floating point: `perturb` works on integers. With a grid step g, a power of 2
@@ -26,8 +26,8 @@ number is the Gaussian mechanism on g·K after a fixed rounding, so by post-proc
 one for the sensitivity of g·K. Rounding moves each of d entries of either of two neighbouring sums by g/2 at most, so
 that sensitivity is at most Δ' = Δ + g·√d, and the noise is made for it: s = σ·Δ'. With g ≤ Δ·2⁻¹⁶/√d this costs
 1.5·10⁻⁵ of noise, and leaves every integer of the bulk with more than 2²⁰⁰ ways to come about. Turning the released
-number into float32 afterwards is post-processing too. The noise ends at 13.4 standard deviations, beyond which a true
-Gaussian has mass 10⁻⁴⁰.
+number into float32 afterwards is post-processing too. The noise ends at 13.3 standard deviations, beyond which a true
+Gaussian has mass 2·10⁻⁴⁰.
 
 What this does not do: hide how long a step takes, or protect the machine's memory; nor bound the rounding of the sum
 *before* `perturb`, which the engine forms in float32 (see docs/threat-model.md).
@@ -56,8 +56,8 @@ GRID_BITS = 16
 LARGEST = 2.0**52
 """Integers up to here (plus noise) are exact in float64; anything larger is clamped, which moves no two sums apart."""
 
-CHUNK = 1 << 20
-"""Gaussians made at once: bounds the memory that their random bits take."""
+CHUNK = 1 << 16
+"""Numbers noised at once: few enough for caches to hold what their noise is made of, enough for several threads."""
 
 
 class SecureRandom:
@@ -103,7 +103,10 @@ class SecureRandom:
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal. To protect a value use `perturb`, which adds it safely."""
-        return self._gaussian(size).float().to(self.device)
+        drawn = torch.empty(size, dtype=torch.float32, device="cpu")
+        for part in drawn.split(CHUNK):
+            part.copy_(self._gaussian(len(part)))
+        return drawn.to(self.device)
 
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
         """`[d]` values plus Gaussian noise of standard deviation σ·(Δ + g√d), on a grid of step g.
@@ -120,10 +123,12 @@ class SecureRandom:
         if not (math.isfinite(delta) and delta > 0):
             raise EquidpError(f"A sensitivity of {delta} cannot be protected in secure mode; check the clip norms.")
         step = grid_step(delta, size)
-        exact = values.detach().to("cpu", torch.float64).div(step).round_().clamp_(-LARGEST, LARGEST)
         spread = noise_multiplier * (delta + step * math.sqrt(size)) / step
-        noised = exact.add_(self._gaussian(size).mul_(spread).round_()).mul_(step)
-        return noised.to(dtype=values.dtype).to(values.device)
+        noised = torch.empty(size, dtype=values.dtype, device="cpu")
+        for exact, part in zip(values.detach().cpu().split(CHUNK), noised.split(CHUNK), strict=True):
+            multiples = exact.double().div(step).round_().clamp_(-LARGEST, LARGEST)
+            part.copy_(multiples.add_(self._gaussian(len(part)).mul_(spread).round_()).mul_(step))
+        return noised.to(values.device)
 
     def renew(self, life: int) -> None:
         """Nothing to do: no two draws are alike."""
@@ -145,20 +150,15 @@ class SecureRandom:
             )
 
     def _gaussian(self, size: int) -> Tensor:
-        """`[size]` float64 on the CPU: [r₁ cos θ₁ + r₂ cos θ₂]/√2."""
-        out = torch.empty(size, dtype=torch.float64)
-        for part in out.split(CHUNK):
-            torch.add(self._half(len(part)), self._half(len(part)), out=part).mul_(math.sqrt(0.5))
-        return out
+        """`[size]` float64 on the CPU: √(−ln U₁)·cos θ₁ + √(−ln U₂)·cos θ₂, each from two signed integers w.
 
-    def _half(self, size: int) -> Tensor:
-        radius, angle = self._uniform(size), self._uniform(size)
-        return radius.log_().mul_(-2.0).sqrt_().mul_(angle.mul_(2.0 * math.pi).cos_())
-
-    def _uniform(self, size: int) -> Tensor:
-        """`[size]` float64 in (0, 1], with 53 significant bits however small."""
-        words = torch.from_numpy(self.words(size))
-        return words.to(torch.float64).add_(0.5).mul_(2.0**-64)
+        U = (|w| + ½)·2⁻⁶³ is in (0, 1], with 53 significant bits however small; θ = w·π·2⁻⁶³ is in [−π, π).
+        """
+        words = torch.from_numpy(self.words(4 * size).view(np.int64)).view(2, 2, size)
+        radius, angle = words.to(torch.float64).unbind()
+        radius.abs_().add_(0.5).mul_(2.0**-63).log_().neg_().sqrt_()
+        one, other = angle.mul_(math.pi * 2.0**-63).cos_().mul_(radius).unbind()
+        return one.add_(other)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("SecureRandom can neither be copied nor pickled: its noise must not be drawn twice.")
