@@ -120,14 +120,19 @@ class Project:
         """
         if algorithm not in ALGORITHMS:
             raise unknown_name("algorithm", algorithm, ALGORITHMS)
-        parameters = self.config(nested(params_text(overrides)))["parameters"]
+        loader = self.config(nested(params_text(overrides)))
+        parameters = loader["parameters"]
         mine = {name: value for name, value in overrides.items() if _concerns(name, algorithm)}
         if mine != overrides:
             # valid, and nothing to this cell; but resolved they would show in the block `audited`, and so in the key
-            parameters = self.config(nested(params_text(mine)))["parameters"]
+            loader = self.config(nested(params_text(mine)))
+            parameters = loader["parameters"]
         settings = settings_that_matter(algorithm, parameters)
         key = f"cell-{digest(settings)}"
-        catalog = self.config(nested(params_text({**mine, "run_label": key})))["catalog"]
+        # the same run under its own name, without resolving all settings anew
+        loader.runtime_params = {**loader.runtime_params, "run_label": key}
+        loader["parameters"] = {**parameters, "run_label": key}
+        catalog = loader["catalog"]
 
         def place(kind: str) -> Path:
             return self.path / catalog[f"{{algorithm}}.{kind}"]["filepath"].format(algorithm=algorithm)
