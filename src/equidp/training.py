@@ -395,8 +395,8 @@ def prepare(
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
         if keeper.abandoned:
             logger.warning(
-                "%s: this run begins anew, in the folder of one that was left behind. What that one was charged is in "
-                "%s and not in this ε; whoever saw what both have shown knows both. resume=true would have gone on.",
+                "%s: this run begins anew, in the folder of one that was left behind (resume=true would have gone on). "
+                "What that one was charged is in %s and not in this ε; for whoever saw what it had shown, both count.",
                 algorithm.name,
                 keeper.abandoned,
             )
