@@ -49,6 +49,17 @@ def test_labels_without_a_schema_may_be_amounts_or_several() -> None:
         assert torch.equal(batch.labels, labels[[0, 1, 4, 5]])
 
 
+@pytest.mark.parametrize("labels", [LABELS, LABELS.float(), 1 - LABELS, torch.stack([LABELS, LABELS], 1)])
+def test_groups_are_ids_whether_or_not_they_are_the_labels(labels: torch.Tensor) -> None:
+    population, chosen = Population(Examples(torch.zeros(6, 1), labels), LABELS.clone()), torch.tensor([1, 3, 4])
+    assert torch.equal(population.batch(chosen).groups, LABELS[chosen])
+    batch = population.batch(chosen)
+    batch.labels.mul_(2).sub_(1)  # a loss of one's own may
+    assert torch.equal(batch.groups, LABELS[chosen])
+    with torch.inference_mode():
+        assert torch.equal(population.batch(chosen).groups, LABELS[chosen])
+
+
 @pytest.mark.parametrize(
     ("features", "groups", "told"),
     [

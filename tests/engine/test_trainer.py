@@ -260,7 +260,7 @@ class TestStep:
         exact: list[float] = []
         monkeypatch.setattr(run.random, "perturb", lambda values, **how: exact.append(float(values)) or values)
         norms = torch.tensor([1.0, 3.0, torch.inf, torch.nan])
-        run._side_release(norms, torch.zeros(4, dtype=torch.int64), run.public_values(run.segments[0]))
+        run._side_release(norms, torch.zeros(4, dtype=torch.int64), run.public_values(run.segments[0]), finite=False)
         assert exact == [3.0]  # within 2 are 1, and the two that are not finite
 
     def test_private_and_plain_runs_of_a_seed_draw_the_same_batches(self) -> None:

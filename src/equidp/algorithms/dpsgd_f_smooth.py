@@ -35,24 +35,20 @@ class SmoothedClipCounts(GroupClipCounts):
     keeps: ClassVar[frozenset[str]] = frozenset({REMEMBERED})
     memory: Memory = 0.99
 
+    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """`[2K + 1]`: s_t, and its weight 1 − β^t, which the same average of ones comes to."""
+        latest = torch.cat([noised, noised.new_ones(1)])
+        before = public.get(REMEMBERED)
+        return {REMEMBERED: (1 - self.memory) * latest + (0.0 if before is None else self.memory * before)}
+
     def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """What the averaged counts (m̂, ô) say."""
-        average = self._average(noised, public)
+        average = public[REMEMBERED]
         return self.of_counts(average[:-1] / average[-1], public, plan)
 
     def of_counts(self, counts: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """C^k, `[K]`, of (m̂, ô), `[2K]`."""
         return super().now(counts, public, plan)
-
-    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
-        """The sums to go on from."""
-        return {REMEMBERED: self._average(noised, public)}
-
-    def _average(self, noised: Tensor, public: Public) -> Tensor:
-        """`[2K + 1]`: s_t, and its weight 1 − β^t, which the same average of ones comes to."""
-        latest = torch.cat([noised, noised.new_ones(1)])
-        before = public.get(REMEMBERED)
-        return (1 - self.memory) * latest + (0.0 if before is None else self.memory * before)
 
 
 class DPSGDFSmooth(DPSGDF):

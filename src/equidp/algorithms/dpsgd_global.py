@@ -90,13 +90,13 @@ class StrictBoundCount(SideRelease):
 
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
         """#{n_i > τ·Z}, `[1]`."""
-        return (norms > self.threshold * public["strict_clip_norm"]).sum().float().view(1)
+        return (norms > self.threshold * public["strict_clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
 
     def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """Z_{t+1}."""
-        share = noised[0] / plan.batch_size
-        grown = public["strict_clip_norm"] * torch.exp(share - self.strict_clip_learning_rate)
-        return {"strict_clip_norm": grown.clamp(TINY, HUGE)}
+        share = noised.squeeze(0) / plan.batch_size
+        grown = share.sub_(self.strict_clip_learning_rate).exp_().mul_(public["strict_clip_norm"])
+        return {"strict_clip_norm": grown.clamp_(TINY, HUGE)}
 
 
 class DPSGDGlobal(AlgorithmSettings):

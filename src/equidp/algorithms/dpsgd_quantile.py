@@ -58,14 +58,14 @@ class QuantileCount(SideRelease):
 
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
         """#{n_i ≤ C}, `[1]`, each less ½ where centred."""
-        within = (norms <= public["clip_norm"]).float()
-        return (within - 0.5 if self.centred else within).sum().view(1)
+        within = (norms <= public["clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
+        return within - len(norms) / 2 if self.centred else within
 
     def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """C_{t+1}."""
-        share = noised[0] / plan.batch_size + (0.5 if self.centred else 0.0)
-        led = public["clip_norm"] * torch.exp(-self.clip_learning_rate * (share - self.target_quantile))
-        return {"clip_norm": led.clamp(max(self.min_clip_norm, TINY), HUGE)}
+        beyond = noised.squeeze(0) / plan.batch_size - (self.target_quantile - 0.5 * self.centred)
+        led = beyond.mul_(-self.clip_learning_rate).exp_().mul_(public["clip_norm"])
+        return {"clip_norm": led.clamp_(max(self.min_clip_norm, TINY), HUGE)}
 
 
 class DPSGDQuantile(AlgorithmSettings):

@@ -51,7 +51,7 @@ class GroupSizeCounts(SideRelease):
 
     def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """θ^k, `[K]`."""
-        return {"scale": (plan.batch_size / plan.groups) / noised.clamp(min=1.0)}
+        return {"scale": noised.clamp(min=1.0).reciprocal_().mul_(plan.batch_size / plan.groups)}
 
 
 class Naive(AlgorithmSettings):

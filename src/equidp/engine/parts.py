@@ -397,13 +397,20 @@ class SideRelease(Part, ABC):
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
         """`[m]` exact statistic of `[u]` norms (non-finite ones set to 0) and group ids; on an empty batch too."""
 
-    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
-        """Public values that hold for this step only."""
-        return {}
-
     def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
         """Public values that hold from the next step on."""
         return {}
+
+    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+        """Public values that hold for this step only; those it `keeps` are `later`'s already."""
+        return {}
+
+    def digest(
+        self, noised: Tensor, carried: Public, public: Public, plan: Plan
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """`later` of the carried values, and `now` of this step's public ones."""
+        later = self.later(noised, carried, plan)
+        return later, self.now(noised, {**public, **{name: later[name] for name in self.keeps}}, plan)
 
     def objection(self, algorithm: Algorithm) -> str | None:
         """A statistic that nobody uses costs privacy for nothing."""
@@ -414,7 +421,9 @@ class SideRelease(Part, ABC):
 
 
 def counts(ids: Tensor, size: int) -> Tensor:
-    """`[size]` float32: how often each of `[u]` ids below `size` occurs. `bincount` would wait for a GPU's answer."""
+    """`[size]` float32: how often each of `[u]` ids below `size` occurs."""
+    if ids.device.type == "cpu":
+        return torch.bincount(ids, minlength=size).float()  # on a GPU it would wait for an answer
     one = torch.ones((), device=ids.device)
     return torch.zeros(size, device=ids.device).index_add_(0, ids, one.expand(len(ids)))
 

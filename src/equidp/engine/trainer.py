@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.gradients import GradientEngine, all_finite
-from equidp.engine.ledger import Ledger, live_epsilon
+from equidp.engine.ledger import Event, Ledger, live_epsilon
 from equidp.engine.losses import Loss
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import TINY, Draw, per_record, scheduled, sensitivity, tensors
@@ -192,6 +192,7 @@ class Trainer:
         self.steps_done, self.epochs_begun = 0, 0
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
+        self._priced: tuple[tuple[float, float], Event] | None = None
         self.sampling = algorithm.sampler.start(self)
         self.contributing = algorithm.contribution.start(self)
         self.updating = algorithm.update.start(self)
@@ -347,28 +348,41 @@ class Trainer:
         assert rule is not None
         noise_multiplier = self.sampling.noise(segment)
         public = self.public_values(segment)
-        norms = None
-        self.ledger.append(self.algorithm.step_event(self.plan, self.sampling.rate, noise_multiplier))
+        norms, finite = None, None
+        self.ledger.append(self._event(self.sampling.rate, noise_multiplier))
         if release is not None:
             norms = [self.contributing.norms(batch) for batch in batches]
-            public |= self._side_release(_joined(norms), _joined([b.groups for b in batches]), public)
-        total = self.reduce(self.weighted_sum(batches, public, norms, draws))
+            together = _joined(norms)
+            finite = all_finite(together)
+            public |= self._side_release(together, _joined([b.groups for b in batches]), public, finite=finite)
+        total = self.reduce(self.weighted_sum(batches, public, norms, draws, finite=finite))
         delta = sensitivity(rule, public)
         self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
         kept = release.keeps if release is not None else frozenset()
         self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
         return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
 
-    def _side_release(self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _event(self, rate: float, noise_multiplier: float) -> Event:
+        """The event of a step, worked out when it is another than the last step's."""
+        if self._priced is None or self._priced[0] != (rate, noise_multiplier):
+            event = self.algorithm.step_event(self.plan, rate, noise_multiplier)
+            self._priced = (rate, noise_multiplier), event
+        return self._priced[1]
+
+    @torch.inference_mode()
+    def _side_release(
+        self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor], *, finite: bool
+    ) -> dict[str, Tensor]:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
         release = self.algorithm.side_release
         assert release is not None
-        seen = norms if all_finite(norms) else torch.where(norms < torch.inf, norms, 0.0)
+        seen = norms if finite else torch.where(norms < torch.inf, norms, 0.0)
         exact = self.reduce(release.statistic(seen, groups, public, self.plan))
         noise_multiplier = release.noise(self.plan) / release.sensitivity()
         noised = self.random.perturb(exact, sensitivity=release.sensitivity(), noise_multiplier=noise_multiplier)
-        self.public |= release.later(noised, self.public, self.plan)
-        return release.now(noised, public, self.plan)
+        later, now = release.digest(noised, self.public, public, self.plan)
+        self.public |= later
+        return now
 
     def weighted_sum(
         self,
@@ -376,17 +390,21 @@ class Trainer:
         public: Mapping[str, Tensor],
         norms: list[Tensor] | None = None,
         draws: list[Draw] | None = None,
+        *,
+        finite: bool | None = None,
     ) -> Tensor:
         """Σ w_i·g_i over the chunks, flat `[d]`, *exact*: it must be noised before anything else sees it.
 
-        A second forward per chunk is needed only if weights awaited the whole batch.
+        A second forward per chunk is needed only if weights awaited the whole batch. `finite` is `all_finite` of the
+        norms, where it is known.
         """
         total: Tensor | None = None
         kept = len(batches) == 1 and norms is not None
         grouped = any(value.dim() for value in public.values())
         for index, batch in enumerate(batches):
             fresh = norms[index] if kept and norms is not None else self.contributing.norms(batch)
-            weights = self.weights(fresh, batch.groups if grouped else None, public)
+            known = finite if kept else None
+            weights = self.weights(fresh, batch.groups if grouped else None, public, finite=known)
             if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
                 weights = torch.where(mask, weights, 0.0)
             part = self.contributing.weighted_sum(weights)
@@ -395,19 +413,21 @@ class Trainer:
         assert total is not None  # an empty batch is one empty chunk
         return total
 
-    def weights(self, norms: Tensor, groups: Tensor | None, public: Mapping[str, Tensor]) -> Tensor:
+    def weights(
+        self, norms: Tensor, groups: Tensor | None, public: Mapping[str, Tensor], *, finite: bool | None = None
+    ) -> Tensor:
         """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum).
 
-        `groups` may be None where no public value is per group.
+        `groups` may be None where no public value is per group, `finite` where `all_finite(norms)` is not known.
         """
         rule = self.algorithm.weights
         assert rule is not None
-        seen = public if groups is None else per_record(public, groups)
-        if all_finite(norms):
+        seen = public if groups is None else per_record({k: public[k] for k in (*rule.reads, "scale")}, groups)
+        if all_finite(norms) if finite is None else finite:
             return rule.weights(norms, seen) * seen["scale"]
-        finite = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
-        weights = rule.weights(torch.where(finite, norms, 0.0), seen) * seen["scale"]
-        return torch.where(finite, weights, 0.0)
+        mask = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
+        weights = rule.weights(torch.where(mask, norms, 0.0), seen) * seen["scale"]
+        return torch.where(mask, weights, 0.0)
 
     def _plain_sum(self, batches: list[Batch]) -> Tensor:
         """Σ g_i by ordinary automatic differentiation: the non-private baseline."""
@@ -604,7 +624,7 @@ def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segme
         values = scheduled(values, segment)
         if side is not None:
             nobody = side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), values, plan)
-            values |= side.now(torch.full_like(nobody, count), values, plan)
+            values |= side.digest(torch.full_like(nobody, count), public, values, plan)[1]
         known = rule.reads <= public.keys()  # else the sampler's, below the clip norm
         bound = float(sensitivity(rule, values) if known else values["clip_norm"])
         noise = bound * plan.noise_multiplier * segment.noise
