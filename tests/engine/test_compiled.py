@@ -204,7 +204,7 @@ def test_nothing_at_all_is_no_place_to_read_from(shape) -> None:
     records, positions, i, o = shape
     term = Products([torch.randn(records, positions, i)], [torch.randn(records, positions, o)])
     assert not term.squared_norms().gt(1e-30).any()
-    assert not term.weighted_sum(torch.ones(records), True).any()
+    assert not term.weighted_sum(torch.ones(records), None).any()
     gradients = term.gradients(0, records)
     assert gradients.shape == (records, i * o)
     assert not gradients.any()
@@ -214,7 +214,7 @@ def test_nothing_is_compiled_for_norms_from_gram_matrices(monkeypatch) -> None:
     monkeypatch.setattr(terms, "compiled", lambda *_: pytest.fail("compiled"))
     term = Products([torch.randn(6, 5, 40)], [torch.randn(6, 5, 30)])
     assert term.squared_norms().shape == (6,)
-    assert term.weighted_sum(torch.ones(6), True).shape == (1200,)
+    assert term.weighted_sum(torch.ones(6), None).shape == (1200,)
 
 
 def test_images_smaller_than_the_kernel_are_refused() -> None:

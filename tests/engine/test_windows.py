@@ -107,7 +107,7 @@ def test_kept_gradients_are_summed_by_weight_and_a_weight_of_zero_silences_what_
     assert term._kept is not None
     seen = weights != 0
     expected = torch.einsum("b,b...->...", weights[seen], unfolded(kernel, images[seen], backprops[seen])).flatten()
-    torch.testing.assert_close(term.weighted_sum(weights, clean=False), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(term.weighted_sum(weights, weights == 0), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_buffer_grows_with_the_batch_and_is_found_again() -> None:

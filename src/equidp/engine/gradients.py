@@ -198,8 +198,9 @@ class GradientEngine:
                 f"weighted_sum got {len(weights)} weights for {rows} {'records' if self._units is None else 'units'}."
             )
         with torch.inference_mode():
+            silent = None if self._clean else weights == 0
             sums = [
-                self._books[p].weighted_sum(weights, self._clean).float()
+                self._books[p].weighted_sum(weights, silent).float()
                 if p in self._books
                 else torch.zeros(p.numel(), device=self.device)
                 for p in self.parameters

@@ -94,8 +94,14 @@ class Gradients(ABC):
         """`[b]` (or `[U]`) squared l2 norms, in float32 or float64."""
 
     @abstractmethod
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        """`[numel]`: Σ w_i g_i. With `clean` false a zero weight must silence even a gradient that is not finite."""
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        """`[numel]`: Σ w_i g_i.
+
+        Args:
+            weights: `[b]` (or `[U]`).
+            silent: of the same shape, which weights are 0, and must silence even a gradient that is not finite; None
+                where all are finite.
+        """
 
 
 class Term(Gradients):
@@ -121,8 +127,8 @@ class Vectors(Term):
         self._squared = norms_of(self.values) if self._squared is None else self._squared
         return self._squared
 
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        return weights.to(self.values.dtype) @ (self.values if clean else silenced(self.values, weights))
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        return weights.to(self.values.dtype) @ silenced(self.values, silent)
 
     def gradients(self, start: int, stop: int) -> Tensor:
         return self.values[start:stop]
@@ -139,8 +145,8 @@ class Outer(Term):
         squared = norms_of(self.inputs) * self.backprops.squared_norms()
         return squared.add_(LOST)
 
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        inputs, backprops = weighted(self.inputs, self.backprops.values, weights, clean)
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        inputs, backprops = weighted(self.inputs, self.backprops.values, weights, silent)
         return (backprops.T @ inputs).view(-1)
 
     def gradients(self, start: int, stop: int) -> Tensor:
@@ -198,12 +204,12 @@ class Products(Term):
         right = alike(self.backprops, self.backprops.transpose(1, 2))
         return gram_norms(left, right, sum(self._widths))
 
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         if not self._by_gram() and self._compiled is not None:
             return self._turned(self._compiled.weighted_sum(weights))
         if self._positions > MANY:
-            return formed_again([self], weights, clean, math.prod(self._widths))
-        inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
+            return formed_again([self], weights, silent, math.prod(self._widths))
+        inputs, backprops = weighted(self.inputs, self.backprops, weights, silent)
         return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
 
     def gradients(self, start: int, stop: int) -> Tensor:
@@ -231,10 +237,10 @@ class GroupedProducts(Term):
     def sizes(self) -> Tensor:
         return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum((1, 2))
 
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         if self.inputs.shape[2] > MANY:
-            return formed_again([self], weights, clean, self._numel())
-        inputs, backprops = weighted(self.inputs, self.backprops, weights, clean)
+            return formed_again([self], weights, silent, self._numel())
+        inputs, backprops = weighted(self.inputs, self.backprops, weights, silent)
         inputs, backprops = inputs.transpose(0, 1).flatten(1, 2), backprops.transpose(0, 1).flatten(1, 2)
         return (backprops.transpose(1, 2) @ inputs).flatten()
 
@@ -267,9 +273,8 @@ class Lookups(Term):
         row = torch.empty_like(row).scatter_(1, order, row).unsqueeze(2).expand_as(backprops)
         return torch.zeros_like(backprops).scatter_add_(1, row, backprops).flatten(1).to(self.backprops.dtype)
 
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        backprops = scaled(self._exact(self.backprops), weights)
-        backprops = backprops if clean else silenced(backprops, weights)
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        backprops = silenced(scaled(self._exact(self.backprops), weights), silent)
         table = backprops.new_zeros(self.rows, backprops.shape[2])
         return table.index_add_(0, self.ids.flatten(), backprops.flatten(0, 1)).flatten()
 
@@ -399,16 +404,16 @@ class Convolutions(Term):
         assert total is not None
         return total.flatten(4).flatten(1, 3)
 
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         if self._kept is not None:
-            return self._as_weight(weighted_rows(self._kept if clean else silenced(self._kept, weights), weights))
+            return self._as_weight(weighted_rows(silenced(self._kept, silent), weights))
         if self._compiled is not None:
             return self._as_weight(self._compiled.weighted_sum(weights))
         if self._positions > MANY:
-            pieces = ((found, weights[some]) for some, found in self._pieces())
-            formed = (weighted_rows(found if clean else silenced(found, some), some) for found, some in pieces)
+            pieces = ((silenced(found, _some(silent, some)), weights[some]) for some, found in self._pieces())
+            formed = (weighted_rows(found, shares) for found, shares in pieces)
             return self._as_weight(reduce(Tensor.add_, formed))
-        parts = [self._weight_gradient(x, b, weights, clean) for x, b in zip(self.images, self.backprops, strict=True)]
+        parts = [self._weight_gradient(x, b, weights, silent) for x, b in zip(self.images, self.backprops, strict=True)]
         return _sum(parts)[: self._outputs].flatten()
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
@@ -416,8 +421,8 @@ class Convolutions(Term):
         source = self._compiled or self._cut
         return source.as_weight(gradients)[:, : self._outputs].reshape(*gradients.shape[:-1], -1)
 
-    def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> Tensor:
-        images, backprops = weighted(images, backprops, weights, clean)
+    def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> Tensor:
+        images, backprops = weighted(images, backprops, weights, silent)
         c, o = self.kernel.channels
         shape = images.new_empty(o, c, *self.kernel.size)
         geometry = (None, self.kernel.stride, (0, 0), self.kernel.dilation, False, (0, 0), 1)
@@ -522,9 +527,13 @@ def scaled(values: Tensor, weights: Tensor) -> Tensor:
     return values * weights.view(-1, *[1] * (values.dim() - 1)).to(values.dtype)
 
 
-def silenced(values: Tensor, weights: Tensor) -> Tensor:
-    """`values` `[b, …]` with zeros where a record has no weight, since 0·NaN is NaN."""
-    return values.masked_fill((weights == 0).view(-1, *[1] * (values.dim() - 1)), 0)
+def silenced(values: Tensor, silent: Tensor | None) -> Tensor:
+    """`values` `[b, …]` with zeros where `[b]` says that a record has no weight, since 0·NaN is NaN."""
+    return values if silent is None else values.masked_fill(silent.view(-1, *[1] * (values.dim() - 1)), 0)
+
+
+def _some(silent: Tensor | None, records: slice | Tensor) -> Tensor | None:
+    return None if silent is None else silent[records]
 
 
 def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
@@ -537,10 +546,9 @@ def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
     return total if 2 * half == len(rows) else total.add_(rows[-1] * weights[-1])
 
 
-def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, clean: bool) -> tuple[Tensor, Tensor]:
-    """Both factors of a weighted sum of outer products; both silenced unless everything is finite."""
-    backprops = scaled(backprops, weights)
-    return (inputs, backprops) if clean else (silenced(inputs, weights), silenced(backprops, weights))
+def weighted(inputs: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both factors of a weighted sum of outer products, both silenced."""
+    return silenced(inputs, silent), silenced(scaled(backprops, weights), silent)
 
 
 def norms_of(rows: Tensor) -> Tensor:
@@ -597,10 +605,10 @@ def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tenso
     return raised(torch.cat(norms), _sizes(terms))
 
 
-def formed_again(terms: Sequence[Term], weights: Tensor, clean: bool, numel: int) -> Tensor:
+def formed_again(terms: Sequence[Term], weights: Tensor, silent: Tensor | None, numel: int) -> Tensor:
     """`[numel]`: the terms' weighted sum, of the gradients that `materialised_norms` formed and forgot."""
-    formed = (Vectors(_rows(terms, some)).weighted_sum(weights[some], clean) for some in _pieces(len(weights), numel))
-    return reduce(Tensor.add_, formed)
+    pieces = ((Vectors(_rows(terms, some)), some) for some in _pieces(len(weights), numel))
+    return reduce(Tensor.add_, (rows.weighted_sum(weights[some], _some(silent, some)) for rows, some in pieces))
 
 
 def _pieces(records: int, numel: int) -> Iterator[slice]:
@@ -623,8 +631,8 @@ class Shared(Gradients):
     def squared_norms(self) -> Tensor:
         return materialised_norms(self._terms, self._records, self._numel)
 
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
-        return formed_again(self._terms, weights, clean, self._numel)
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        return formed_again(self._terms, weights, silent, self._numel)
 
 
 class UnitSums(Gradients):
@@ -658,14 +666,15 @@ class UnitSums(Gradients):
             squared[some] = norms_of(sums)
         return raised(squared, sizes) / counts.square()
 
-    def weighted_sum(self, weights: Tensor, clean: bool) -> Tensor:
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         counts = self._units.counts
         if self._single is not None:
-            total = self._single.weighted_sum((weights * (counts == 1))[self._units.owners], clean)
+            alone = (weights * (counts == 1))[self._units.owners]
+            total = self._single.weighted_sum(alone, None if silent is None else alone == 0)
         else:
             total = torch.zeros(self._numel, device=weights.device)
         for some, sums in self._kept or self._formed():
-            total += Vectors(sums).weighted_sum((weights / counts)[some], clean)
+            total += Vectors(sums).weighted_sum((weights / counts)[some], _some(silent, some))
         return total
 
     def _formed(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
