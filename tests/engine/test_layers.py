@@ -181,6 +181,12 @@ def test_rms_norm(shape, eps, holds) -> None:
     holds(nn.RMSNorm(shape, eps=eps), torch.randn(4, *shape))
 
 
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 3, 4)])
+@pytest.mark.parametrize("slopes", [1, 6])
+def test_prelu(slopes, shape, holds) -> None:
+    holds(nn.PReLU(slopes), torch.randn(4, *shape))
+
+
 def test_frozen_batch_norm(holds) -> None:
     layer = nn.BatchNorm2d(3)
     layer.running_mean.normal_()
@@ -209,8 +215,7 @@ def test_either_parameter_may_be_frozen(layer, name, holds) -> None:
     [
         (nn.Conv3d(2, 3, 2), (2, 4, 4, 4)),
         (nn.ConvTranspose2d(2, 3, 2), (2, 4, 4)),
-        (nn.PReLU(), (6,)),
-        (nn.RMSNorm(6), (3, 6)),
+        (nn.InstanceNorm1d(6, affine=True), (6, 3)),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -156,6 +156,17 @@ def rms_norm(page: Page) -> dict[str, Term]:
     return _scaled(page, lambda x: F.rms_norm(x, shape, eps=page.layer.eps), _over_places(shape))
 
 
+def prelu(page: Page) -> dict[str, Term]:
+    """Slope of what is negative, one per channel or one for all."""
+    alike = page.layer.num_parameters == 1
+    return _scaled(page, lambda x: x.clamp(max=0), _over_all if alike else _over_pixels)
+
+
+def _over_all(values: Tensor) -> Tensor:
+    """`[b, …]` to `[b, 1]` sums."""
+    return values.flatten(1).sum(1, keepdim=True)
+
+
 def _over_places(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
     """`[b, …, *shape]` to sums over what lies between, `[b, numel]`."""
     return lambda x: x.reshape(len(x), -1, math.prod(shape)).sum(1)
@@ -230,6 +241,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm2d: frozen_batch_norm,
     nn.LayerNorm: layer_norm,
     nn.RMSNorm: rms_norm,
+    nn.PReLU: prelu,
     nn.Embedding: embedding,
 }
 
