@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from equidp.algorithms import algorithm_settings
+from equidp.engine.algorithm import Algorithm
 from equidp.engine.ledger import Ledger, rdp_epsilon
+from equidp.engine.losses import Loss
 from equidp.engine.noise import SeededRandom
+from equidp.engine.parts import Objective, Public, Pursuing
 from equidp.engine.plan import Plan
 from equidp.engine.sampling import Population
 from equidp.engine.trainer import SHORTEST, Diagnostics, Trainer, choose_device
@@ -43,6 +46,7 @@ def trainer(
     model: nn.Module | None = None,
     noise: float = 1.0,
     epochs: int = 1,
+    algorithm: Algorithm | None = None,
     **options: Any,
 ) -> Trainer:
     torch.manual_seed(0)
@@ -50,13 +54,40 @@ def trainer(
     return Trainer(
         model=model or nn.Linear(4, 2),
         loss=loss,
-        algorithm=algorithm_settings(name, options).build(),
+        algorithm=algorithm or algorithm_settings(name, options).build(),
         plan=Plan(12, 6, epochs, 2, 1e-5, 0.0 if name == "sgd" else noise),
         population=population,
         random=SeededRandom(seed, "cpu"),
         ledger=Ledger(),
         learning_rate=1.0,
     )
+
+
+class Weighed(Objective):
+    """Losses times the bound that the side release leads."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Weighing(loss)
+
+
+class Weighing(Pursuing):
+    """Its factor is multiplied by parameters' functions, so autograd keeps it."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(lambda outputs, labels: loss(outputs, labels) * self.factor)
+        self.factor = torch.ones(())
+
+    def follow(self, public: Public) -> None:
+        self.factor = public["clip_norm"]
+
+
+def test_an_objective_may_multiply_by_a_value_that_a_side_release_leads() -> None:
+    algorithm = algorithm_settings("dpsgd_quantile").build()
+    run = trainer(records(), algorithm=dataclasses.replace(algorithm, objective=Weighed()))
+    run.run_steps(2)
+    assert float(run.pursuing.factor) == float(run.public["clip_norm"]) != 1.0
 
 
 class TestDevice:

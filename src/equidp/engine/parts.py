@@ -261,7 +261,7 @@ class Pursuing:
         self.loss = loss
 
     def follow(self, public: Public) -> None:
-        """Take over the carried values; called between steps, so that a step has one loss from its start to its end."""
+        """Take over the carried values that it reads; called between steps, so that a step has one loss throughout."""
 
 
 # ----------------------------------------------------------------------------------------------------- contribution

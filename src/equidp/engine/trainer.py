@@ -328,7 +328,11 @@ class Trainer:
             rollback()
         elif before is not None:
             self.contributing.advance(before)
-        self.pursuing.follow(self.public)
+        self._tell_objective()
+
+    def _tell_objective(self) -> None:
+        """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
+        self.pursuing.follow({name: self.public[name].clone() for name in self.algorithm.objective.reads})
 
     def draw(self) -> Draw:
         """The units of the next batch."""
@@ -584,7 +588,7 @@ class Trainer:
         self.optimizer.load_state_dict(_with_number_keys(state["optimizer"]))
         device = self.population.device
         self.public, self.shown = _moved(state["public"], device), dict(state["shown"])
-        self.pursuing.follow(self.public)
+        self._tell_objective()
         self.random.load_state_dict(state["random"])
         if not self.random.renewed:
             _set_global_random(state.get("global_random", {}), device)
