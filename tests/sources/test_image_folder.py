@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import unicodedata
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from tests.sources.tiny import write_image, write_tiny
 
 from equidp.errors import EquidpError
@@ -158,6 +159,13 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, options: dict, suffi
         read(tmp_path, options)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a pipe by name")
+def test_a_pipe_is_not_waited_for(tmp_path: Path, options: dict) -> None:
+    os.mkfifo(tmp_path / "mine" / "pets" / "dog" / "dog40.png")
+    with pytest.raises(EquidpError, match=r"dog40\.png is no file, though called like one"):
+        source("image_folder", options).locate(tmp_path)
+
+
 def test_an_image_that_would_be_left_out_changes_the_fingerprint(tmp_path: Path, options: dict) -> None:
     before = source("image_folder", options).locate(tmp_path).fingerprint  # what kept copies are found by
     Image.new("L", (16, 16)).save(tmp_path / "mine" / "pets" / "dog" / "dog40.TIF")
@@ -235,6 +243,24 @@ def test_ambiguous_names_are_refused(tmp_path: Path, options: dict) -> None:
 def test_a_corrupt_image_is_named(tmp_path: Path, options: dict) -> None:
     (tmp_path / "mine" / "pets" / "cat" / "cat7.png").write_bytes(b"not an image")
     with pytest.raises(EquidpError, match=r"cat7\.png is corrupt or no image"):
+        read(tmp_path, options)
+
+
+def test_postscript_called_png_is_not_run(tmp_path: Path, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow goes by a file's content, and has another program execute this one."""
+    run: list[object] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *given, **_: run.append(given))
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n{} loop\n"
+    (tmp_path / "mine" / "pets" / "cat" / "cat7.png").write_bytes(program)
+    with pytest.raises(EquidpError, match=r"cat7\.png is corrupt or no image in JPEG or PNG"):
+        read(tmp_path, options)
+    assert run == []
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP"])
+def test_what_an_image_is_does_not_go_by_its_name(tmp_path: Path, options: dict, kind: str) -> None:
+    Image.new("RGB", (16, 16)).save(tmp_path / "mine" / "pets" / "cat" / "cat7.png", kind)
+    with pytest.raises(EquidpError, match=r"cat7\.png is corrupt or no image in JPEG or PNG"):
         read(tmp_path, options)
 
 

@@ -31,6 +31,9 @@ DEEP_MODES = ("I", "F")
 DEEP_SIGN = ";16"
 """And how it calls them where it opens them as eight: a colour image of twelve bits would come out nearly black."""
 
+FORMATS = ("JPEG", "PNG")
+"""What is decoded, whatever the name says: Pillow goes by content, and has Ghostscript run PostScript."""
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_SD = (0.229, 0.224, 0.225)
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -72,16 +75,18 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
     """One image, uint8 `[channels, side, side]`.
 
     Raises:
-        EquidpError: it is corrupt, or has more than eight bits per channel.
+        EquidpError: it is corrupt, neither JPEG nor PNG, or has more than eight bits per channel.
     """
     try:
-        with Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded)) as opened:
+        with Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded), formats=FORMATS) as opened:
             if opened.mode.startswith(DEEP_MODES) or any(DEEP_SIGN in str(tile.args) for tile in opened.tile):
                 # Pillow would cut off at 255 and leave a white image; how to scale depends on what the device wrote
                 raise EquidpError(f"Image {name} has more than 8 bits per pixel; scale it to 8 and save it again.")
             image: Image.Image = opened.convert("RGB" if channels == 3 else "L")
     except UNREADABLE as error:
-        raise EquidpError(f"Image {name} is corrupt or no image ({error}); replace it or remove its record.") from error
+        raise EquidpError(
+            f"Image {name} is corrupt or no image in JPEG or PNG ({error}); replace it or remove its record."
+        ) from error
     if image.size != (side, side):
         size = (side, side)
         image = ImageOps.fit(image, size, Image.Resampling.BICUBIC) if crop else image.resize(size, Image.BICUBIC)  # type: ignore[attr-defined]
@@ -92,11 +97,14 @@ def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path
     """All JPEG and PNG files (or those of other kinds) below a folder, those of linked folders too, in a fixed order.
 
     Raises:
-        EquidpError: one is a link that leads nowhere, or a folder cannot be read.
+        EquidpError: one is a link that leads nowhere, or no file (a pipe would be waited for), or a folder cannot be
+            read.
     """
     found = [path for path in files_below(folder) if _is_of(path, suffixes)]
     if lost := next((path for path in found if not path.exists()), None):
         raise EquidpError(f"{lost} is a link that leads nowhere; mend it, or remove it.")
+    if special := next((path for path in found if not path.is_file()), None):
+        raise EquidpError(f"{special} is no file, though called like one; remove it.")
     return found
 
 
@@ -140,12 +148,16 @@ def unpack_sheets(arrays: Mapping[str, np.ndarray], prefix: str, side: int, path
     packed, offsets = arrays[f"{prefix}webp"], arrays[f"{prefix}offsets"]
     try:
         sheets = [
-            np.asarray(Image.open(io.BytesIO(packed[start:end].tobytes())).convert("RGB")).reshape(-1, side, side, 3)
+            np.asarray(_sheet(packed[start:end].tobytes()).convert("RGB")).reshape(-1, side, side, 3)
             for start, end in itertools.pairwise(offsets)
         ]
     except UNREADABLE as error:
         raise EquidpError(f"{path}: a sheet of {prefix}webp is corrupt ({error}); download it again.") from error
     return torch.from_numpy(np.concatenate(sheets)).permute(0, 3, 1, 2).contiguous()
+
+
+def _sheet(encoded: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(encoded), formats=["WEBP"])
 
 
 def _in_parallel(work: Callable[[Encoded], None], items: Iterable[Encoded]) -> Iterator[None]:
