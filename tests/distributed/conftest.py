@@ -16,5 +16,5 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks has found."""
     folder = tmp_path_factory.mktemp("battery")
     job = {"training": {"devices": 2, "device": "cpu"}, "workplace": None}
-    launch(Machines().launch(2), folder, job, worker=ranks.battery)
+    launch(Machines().launch(2, folder), folder, job, worker=ranks.battery)
     return [json.loads((folder / f"rank{r}.json").read_text()) for r in range(2)]

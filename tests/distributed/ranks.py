@@ -86,7 +86,7 @@ def algorithms_here() -> list[str]:
 
 def battery(folder: str) -> None:
     """Everything the tests look at, written as one JSON file per rank."""
-    peers = Peers(torch.device("cpu"))
+    peers = Peers(torch.device("cpu"), Path(folder))
     found: dict[str, Any] = {"rank": peers.rank, "size": peers.size}
     found["sampled"] = {name: _run(name, 8, peers) for name in algorithms_here()}
     found["everybody"] = {name: _run(name, RECORDS, peers, epochs=4) for name in algorithms_here() if name != "dpis"}

@@ -105,6 +105,21 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
 
 
+def listening() -> set[tuple[int, str, int]]:
+    """Process, address and port of every socket on which this process, or one that it started, waits for others."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    lines = [(process.pid, line) for process in processes for line in process.net_connections("inet")]
+    return {(pid, *line.laddr) for pid, line in lines if line.status == psutil.CONN_LISTEN}
+
+
+def test_ranks_of_one_machine_open_no_port_to_others(tmp_path):
+    """Whoever reaches torch's store over TCP can have the asking process run code: it unpickles what is there."""
+    heard, before = [], listening()
+    train(tmp_path, at_epoch=lambda epoch: heard.extend(listening() - before))
+    assert os.getpid() not in {pid for pid, _, _ in heard}
+    assert {address for _, address, _ in heard} <= {"127.0.0.1"}  # gloo's
+
+
 @pytest.mark.parametrize("options", [{"ratio_over": "counted"}, {"base_clip_norm": 0.01}])
 def test_options_that_were_left_out_are_noticed(options):
     """One is a part's field, the other a value that training begins with: ranks would clip at the default instead."""
@@ -187,6 +202,6 @@ def test_several_machines_need_a_place_to_meet(monkeypatch, tmp_path):
 
     machines = Machines.from_environment()
 
-    assert machines.launch(4).nproc_per_node == 2
+    assert machines.launch(4, tmp_path).nproc_per_node == 2
     with pytest.raises(EquidpError, match="cannot be divided among 2 machines"):
-        machines.launch(3)
+        machines.launch(3, tmp_path)

@@ -164,16 +164,16 @@ def test_all_records_are_somebodys_and_nobodys_twice() -> None:
     assert len(torch.cat(shards).unique(dim=0)) == sum(map(len, shards)) == RECORDS
 
 
-def test_ranks_stay_at_home_before_they_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_stay_at_home_before_they_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(peers_module.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"})
     for name, found in {"get_rank": 0, "get_world_size": 2, "new_group": None}.items():
         monkeypatch.setattr(peers_module.dist, name, lambda found=found, **named: found)
     monkeypatch.setattr(
         peers_module.dist, "init_process_group", lambda *how, **named: seen.append(os.environ.get("GLOO_SOCKET_IFNAME"))
     )
-    Peers(torch.device("cpu"))
+    Peers(torch.device("cpu"), tmp_path)
     assert seen == ["lo"]
 
 

@@ -30,9 +30,8 @@ def main() -> None:
         time.sleep(0.5)
     job = json.loads((given.folder / JOB).read_text())
     try:
-        launch(
-            Machines(given.nodes, given.node, given.rendezvous).launch(job["training"]["devices"]), given.folder, job
-        )
+        machines = Machines(given.nodes, given.node, given.rendezvous)
+        launch(machines.launch(job["training"]["devices"], given.folder), given.folder, job)
     except EquidpError as error:
         error.show()
         sys.exit(error.exit_code)

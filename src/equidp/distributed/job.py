@@ -14,3 +14,6 @@ FAILURE = "failure.json"
 
 SOCKET = "epochs"
 """Where rank 0 asks for an evaluation; in a folder of its own that the job names."""
+
+MEETING, STORE = "meeting", "store"
+"""Where the asking process and the ranks of one machine find each other."""

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from equidp.distributed.job import FAILURE, HISTORY, JOB, PUBLIC, SOCKET, STATEMENT, TRAIN, WEIGHTS
+from equidp.distributed.job import FAILURE, HISTORY, JOB, MEETING, PUBLIC, SOCKET, STATEMENT, TRAIN, WEIGHTS
 from equidp.distributed.worker import work
 from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 NODES, NODE, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_NODE", "EQUIDP_RENDEZVOUS", "EQUIDP_JOB_FOLDER"
 """Environment of a training over several machines: how many, which one this is, where they meet, a shared folder."""
 
+NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Environment variable by which torch's launcher opens no port for its ranks."""
 
 Evaluation = Callable[[dict[str, float], dict[str, Tensor]], Mapping[str, float]]
 """Of a history row and the weights after that epoch: further columns."""
@@ -63,8 +65,11 @@ class Machines:
             )
         return cls(nodes, int(os.environ.get(NODE, "0")), rendezvous)
 
-    def launch(self, devices: int) -> LaunchConfig:
+    def launch(self, devices: int, folder: Path) -> LaunchConfig:
         """Torch's launch configuration for so many ranks in all.
+
+        On one machine all meet over files in the job's `folder`, which is private: torch's store over TCP listens on
+        every interface, asks nobody for a password, and what is in it is unpickled here.
 
         Raises:
             EquidpError: where they cannot be divided among the machines.
@@ -80,8 +85,8 @@ class Machines:
             "logs_specs": DefaultLogsSpecs(log_dir=os.devnull),  # torch would leave a folder behind for every training
         }
         if self.nodes == 1:
-            return LaunchConfig(**common, run_id=uuid.uuid4().hex, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
-                                local_addr="127.0.0.1")  # fmt: skip
+            return LaunchConfig(**common, run_id=uuid.uuid4().hex, rdzv_backend="c10d", local_addr="127.0.0.1",
+                                rdzv_endpoint=str(folder / MEETING), rdzv_configs={"store_type": "file"})  # fmt: skip
         return LaunchConfig(**common, run_id="equidp", rdzv_backend="static", rdzv_endpoint=self.rendezvous,
                             rdzv_configs={"rank": self.node})  # fmt: skip
 
@@ -112,7 +117,7 @@ def train(
             part.write_text(json.dumps({**job, "evaluated_at": socket}))
         if machines.nodes > 1:
             logger.info("Waiting at %s for python -m equidp.distributed of the other machines.", machines.rendezvous)
-        launch(machines.launch(devices), folder, job)
+        launch(machines.launch(devices, folder), folder, job)
         return (
             load_file(folder / WEIGHTS),
             pd.read_parquet(folder / HISTORY),
@@ -192,7 +197,7 @@ def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         # torch's launcher tells everything twice; we tell it once
-        with held_back("torch.distributed.elastic", below=logging.CRITICAL):
+        with held_back("torch.distributed.elastic", below=logging.CRITICAL), _no_shared_store():
             elastic_launch(config, worker)(str(folder))
     except ChildFailedError as error:
         raise _reason(error, folder, job) from None
@@ -202,6 +207,16 @@ def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _no_shared_store() -> Iterator[None]:
+    before = os.environ.get(NO_SHARED_STORE)
+    os.environ[NO_SHARED_STORE] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(NO_SHARED_STORE) if before is None else os.environ.update({NO_SHARED_STORE: before})
 
 
 def _told(folder: Path) -> EquidpError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equidp.distributed.job import STORE
 from equidp.engine.noise import RandomSource, Stream, derived_seed
 from equidp.records import Records
 
@@ -23,13 +25,18 @@ LOOPBACK = ("lo", "lo0")
 """What Linux and macOS call the interface that leads nowhere else."""
 
 
+def at_home() -> bool:
+    """Whether all ranks are on this machine."""
+    return os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
+
+
 def stay_at_home() -> None:
     """Where all ranks are on this machine, have gloo listen to this machine alone; a choice of the user's stands.
 
     It would take the address that the machine's name stands for, often one that others reach: exact sums go there, and
     it asks nobody for a password.
     """
-    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+    if at_home():
         here = {name for _, name in socket.if_nameindex()}
         for name in LOOPBACK:
             if name in here:
@@ -41,11 +48,16 @@ class Peers:
 
     Args:
         device: where this rank's tensors are; NCCL connects GPUs, gloo everything else.
+        folder: the job's, which is private: ranks of one machine find each other there, and by no open port.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, folder: Path) -> None:
         stay_at_home()
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        meeting: dict[str, Any] = {}
+        if at_home():
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            meeting = {"store": dist.FileStore(str(folder / STORE), size), "rank": rank, "world_size": size}
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT, **meeting)
         self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
         # words, numbers and states travel on the CPU, whatever the sums travel on
         self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)

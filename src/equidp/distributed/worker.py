@@ -38,7 +38,7 @@ def work(folder: str) -> None:
     try:
         job = json.loads((Path(folder) / JOB).read_text())
         device = _device(job["training"]["device"])
-        peers = Peers(device)
+        peers = Peers(device, Path(folder))
         _train(Path(folder), job, peers)
         peers.leave()
     except FollowedError:
