@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 
 import pytest
+from distributed import Client
 
+from equidp.sweep import cluster
 from equidp.sweep.cluster import Machines
 from equidp.sweep.signals import deaf_to_ctrl_c
 
@@ -50,3 +53,20 @@ def test_a_busy_dashboard_port_is_no_cause_for_a_warning(recwarn: pytest.Warning
         with Machines(workers=1, dashboard=port).connect() as client:
             assert f":{port}/" not in client.dashboard_link
     assert not [one for one in recwarn if "already in use" in str(one.message)]
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_nobody_without_its_certificate_gives_the_cluster_orders(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other users of the machine reach its loopback, and would have code run with the data at hand."""
+    monkeypatch.setattr(cluster, "gpus_here", lambda: gpus)
+    with Machines(workers=1, dashboard=0).connect() as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+        reached = [client.scheduler.address, *client.scheduler_info()["workers"]]
+        stranger = ssl.create_default_context()
+        stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+        for host, _, port in (address.removeprefix("tls://").partition(":") for address in reached):
+            with pytest.raises(OSError, match=r"TLS|SSL|closed|reset|Timed out"):
+                Client(f"tcp://{host}:{port}", timeout=2, set_as_default=False)
+            line = stranger.wrap_socket(socket.create_connection((host, int(port)), 5))
+            with line, pytest.raises(ssl.SSLError, match="CERTIFICATE"):
+                line.recv(1)

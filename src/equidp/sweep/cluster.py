@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster
+from distributed import Client, LocalCluster, Nanny, Scheduler, Security, SpecCluster
 
 from equidp.errors import EquidpError
 from equidp.logs import held_back
@@ -21,6 +21,8 @@ GPU = "GPU"
 """Name of the Dask resource that stands for one GPU: `dask worker … --resources "GPU=1"`."""
 
 CONNECT_SECONDS = 10
+
+TLS = "tls://"
 
 SETTINGS = {
     "distributed.scheduler.worker-saturation": 1.0,  # a cell waits at the scheduler, not at a busy worker
@@ -85,7 +87,10 @@ class Machines:
             ) from error
 
     def _local(self) -> Any:
-        common = {"dashboard_address": f"127.0.0.1:{self.dashboard}"}
+        # loopback is every user's of this machine, and whoever is let in has code run: it takes a certificate, which is
+        # made here and now, for this cluster alone
+        security = Security.temporary()
+        common = {"dashboard_address": f"127.0.0.1:{self.dashboard}", "security": security, "protocol": TLS}
         held = self._local_gpus_per_cell()
         if not held:
             count = self.workers or os.cpu_count() or 1
@@ -94,14 +99,16 @@ class Machines:
         if not slots:
             raise EquidpError(f"--gpus-per-cell={held} is more than the {gpus_here()} GPUs of this machine.")
         scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", **common}}
-        workers = {slot: _gpu_worker(slot, held) for slot in range(min(slots, self.workers or slots))}
-        return SpecCluster(workers=workers, scheduler=scheduler)
+        count = min(slots, self.workers or slots)
+        workers = {slot: _gpu_worker(slot, held, security) for slot in range(count)}
+        return SpecCluster(workers=workers, scheduler=scheduler, security=security)
 
 
-def _gpu_worker(slot: int, held: int) -> dict[str, Any]:
+def _gpu_worker(slot: int, held: int, security: Security) -> dict[str, Any]:
     """A worker that sees its own GPUs only."""
     visible = ",".join(str(slot * held + i) for i in range(held))
-    options = {"nthreads": 1, "resources": {GPU: held}, "env": {"CUDA_VISIBLE_DEVICES": visible}, "host": "127.0.0.1"}
+    options = {"nthreads": 1, "resources": {GPU: held}, "env": {"CUDA_VISIBLE_DEVICES": visible}, "host": "127.0.0.1",
+               "security": security, "protocol": TLS}  # fmt: skip
     return {"cls": Nanny, "options": options}
 
 
