@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import stat
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from equidp.errors import EquidpError
 from equidp.records import Records, Schema
@@ -42,6 +44,24 @@ def test_empty_records_and_absent_columns_survive(records: Records, tmp_path: Pa
     assert loaded.part is None
     assert loaded.unit is None
     assert loaded.schema == Schema.from_dict(records.schema.to_dict())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_nobody_else_reads_a_copy_of_private_records(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raw files may be closed to others. Some versions of safetensors leave what they write open to all."""
+
+    def save_open(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        path.write_bytes(save(tensors, metadata))
+        modes.append(stat.S_IMODE(path.stat().st_mode))
+
+    modes: list[int] = []
+    monkeypatch.setattr(storage, "save_file", save_open)
+    path = tmp_path / "records.safetensors"
+    storage.save(records, path)
+    assert [*modes, stat.S_IMODE(path.stat().st_mode)] == [0o600, 0o600]
+    assert len(storage.load(path)) == len(records)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 200, -100])

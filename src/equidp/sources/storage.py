@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.files import replacing
+from equidp.files import private, replacing
 from equidp.records import Records, Schema
 
 FORMAT = "equidp-records-1"
@@ -19,7 +20,7 @@ GROUP = "group:"
 
 
 def save(records: Records, path: Path) -> None:
-    """Write atomically: a crash leaves either the old file or the new one, never half a file.
+    """Write atomically: a crash leaves either the old file or the new one, never half a file. Its owner alone reads it.
 
     Raises:
         EquidpError: the folder cannot be written or the disk is full.
@@ -29,6 +30,7 @@ def save(records: Records, path: Path) -> None:
     schema = json.dumps(records.schema.to_dict(), ensure_ascii=False)
     metadata = {"format": FORMAT, "schema": schema, "sha256": _checksum(tensors, schema)}
     with replacing(path) as part:
+        os.close(private(str(part), os.O_CREAT | os.O_WRONLY))  # first: what fills it may leave it open to everybody
         save_file(tensors, part, metadata=metadata)
 
 
