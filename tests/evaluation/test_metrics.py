@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 from fairlearn import metrics as fairness
+from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from sklearn import metrics as sk
 
 from equidp.evaluation.metrics import (
@@ -303,6 +304,18 @@ def test_no_two_groups_share_a_slug():
     assert slugs["<30"] == "lt 30"
     assert len(set(slugs.values())) == len(names)
     assert slug("///") == "___"
+
+
+@pytest.mark.parametrize("name", [".", "..", "How often did you see a doctor? " * 20])
+def test_mlflow_takes_the_metrics_of_any_group(name):
+    slugs = unique_slugs([name, name + "?"])
+    for one in slugs.values():
+        for metric in (
+            f"cost_of_privacy/demographic_parity_difference/{slugs[name]}:{one}",
+            f"test/worst_group_accuracy/{one}",
+        ):
+            _validate_metric_name(metric)
+            assert len(metric) <= MAX_ENTITY_KEY_LENGTH
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from mlflow.utils.validation import _validate_param
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
@@ -168,3 +169,14 @@ def test_settings_of_one_slug_are_all_kept(monkeypatch):
     )
     tracking.log_params("dpsgd", {"性別": 1, "年齢": 2, "age [y]": 3, "age (y)": 4})
     assert sorted(kept.values()) == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("column", ["w//o", "a/../../b", "a/.", "..", "What is " + "your age? " * 40, "x/" * 200])
+def test_whatever_a_column_is_called_its_settings_are_kept(monkeypatch, column):
+    """MLflow takes names for paths, of 250 letters at most; by one that it refuses the whole run would be lost."""
+    kept = []
+    monkeypatch.setattr(tracking, "_write", lambda algorithm, *, params: kept.extend(params))
+    tracking.log_params("dpsgd", {f"data.options.features.{column}.{n}": n for n in ("kind", "categories")})
+    assert len({entry.key for entry in kept}) == 2
+    for entry in kept:
+        _validate_param(entry.key, entry.value)

@@ -188,11 +188,16 @@ def worst_group(figures: Mapping[str, Mapping]) -> dict:
 _WORDS = {"<=": "le ", ">=": "ge ", "≤": "le ", "≥": "ge ", "<": "lt ", ">": "gt ", "*": " x ", "+": " plus", "–": "-"}
 
 
+LONGEST_SLUG = 100
+"""Letters of a slug: a metric of MLflow's has the names of a grouping and of a group, and 250 in all."""
+
+
 def slug(name: str) -> str:
-    """A grouping's or group's name within MLflow's alphabet: letters, digits, `_ - .` and space."""
+    """A grouping's or group's name within MLflow's alphabet: letters, digits, `_ - .` and space; long ones are cut."""
     for sign, word in _WORDS.items():
         name = name.replace(sign, word)
-    return re.sub(r"[^A-Za-z0-9_\-. ]", "_", re.sub(r"\s+", " ", name).strip()) or "_"
+    name = re.sub(r"[^A-Za-z0-9_\-. ]", "_", re.sub(r"\s+", " ", name).strip())[:LONGEST_SLUG]
+    return name if name.strip(".") else "_"  # MLflow takes names for paths, and refuses those that lead elsewhere
 
 
 def unique_slugs(names: Sequence[str]) -> dict[str, str]:

@@ -67,6 +67,9 @@ MANNERS = {
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
 
+LONGEST_KEY = 240
+"""Letters of a name: MLflow takes 250, and a number may follow."""
+
 BATCH, MOST_METRICS = 100, 1000
 """MLflow takes at most so many params, and so many metrics, at once."""
 
@@ -459,8 +462,13 @@ def _write(algorithm: str, **entries: Any) -> None:
 
 
 def slug(name: str) -> str:
-    """A name MLflow accepts: other characters become `_`."""
-    return REFUSED.sub("_", name)
+    """A name MLflow accepts: other characters become `_`, and it leads nowhere, as MLflow takes names for paths.
+
+    A column's name may be a whole question of a form: what is too long is cut.
+    """
+    parts = REFUSED.sub("_", name).split("/")
+    whole = "/".join(part if part.strip(".") else "_" for part in parts)
+    return whole if len(whole) <= LONGEST_KEY else whole[:LONGEST_KEY].rstrip("./")
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
