@@ -7,9 +7,13 @@ in a notebook it is an ordinary exception.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 import click
+
+UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Signs that end lines, command terminals, or turn the text after them around. Marks that scripts need are none."""
 
 
 class EquidpError(click.ClickException):
@@ -47,8 +51,8 @@ def missing_column(where: str, name: object, present: Iterable[str]) -> EquidpEr
 
 
 def listed_names(names: Iterable[str]) -> str:
-    """Names in a row; one that has a comma of its own in quotes, as it would read as two."""
-    return ", ".join(repr(name) if "," in name else name for name in names)
+    """Names in a row; in quotes one with a comma of its own, as it would read as two, or with what cannot be shown."""
+    return ", ".join(repr(name) if "," in name or UNSHOWN.search(name) else name for name in names)
 
 
 def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:

@@ -200,3 +200,9 @@ def test_epsilon_is_never_rounded_in_its_favour():
 def test_names_cannot_add_markup_to_the_markdown():
     text = privacy_report(honest(notes=["<img src=x> [a](http://b) | c"]))
     assert "\\<img src=x\\> \\[a\\](http://b) \\| c" in text
+
+
+def test_a_unit_called_as_several_lines_ends_none():
+    text = privacy_report(honest(unit="patient\r\r- all is well\u2028\x1b[8m"))
+    assert "any one patient  - all is well  \\[8m was used" in text
+    assert not set(text) & set("\r\u2028\x1b")

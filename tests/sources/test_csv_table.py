@@ -209,6 +209,9 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"features": {"outcome": {"kind": "numeric", "maximum": 2}}}, "the label 'outcome' is also a feature"),
         ({"groups": {"class": {"edges": [1]}}}, "a grouping cannot be called 'class'"),
         ({"groups": {"a*b": {"edges": [1]}}}, r"a grouping cannot be called 'a\*b'"),
+        ({"classes": ["a", "b\r"]}, r"the name 'b\\r' holds the control character '\\r'; write it without"),
+        ({"groups": {"a\x1b[31m": {"edges": [1]}}}, r"holds the control character '\\x1b'"),
+        ({"groups": {"sex": {"categories": ["\u202efm", "m"]}}}, r"holds the control character '\\u202e'"),
         ({"groups": {"sex": {}}}, "give either categories or edges"),
         ({"groups": {"sex": {"edges": [2, 1]}}}, "edges must rise"),
         ({"groups": {"sex": {"edges": [True, 2]}}}, "true and false are no numbers"),
@@ -218,6 +221,12 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
 def test_a_wrong_declaration_is_refused(tmp_path: Path, options: dict, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
         read(tmp_path, "p,ill,A,50,f,30", **options)
+
+
+def test_a_column_that_cannot_be_shown_is_quoted(tmp_path: Path) -> None:
+    ward = {"kind": "categorical", "categories": ["B", "\x1b]0;title\x07"]}
+    with pytest.raises(EquidpError, match=r"Valid: '\\x1b\]0;title\\x07', B\.$"):
+        read(tmp_path, "p,ill,A,50,f,30", features={"ward": ward})
 
 
 def test_a_missing_table_is_named(tmp_path: Path) -> None:

@@ -402,8 +402,8 @@ def _number(value: float | None) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text from data within Markdown: markup characters lose their meaning."""
-    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", str(text)).replace("\n", " ")
+    """Text from data within Markdown: markup characters lose their meaning, and no line ends."""
+    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", str(text)))
 
 
 def _markdown_rows(section: Section) -> Iterable[str]:

@@ -17,7 +17,7 @@ from equidp.records import PRODUCT, Records, Schema
 from equidp.sources.base import Source, SourceOptions
 from equidp.sources.columns import Column, codes, encode, feature_names, read_rows, require
 from equidp.sources.files import Published, RawFiles, digest, find_own, fingerprint, inside
-from equidp.sources.groupings import MISSING, Grouping, group_ids, group_names, unit_ids
+from equidp.sources.groupings import MISSING, Grouping, check_shown, group_ids, group_names, unit_ids
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ PARTS = ("train", "test")
 def _distinct(classes: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(classes)) < len(classes):
         raise ValueError("two classes have the same name")
+    check_shown(classes)
     return classes
 
 
@@ -157,3 +158,4 @@ def check_group_names(groups: Mapping[str, Grouping]) -> None:
     for name in groups:
         if name == "class" or PRODUCT in name or not name.strip():
             raise ValueError(f"a grouping cannot be called {name!r}")
+    check_shown(groups)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from equidp.errors import EquidpError
+from equidp.errors import UNSHOWN, EquidpError
 from equidp.options import Declared, Number
 from equidp.sources.columns import band_ids, bands, codes, composed, numbers, require
 
@@ -23,6 +23,17 @@ WHOLE = re.compile(r"^(-?)0*(\d+)(?:\.0+)?$")
 
 CUT_OFF = re.compile(r"-?\d(\.\d+)?[eE]\+\d+")
 """A long number as spreadsheets write it, with its last digits gone."""
+
+
+def check_shown(names: Iterable[str]) -> None:
+    """Refuse names with which a table, a page or a terminal would show something else.
+
+    Raises:
+        ValueError: for such a name, to be reported by the settings class.
+    """
+    for name in names:
+        if found := UNSHOWN.search(name):
+            raise ValueError(f"the name {name!r} holds the control character {found[0]!r}; write it without")
 
 
 class Grouping(Declared):
@@ -53,6 +64,7 @@ class Grouping(Declared):
             raise ValueError("minimum must be less than maximum")
         if len(set(self.names)) < len(self.names):
             raise ValueError("two groups have the same name")
+        check_shown(self.categories)
         return self
 
     @property
