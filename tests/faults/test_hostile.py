@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kedro.io import DatasetError
 from tests.sources.tiny import WRITERS, write_tiny
 
 from equidp import parameters
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.errors import EquidpError
+from equidp.hooks import refusal_in
 from equidp.models import MODELS, model_options
+from equidp.pipelines.datasets import Weights
+from equidp.pipelines.training.baseline import trained_once
 from equidp.records import Records
 from equidp.sources import source
 
@@ -153,6 +159,21 @@ def test_damaged_files_are_read_or_refused(
         victim.write_bytes(_damage(victim.read_bytes(), chance))
         here = {key: str(copy) if value == str(folder) else value for key, value in options.items()}
         _refuses_in_a_sentence(lambda copy=copy, here=here: _read(name, copy, here))
+
+
+@pytest.mark.parametrize("victim", ["sgd.parquet", "sgd.safetensors"])
+@pytest.mark.parametrize("keep", [0, 40])
+def test_a_damaged_baseline_says_what_to_do(tmp_path: Path, victim: str, keep: int) -> None:
+    def train() -> tuple[Weights, pd.DataFrame]:
+        return Weights({"w": torch.ones(2)}, {}), pd.DataFrame({"epoch": [1.0]})
+
+    trained_once(tmp_path, "sgd", train)
+    (tmp_path / victim).write_bytes((tmp_path / victim).read_bytes()[:keep])
+    with pytest.raises((EquidpError, DatasetError)) as refused:
+        trained_once(tmp_path, "sgd", train)
+    told = refusal_in(refused.value)
+    assert told is not None
+    assert re.search(rf"{re.escape(victim)} is damaged \(.*\): delete it, and train again\.$", told.message)
 
 
 # -------------------------------------------------------------------------------------------------------------- source

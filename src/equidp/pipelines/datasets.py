@@ -125,7 +125,7 @@ class WeightsDataset(AbstractDataset[Weights, Weights]):
                 # copies: Windows does not replace a file that is mapped
                 return Weights({name: file.get_tensor(name).clone() for name in file.keys()}, card)  # noqa: SIM118
         except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-            raise EquidpError(f"{self._filepath} is damaged ({error}): train the model again.") from error
+            raise EquidpError(f"{self._filepath} is damaged ({error}): delete it, and train again.") from error
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._filepath)}

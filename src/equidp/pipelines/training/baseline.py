@@ -14,7 +14,9 @@ from typing import Any
 
 import pandas as pd
 
+from equidp.errors import EquidpError
 from equidp.files import replacing
+from equidp.network import first_line
 from equidp.pipelines.datasets import Weights, WeightsDataset
 from equidp.records import Records
 from equidp.training import CODE_DIGEST, fingerprint
@@ -30,12 +32,23 @@ def digest(train: Records, settings: Mapping[str, Any]) -> str:
 def trained_once(
     folder: Path, name: str, train: Callable[[], tuple[Weights, pd.DataFrame]]
 ) -> tuple[Weights, pd.DataFrame]:
-    """The baseline of that name from `folder`, or a freshly trained one that is kept there."""
+    """The baseline of that name from `folder`, or a freshly trained one that is kept there.
+
+    Raises:
+        EquidpError: what is kept there is damaged.
+    """
     weights, history = WeightsDataset(filepath=str(folder / f"{name}.safetensors")), folder / f"{name}.parquet"
     if weights.exists() and history.exists():
-        return weights.load(), pd.read_parquet(history)
+        return weights.load(), _read(history)
     fresh = train()
     with replacing(history) as part:
         fresh[1].to_parquet(part)
     weights.save(fresh[0])  # last: both files are there once this one is
     return fresh
+
+
+def _read(history: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(history)
+    except (OSError, ValueError) as error:  # pyarrow's errors are of the one kind or the other
+        raise EquidpError(f"{history} is damaged ({first_line(error)}): delete it, and train again.") from error
