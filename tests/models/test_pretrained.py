@@ -12,7 +12,7 @@ from tests.models.conftest import SCHEMAS, batch
 from torch import nn
 
 from equidp.errors import EquidpError
-from equidp.models import build_model, pretrained
+from equidp.models import MODELS, build_model, card_options, pretrained
 
 
 @pytest.mark.parametrize("architecture", ["resnet18", "resnet34", "resnet50"])
@@ -136,3 +136,22 @@ def test_trained_weights_need_no_file_that_training_started_from(weights_file: P
     served.load_state_dict(trained.state_dict())
     images = torch.randint(0, 256, (2, *schema.shape), dtype=torch.uint8)
     assert torch.equal(served.eval()(images), trained.eval()(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("resnet_finetune", "weights"), ("frozen_backbone", "weights"), ("bilstm", "vectors")]
+)
+def test_a_card_does_not_tell_on_whose_machine_a_file_lay(name: str, option: str) -> None:
+    """It is in the file of weights, which may go out."""
+    told = card_options(name, {option: "/home/a.name/clinic/start.pth", "activation": "tanh"})
+    assert told == {option: "start.pth", "activation": "tanh"}
+    assert card_options("resnet_finetune", {"weights": "torchvision"}) == {"weights": "torchvision"}
+
+
+def test_every_option_that_is_a_path_is_known() -> None:
+    texts = {
+        name: [o for o, f in kind.Options.model_fields.items() if f.annotation is str] for name, kind in MODELS.items()
+    }
+    assert {name: options for name, options in texts.items() if options} == {
+        name: list(kind.Options.paths) for name, kind in MODELS.items() if kind.Options.paths
+    }

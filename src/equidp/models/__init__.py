@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,16 @@ from equidp.options import checked_options
 from equidp.records import Schema
 from equidp.threads import GLOBAL_RANDOM
 
-__all__ = ["MODELS", "Model", "ModelOptions", "build_model", "model_features", "model_options", "weights_of"]
+__all__ = [
+    "MODELS",
+    "Model",
+    "ModelOptions",
+    "build_model",
+    "card_options",
+    "model_features",
+    "model_options",
+    "weights_of",
+]
 
 MODELS: dict[str, type[Model]] = {
     "logistic": Logistic,
@@ -106,6 +116,12 @@ def model_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
     return checked_options(MODELS[name].Options, options, f"option of model {name!r}")
+
+
+def card_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options as they may go out with it: of a file its name alone, as folders tell whose machine it was."""
+    paths = MODELS[name].Options.paths
+    return {key: Path(value).name if key in paths else value for key, value in options.items()}
 
 
 def model_features(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:

@@ -20,6 +20,9 @@ class ModelOptions(Declared):
 
     model_config = ConfigDict(protected_namespaces=(), use_attribute_docstrings=True)
 
+    paths: ClassVar[tuple[str, ...]] = ()
+    """Names of the options that may be the path of a file."""
+
     activation: Literal["relu", "tanh", "tempered_sigmoid"] = "relu"
     """Between layers. `tempered_sigmoid` is φ(x) = s/(1 + e^(−T·x)) − o (Papernot et al. 2021)."""
     scale: float = 2.0

@@ -22,6 +22,8 @@ from equidp.words import PADDING, word_id
 class BiLstmOptions(ModelOptions):
     """Options of `bilstm`."""
 
+    paths = ("vectors",)
+
     embedding: Literal["trainable", "vectors", "fixed"] = "trainable"
     """`trainable` word vectors, `vectors` read from a file and fixed, or `fixed` random ones."""
     vectors: str = ""

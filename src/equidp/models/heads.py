@@ -111,6 +111,8 @@ class ScatterCnn(Head):
 class BackboneOptions(HeadOptions):
     """Options of `frozen_backbone`."""
 
+    paths = ("weights",)
+
     architecture: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"
     """Which torchvision network."""
     weights: str = "torchvision"

@@ -17,6 +17,8 @@ SCRATCH = "none"
 class ResNetFinetuneOptions(ModelOptions):
     """Options of `resnet_finetune`."""
 
+    paths = ("weights",)
+
     architecture: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"
     """Which ResNet."""
     norm: Literal["frozen", "group"] = "frozen"

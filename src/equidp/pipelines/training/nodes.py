@@ -17,7 +17,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.engine.algorithm import Outcome
 from equidp.engine.plan import Plan
 from equidp.evaluation.live import live_metrics
-from equidp.models import build_model
+from equidp.models import build_model, card_options
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.datasets import Recipe, Weights
@@ -136,7 +136,7 @@ def train_network(
     built = imposed(ModelSettings(**model), chosen, train.schema)
     card = {
         "model": built.name,
-        "options": built.options,
+        "options": card_options(built.name, built.options),
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
         "source": data["source"],
