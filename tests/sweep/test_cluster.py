@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 import ssl
+import stat
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from distributed import Client
@@ -70,3 +73,18 @@ def test_nobody_without_its_certificate_gives_the_cluster_orders(gpus: int, monk
             line = stranger.wrap_socket(socket.create_connection((host, int(port)), 5))
             with line, pytest.raises(ssl.SSLError, match="CERTIFICATE"):
                 line.recv(1)
+
+
+def test_nobody_else_says_where_modules_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user may have made the folder that Dask would take, with modules in it that are called as others are."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (theirs := tmp_path / "dask-scratch-space").mkdir()
+    (theirs / "antigravity.py").write_text("raise SystemExit('theirs was run')")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with Machines(workers=1, dashboard=0).connect() as client:
+        everywhere = [sys.path, client.run_on_scheduler(lambda: sys.path), *client.run(lambda: sys.path).values()]
+        added = [Path(place) for places in everywhere for place in places if Path(place).is_relative_to(tmp_path)]
+        assert theirs not in added
+        assert {stat.S_IMODE(place.stat().st_mode) for place in tmp_path.iterdir() if place != theirs} == {0o700}
+    assert list(tmp_path.iterdir()) == [theirs]
+    assert not [place for place in sys.path if Path(place).is_relative_to(tmp_path)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,12 +73,13 @@ class Machines:
                 with self._remote() as client:
                     yield client
             else:
-                with deaf_to_ctrl_c(), warnings.catch_warnings():
-                    # another port is taken then, and the line that tells the dashboard's address names it
-                    warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
-                    cluster = self._local()
-                with cluster, Client(cluster) as client:
-                    yield client
+                with _own_folder():
+                    with deaf_to_ctrl_c(), warnings.catch_warnings():
+                        # another port is taken then, and the line that tells the dashboard's address names it
+                        warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
+                        cluster = self._local()
+                    with cluster, Client(cluster) as client:
+                        yield client
 
     def _remote(self) -> Client:
         try:
@@ -102,6 +105,19 @@ class Machines:
         count = min(slots, self.workers or slots)
         workers = {slot: _gpu_worker(slot, held, security) for slot in range(count)}
         return SpecCluster(workers=workers, scheduler=scheduler, security=security)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[None]:
+    """Have Dask work in a folder of ours alone. Its own choice bears one name for all users of the machine, and whoever
+    makes it first says what is in it: Dask puts it in front of where Python looks for modules.
+    """
+    place = tempfile.TemporaryDirectory(prefix="equidp-sweep-", ignore_cleanup_errors=True)
+    with place as folder, dask.config.set({"temporary-directory": folder}):
+        try:
+            yield
+        finally:  # before it goes, and its name is free to all
+            sys.path[:] = [one for one in sys.path if not one.startswith(folder)]
 
 
 def _gpu_worker(slot: int, held: int, security: Security) -> dict[str, Any]:
