@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -201,6 +202,22 @@ def test_a_fresh_start_keeps_the_old_charges_under_another_name(journal: Journal
         assert (path.parent / f"journal-abandoned-{number}.jsonl").exists()
     assert _reopened(path) == ()
     assert _reopened(path.parent / "journal-abandoned-1.jsonl") == (_times(GRADIENT, 4),)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere the system makes names durable itself")
+def test_a_fresh_start_has_the_old_charges_on_disk_before_it_forgets_them(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.charge(GRADIENT)
+    journal.close()
+    old, synced = path.read_bytes(), list[tuple[bool, bool]]()
+
+    def listen(descriptor: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), path.read_bytes() == old))
+
+    monkeypatch.setattr("equidp.engine.journal.durable", listen)
+    Journal(path, SETTINGS, fresh=True).close()
+    assert synced[:2] == [(False, True), (True, True)]  # their new file, then its name
 
 
 def test_two_runs_do_not_share_a_folder(journal: Journal, path: Path) -> None:

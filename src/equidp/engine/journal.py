@@ -168,6 +168,7 @@ class Journal:
                 file.write(content)
                 file.flush()
                 durable(file.fileno())
+            sync_folder(self.path.parent)
             self._file.truncate(0)
             self.abandoned = aside
 
