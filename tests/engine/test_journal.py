@@ -322,7 +322,10 @@ class TestJournaledLedger:
         assert ledger.events == (_times(GRADIENT, 8), COUNT, GRADIENT)
         assert journal.lines == lines + 1
 
-    def test_repeated_steps_use_up_nothing_that_was_charged_for_another_noise(self, journal: Journal) -> None:
+    @pytest.mark.parametrize("event", [LOUDER, Event(0.02, 1.0)], ids=["noise", "rate"])
+    def test_repeated_steps_use_up_nothing_that_was_charged_for_another_event(
+        self, journal: Journal, event: Event
+    ) -> None:
         ledger = JournaledLedger(journal, ahead=[_times(GRADIENT, 4)])
         ledger.append(LOUDER)
         assert ledger.events == (_times(GRADIENT, 4), LOUDER)
