@@ -265,28 +265,31 @@ def test_a_full_disk_stops_the_step(journal: Journal, path: Path, monkeypatch: p
     assert ledger.events == ()
 
 
-@pytest.fixture
-def no_room(journal: Journal, path: Path) -> Iterator[None]:
-    """No file may grow beyond the length of this journal; what is written above it is refused, as by a full disk."""
+@contextlib.contextmanager
+def no_room(path: Path) -> Iterator[None]:
+    """No file may grow beyond the length of this journal; what is written above it is refused, as by a full disk.
+
+    For a block and not for a test, after which pytest writes: to a file, where its output goes to one.
+    """
     resource = pytest.importorskip("resource", reason="limits are a matter of POSIX")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size - 1, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("no_room")
-def test_a_disk_that_is_really_full_is_told_in_a_sentence(journal: Journal) -> None:
+def test_a_disk_that_is_really_full_is_told_in_a_sentence(journal: Journal, path: Path) -> None:
     """Closing writes what is left in a buffer, once more in vain, and that error would hide the sentence."""
-    with pytest.raises(EquidpError, match="Cannot write"), contextlib.closing(journal):
+    with no_room(path), pytest.raises(EquidpError, match="Cannot write"), contextlib.closing(journal):
         journal.charge(GRADIENT)
 
 
-@pytest.mark.usefixtures("no_room")
 def test_without_room_for_the_old_charges_they_stay_where_they_are(journal: Journal, path: Path) -> None:
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(EquidpError, match="Cannot write"):
+    with no_room(path), pytest.raises(EquidpError, match="Cannot write"):
         Journal(path, SETTINGS, fresh=True)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before
@@ -327,8 +330,8 @@ class TestJournaledLedger:
         self, journal: Journal, event: Event
     ) -> None:
         ledger = JournaledLedger(journal, ahead=[_times(GRADIENT, 4)])
-        ledger.append(LOUDER)
-        assert ledger.events == (_times(GRADIENT, 4), LOUDER)
+        ledger.append(event)
+        assert ledger.events == (_times(GRADIENT, 4), event)
 
     @pytest.mark.parametrize("ahead", [[_times(GRADIENT, 4)], [GRADIENT, _times(COUNT, 2)]])
     def test_another_event_is_charged_on_top(self, journal: Journal, ahead: list[Event]) -> None:
