@@ -98,6 +98,16 @@ class TestRefusal:
         trainer.run_steps(1)
         assert torch.equal(trainer.updating.memory, memory)
 
+    def test_leaves_the_past_iterates_that_a_record_is_looked_at(self, lab: Any) -> None:
+        trainer = lab.trainer("custom", {"contribution": "inner_momentum", "acceptance": "annealing"})
+        start = trainer.engine.flatten()
+        trainer.accepting.decide = lambda change: True
+        trainer.run_steps(1)
+        trainer.accepting.decide = lambda change: False
+        trainer.run_steps(1)
+        (past,) = trainer.contributing.past
+        assert torch.equal(past, start)
+
     def test_is_charged_like_an_acceptance(self, lab: Any) -> None:
         trainer = lab.trainer("sa_dpsgd", plan=lab.plan(epochs=3))
         trainer.accepting.decide = lambda change: False
