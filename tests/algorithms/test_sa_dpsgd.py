@@ -302,6 +302,11 @@ class TestStopping:
         published = algorithm.published_epsilon(run.trainer.plan, outcome)
         assert published.value == pytest.approx(options["published_epsilon"], abs=1e-5)
 
+    def test_no_epoch_begins_after_the_end(self, lab: Any) -> None:
+        options = {"stop_on": "published_epsilon", "published_epsilon": 0.1, "max_rejections": 0}  # τ* = 1
+        run = lab.trained("sa_dpsgd", options, plan=lab.plan(records=400, epochs=2))
+        assert [row["epoch"] for row in run.history] == [1.0]
+
     def test_a_loop_of_ones_own_ends_there_too(self, lab: Any) -> None:
         plan = lab.plan(records=400, epochs=2)
         options = {"stop_on": "published_epsilon", "published_epsilon": 0.1, "max_rejections": 0}  # τ* = 1
