@@ -333,3 +333,11 @@ class TestStopping:
         assert "no guarantee" in published.formula
         assert published.value < published_count(algorithm, plan, 20)
         assert sound.value == epsilon([Event(0.25, 1.0, 20)], 1e-5).value
+
+    def test_it_is_there_for_a_run_that_took_no_step(self, lab: Any) -> None:
+        trainer = lab.trainer("sa_dpsgd")
+        trainer.accepting.decide = lambda change: False
+        trainer.train(progress=False)
+        published = trainer.algorithm.published_epsilon(trainer.plan, trainer.outcome())
+        assert "the 0 accepted steps" in published.formula
+        assert published.value == published_count(trainer.algorithm, trainer.plan, 1)  # no less than one is counted
