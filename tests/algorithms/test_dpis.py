@@ -278,6 +278,40 @@ class TestBudget:
         assert again.ledger.events == owed
         assert budget.holds(owed)
 
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_an_epoch_whose_beginning_has_no_room_takes_no_step(self, lab: Any, whole: bool) -> None:
+        trainer = lab.trainer("dpis", plan=lab.plan(epochs=2))
+        trainer.run_steps(4)
+        budget, ledger = trainer.sampling.budget, trainer.ledger
+        left = budget.total - renyi(ledger.events, budget.order)  # of which a Gaussian, α/(2σ²), takes nearly all
+        ledger.append(Event(1.0, (budget.order / (2 * left * 0.999)) ** 0.5))
+        owed = ledger.events
+        assert not trainer.finished
+        if whole:
+            trainer.train(progress=False)
+        else:
+            trainer.run_steps(1)
+        assert trainer.finished
+        assert (trainer.steps_done, ledger.events) == (4, owed)
+
+    def test_a_run_that_an_epochs_beginning_has_ended_stays_so_when_it_is_resumed(self, lab: Any) -> None:
+        sampler = {"sum_noise_fraction": 0.006}  # a sum of norms costs more than a step
+        plan = algorithm_settings("dpis", sampler).build().calibrated(PLAN, 3.0)
+        first, again = (Puppet(lab, plan, itertools.repeat(torch.tensor(0.4)), **sampler) for _ in range(2))
+        sampling = first.sampling
+        sampling.begin_epoch(0)
+        step = Event(sampling.rate, sampling.noise(first.algorithm.schedule.segments(plan)[0]))
+        budget, opening = sampling.budget, Event(1.0, 0.006 * 2000)
+        left = budget.total - renyi([*first.ledger.events, step, step], budget.order)
+        first.ledger.append(Event(1.0, (budget.order / (2 * left)) ** 0.5))
+        assert budget.holds([*first.ledger.events, step])
+        assert not budget.holds([*first.ledger.events, opening])
+        sampling.begin_epoch(1)
+        assert sampling.exhausted
+        again.ledger = again.sampling.run.ledger = first.ledger
+        again.sampling.load_state_dict(sampling.state_dict())
+        assert again.sampling.exhausted
+
     @pytest.mark.parametrize("room", [0.5, 1.5, 2.5])
     def test_is_kept_where_a_crash_leaves_room_for_part_of_an_epoch(self, lab: Any, target: Plan, room: float) -> None:
         puppet = Puppet(lab, target, itertools.repeat(torch.tensor(5.0)))
