@@ -19,6 +19,7 @@ from equidp.engine.ledger import (
     epsilon,
     epsilon_path,
     fuse,
+    live_epsilon,
     merged,
     published_epsilon,
     rdp_epsilon,
@@ -251,6 +252,15 @@ class TestCalibration:
 def test_epsilon_is_the_smaller_of_the_two_bounds() -> None:
     assert Epsilon(rdp=2.0, pld=3.0).value == 2.0
     assert Epsilon(rdp=3.0, pld=2.0).value == 2.0
+
+
+def test_a_renyi_divergence_of_which_rounding_left_nothing_bounds_nothing() -> None:
+    assert Epsilon(rdp=0.0, pld=0.01).value == 0.01
+
+
+def test_no_figure_is_below_zero() -> None:
+    event = Event(1e-3, 1000.0)  # at order 512 the conversion subtracts more than there is
+    assert live_epsilon([event], 1e-3) == published_epsilon([event], 0.1, "improved") == 0.0
 
 
 def test_orders_that_the_accountant_leaves_out_are_nobodys_news(caplog) -> None:
