@@ -97,6 +97,12 @@ def test_coins_compare_integers_exactly() -> None:
     assert Scripted(0).bernoulli(0.0, 1).tolist() == [False]
 
 
+def test_probabilities_that_rounding_took_out_of_range_are_the_nearest_ones(source: RandomSource) -> None:
+    # below 0 as an unsigned integer would be nearly 1
+    assert not source.bernoulli(-1e-9, 1000).any()
+    assert source.bernoulli(1 + 1e-9, 1000).all()
+
+
 def test_a_coin_without_a_probability_is_refused() -> None:
     with pytest.raises(ValueError, match="not a number"):
         SecureRandom("cpu").bernoulli(float("nan"), 3)
