@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 
 from equidp.algorithms import algorithm_settings
 from equidp.engine.algorithm import Algorithm
-from equidp.engine.ledger import Ledger, rdp_epsilon
+from equidp.engine.journal import Journal, JournaledLedger
+from equidp.engine.ledger import Event, Ledger, rdp_epsilon
 from equidp.engine.losses import Loss
 from equidp.engine.noise import SeededRandom
 from equidp.engine.parts import Objective, Public, Pursuing
@@ -239,6 +242,10 @@ class TestBuilding:
         with pytest.raises(EquidpError, match="in some step"):
             trainer(records(), "sad_dpsgd", phases=2, phase_decay=1.0, **options)
 
+    def test_so_is_one_that_a_side_release_gives_where_nobody_is_counted(self) -> None:
+        with pytest.raises(EquidpError, match=r"noise be 1\.5e\+37"):  # θ = B/K = 3; where 18 are counted it is 1/6
+            trainer(records(), "naive", noise=5e36, count_noise_multiplier=1.0)
+
     def test_a_weight_that_would_be_infinite_is_refused_as_a_nan_would_tell_who_has_it(self) -> None:
         with pytest.raises(EquidpError, match="infinite weight"):
             trainer(records(), "dpsgd_global", strict_clip_norm=1e-300)
@@ -294,6 +301,27 @@ class TestStep:
         run._side_release(norms, torch.zeros(4, dtype=torch.int64), run.public_values(run.segments[0]), finite=False)
         assert exact == [3.0]  # within 2 are 1, and the two that are not finite
 
+    @pytest.mark.parametrize("centred", [False, True])
+    def test_the_noise_of_a_side_release_is_the_one_it_names_whatever_its_sensitivity(
+        self, monkeypatch: pytest.MonkeyPatch, centred: bool
+    ) -> None:
+        run = trainer(records(), "dpsgd_quantile", centred=centred, count_noise_multiplier=3.0)
+        told: list[tuple[float, float]] = []
+
+        def listen(values: Tensor, *, sensitivity: float, noise_multiplier: float) -> Tensor:
+            told.append((sensitivity, sensitivity * noise_multiplier))
+            return values
+
+        monkeypatch.setattr(run.random, "perturb", listen)
+        public = run.public_values(run.segments[0])
+        run._side_release(torch.ones(4), torch.zeros(4, dtype=torch.int64), public, finite=True)
+        assert told == [(0.5 if centred else 1.0, 3.0)]
+
+    def test_a_step_is_charged_at_its_own_rate_and_noise_whatever_the_last_one_was(self) -> None:
+        run = trainer(records())
+        steps = [(0.5, 1.0), (0.25, 1.0), (0.25, 2.0), (0.25, 2.0)]
+        assert [run._event(*step) for step in steps] == [Event(*step) for step in steps]
+
     def test_private_and_plain_runs_of_a_seed_draw_the_same_batches(self) -> None:
         private, plain = trainer(records()), trainer(records(), "sgd")
         for _ in range(2):
@@ -329,6 +357,13 @@ class TestStep:
         (row,) = run.train(progress=False)
         charged = rdp_epsilon(run.ledger.events, run.plan.delta)
         assert charged * (1 - 1e-9) <= row["epsilon_rdp"] <= charged * 1.02  # of integer orders alone
+
+    def test_it_leaves_out_what_is_charged_ahead_for_steps_that_are_yet_to_be_repeated(self, tmp_path: Path) -> None:
+        whole, again = trainer(records(), epochs=2), trainer(records(), epochs=2)
+        ahead = whole.algorithm.events(whole.plan)
+        with contextlib.closing(Journal(tmp_path / "journal.jsonl", {})) as journal:
+            again.ledger = JournaledLedger(journal, ahead=ahead)
+            assert again.train(progress=False) == whole.train(progress=False)
 
     @pytest.mark.parametrize("name", ["sgd", "dpsgd"])
     def test_progress_goes_to_a_file_in_few_frames(self, capsys, name: str) -> None:
