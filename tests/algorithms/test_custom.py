@@ -155,6 +155,8 @@ def test_importance_sampling_goes_with_a_public_acceptance(lab: Any) -> None:
         ({"weights": "psacs"}, "Did you mean 'psasc'"),
         ({"weights": {"name": "psasc", "skale": 1}}, "Did you mean 'scale'"),
         ({"weights": {"name": "psasc", "scale": -1}}, r"custom\.weights\.scale=-1 is not valid"),
+        ({"side_release": {"name": "group_size_counts", "count_noise_multiplier": math.inf}}, "=inf is not valid"),
+        ({"side_release": {"name": "group_size_counts", "count_noise_multiplier": 0}}, "=0 is not valid"),
         (
             {"weights": {"scale": 1}},
             r"custom\.weights has no name: give custom\.weights\.name, one of constant_length, ",
@@ -176,7 +178,13 @@ def test_misspelt_input_is_told_what_would_do(options: dict[str, Any], message: 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("dpsgdf", {}), ("dpsgd_f", {"clip_nrom": 1}), ("dpsgd", {"clip_norm": 0}), ("dpsgd", {"clip_norm": "inf"})],
+    [
+        ("dpsgdf", {}),
+        ("dpsgd_f", {"clip_nrom": 1}),
+        ("dpsgd", {"clip_norm": 0}),
+        ("dpsgd", {"clip_norm": "inf"}),
+        ("auto_s", {"stability": 0}),
+    ],
 )
 def test_named_algorithms_refuse_what_does_not_exist(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(EquidpError):
