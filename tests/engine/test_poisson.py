@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import itertools
 import math
 from fractions import Fraction
@@ -62,6 +63,13 @@ def test_the_table_ends_and_refuses_what_is_no_rate() -> None:
     for rate in (1.0, -0.1, math.nan):
         with pytest.raises(ValueError, match="sampling rate"):
             count_table(5, rate)
+
+
+def test_the_table_begins_however_unlikely_it_is_that_nobody_comes() -> None:
+    # 10⁻¹¹¹⁶⁸²¹ here; it would be 0 to the numbers of `decimal`'s own range, and then so would all others: no end
+    with decimal.localcontext() as context:
+        context.traps[decimal.Underflow] = True
+        assert len(count_table(70_000, 1 - 2.0**-53)) == 70_000
 
 
 def test_the_count_is_the_number_of_entries_a_word_reaches() -> None:
