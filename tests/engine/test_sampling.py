@@ -29,6 +29,12 @@ def test_a_units_records_need_not_stand_together() -> None:
     assert batch.groups.tolist() == [1, 0]  # of each unit's first record
 
 
+def test_a_unit_is_in_the_group_of_its_first_record() -> None:
+    groups = torch.tensor([0, 1, 2, 3, 4, 5])
+    population = Population(records(torch.tensor([70, 5, 70, 9, 5, 70])), groups, by_unit=True)
+    assert population.groups.tolist() == [1, 3, 0]
+
+
 def test_nobody_drawn_is_nobody_gathered() -> None:
     batch = Population(records(torch.arange(6) // 2), LABELS, by_unit=True).batch(torch.zeros(0, dtype=torch.int64))
     assert batch.features.shape == (0, 1)
@@ -64,6 +70,7 @@ def test_groups_are_ids_whether_or_not_they_are_the_labels(labels: torch.Tensor)
     ("features", "groups", "told"),
     [
         (torch.zeros(5, 1), LABELS, "6 labels, and 5 rows of features"),
+        (torch.zeros(7, 1), LABELS, "6 labels, and 7 rows of features"),
         (torch.zeros(6, 1), LABELS[:4], "6 labels, and 4 rows of groups"),
         (torch.zeros(6, 1), LABELS.float(), "groups are torch.float32"),
     ],
