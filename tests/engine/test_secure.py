@@ -93,6 +93,8 @@ def test_coins_compare_integers_exactly() -> None:
     assert Scripted(2**62 - 1, 2**62).bernoulli(0.25, 2).tolist() == [True, False]
     # p = 3·2⁻⁶⁴ is beyond float32 and beyond a 53-bit uniform: words 0, 1, 2 and no other
     assert Scripted(0, 2, 3, 2**63).bernoulli(3 * 2.0**-64, 4).tolist() == [True, True, False, False]
+    # a rate just below 1 is not 1: the last 2¹¹ words are tails
+    assert Scripted(2**64 - 2**11 - 1, 2**64 - 2**11).bernoulli(1 - 2.0**-53, 2).tolist() == [True, False]
     assert Scripted(2**64 - 1).bernoulli(1.0, 1).tolist() == [True]
     assert Scripted(0).bernoulli(0.0, 1).tolist() == [False]
 
@@ -203,6 +205,16 @@ def test_absurd_values_are_clamped_not_wrapped() -> None:
     assert noised.isfinite().all()
     assert noised[0] > 1e9
     assert noised[1] < -1e9
+
+
+def test_clamped_values_leave_their_noise_all_its_digits() -> None:
+    # from 2⁵³ on float64 has even integers only: added there, noise would be rounded once more
+    noised = SecureRandom("cpu").perturb(
+        torch.full((200,), 1e38, dtype=torch.float64), sensitivity=1.0, noise_multiplier=1.0
+    )
+    multiples = noised / grid_step(1.0, 200)
+    assert ((multiples - secure.LARGEST).abs() < 2**30).all()  # 13.3 standard deviations are fewer
+    assert (multiples[multiples > secure.LARGEST] % 2 == 1).any()  # of about a hundred
 
 
 @pytest.mark.parametrize("sensitivity", [0.0, -1.0, float("nan"), float("inf")])
