@@ -417,8 +417,11 @@ STATISTICS: dict[str, list[tuple[dict[str, Any], Sequence[float], Sequence[int],
         ({}, (0.5, 1, 2, 3, 4), (0, 1, 1, 2, 0), (2,)),
         ({"centred": True}, (0.5, 1, 2), (0, 1, 1), (0.5,)),
     ],
-    # above τ·Z = 0.7·50
-    "dpsgd_global_adapt": [({"threshold": 0.7}, (20, 34, 36, 60), (0, 1, 1, 2), (2,))],
+    # above τ·Z = 0.7·50, and 0.5·50: at it is not above
+    "dpsgd_global_adapt": [
+        ({"threshold": 0.7}, (20, 34, 36, 60), (0, 1, 1, 2), (2,)),
+        ({"threshold": 0.5}, (25, 26), (0, 1), (1,)),
+    ],
 }
 
 CASES = [pytest.param(name, case, id=f"{name}-{i}") for name, cases in GOLDEN.items() for i, case in enumerate(cases)]
