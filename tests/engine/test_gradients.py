@@ -600,12 +600,21 @@ def test_weighted_sum_without_norms_is_refused() -> None:
         engine.weighted_sum(torch.ones(5))
 
 
+def test_a_twin_knows_nothing_of_the_last_batch() -> None:
+    model, features = mlp()
+    engine = GradientEngine(model, cross_entropy)
+    engine.norms(features, torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(EquidpError, match="call norms first"):
+        engine.twin().weighted_sum(torch.ones(5))
+
+
 def test_a_wrong_number_of_weights_is_refused() -> None:
     model, features = mlp()
     engine = GradientEngine(model, cross_entropy)
     engine.norms(features, torch.zeros(5, dtype=torch.int64))
-    with pytest.raises(EquidpError, match="4 weights for 5 records"):
-        engine.weighted_sum(torch.ones(4))
+    for number in (4, 6):
+        with pytest.raises(EquidpError, match=f"{number} weights for 5 records"):
+            engine.weighted_sum(torch.ones(number))
 
 
 def test_batch_norm_is_refused_in_training_mode_only(check) -> None:
