@@ -122,6 +122,18 @@ def test_norms_of_long_rows_are_not_too_small(entry: float) -> None:
     assert ((ratios - 1).abs() < 1e-4).all()
 
 
+def test_norms_are_not_too_small_where_no_square_is_held() -> None:
+    """A machine may count squares below 2⁻¹²⁶ as 0, each of a row's."""
+    rows = torch.full((2, 1000), 1e-19)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine holds them")
+    try:
+        squared = norms_of(rows)
+    finally:
+        torch.set_flush_denormal(False)
+    assert (squared.double() >= rows.double().square().sum(1)).all()
+
+
 CONVOLUTIONS = [
     {},
     {"stride": 2},
