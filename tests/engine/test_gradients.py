@@ -305,6 +305,22 @@ def test_a_unit_is_the_mean_of_its_records(family, reference) -> None:
     close(engine.weighted_sum(weights), weights @ expected)
 
 
+@pytest.mark.parametrize("unit", [1, 2])
+@pytest.mark.parametrize("family", [mlp, cnn, resnet])
+def test_a_silenced_unit_leaves_no_trace(family, unit: int, reference) -> None:
+    """One of a single record, and one of three of which one has no finite gradient."""
+    model, features = family()
+    labels, owners = torch.arange(5) % 3, torch.tensor([0, 1, 2, 2, 2])
+    rows = reference(model, features, labels)
+    weights = torch.tensor([0.5, 1.5, 2.0]).index_fill(0, torch.tensor(unit), 0.0)
+    expected = weights @ torch.stack([rows[owners == u].mean(0) for u in range(3)])
+    features[2 * unit - 1] = torch.nan
+    engine = GradientEngine(model, cross_entropy)
+    norms = engine.norms(features, labels, owners=owners)
+    assert norms.isfinite().tolist() == [True, unit != 1, unit != 2]
+    close(engine.weighted_sum(weights), expected)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_units_norm_is_its_own_to_the_last_bit(family) -> None:
     """A unit of many records, and one whose records cancel, beside it: rounding must not tell who else is there."""
