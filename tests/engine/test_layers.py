@@ -271,6 +271,26 @@ def test_sums_of_units_are_kept_or_formed_again_to_the_same_bit(monkeypatch) -> 
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(lambda: nn.Linear(6, 5), (6,)), (lambda: nn.Linear(6, 5), (3, 6)), (lambda: nn.Conv2d(2, 3, 2), (2, 4, 4))],
+    ids=["vectors", "sequences", "images"],
+)
+def test_units_may_be_formed_a_few_at_a_time(layer, shape, materialise, monkeypatch) -> None:
+    """Two of a weight here, and two records at a time of a unit of five."""
+    monkeypatch.setattr(terms, "CHUNK_FLOATS", 70)
+    model, features, owners = layer(), torch.randn(15, *shape), torch.tensor([0, 0, 1, 2, 2, 3, 3, *[4] * 5, 5, 6, 6])
+    labels, weights = torch.arange(15) % 3, torch.rand(7)
+    rows = materialise(model, features, labels, squared_error)
+    expected = torch.stack([rows[owners == u].mean(0) for u in range(7)])
+    engine = GradientEngine(model, squared_error)
+    for kept in (terms.KEPT_SUMS, 0):
+        monkeypatch.setattr(terms, "KEPT_SUMS", kept)
+        norms = engine.norms(features, labels, owners=owners)
+        torch.testing.assert_close(norms, expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
+        close(engine.weighted_sum(weights), weights @ expected)
+
+
 def test_records_of_a_unit_stand_together() -> None:
     with pytest.raises(EquidpError, match="stand together"):
         Units.of(torch.tensor([0, 1, 0]))
@@ -298,6 +318,16 @@ def test_nor_does_it_where_the_sums_of_equal_products_lose_more_than_others() ->
 def test_a_gram_sum_below_zero_is_rounding_of_a_norm_that_is_not() -> None:
     left, right = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]]), torch.tensor([[[1.0, 1.0001], [1.0001, 1.0]]])
     assert gram_norms(left, right, 4).tolist() == pytest.approx([SLACK * 4], rel=1e-5)
+
+
+def test_where_a_gram_sum_begins_to_be_raised_it_does_not_jump() -> None:
+    """At a thousandth of the terms' size, by a few last digits of a product: no norm may move by a thousandth."""
+    products = torch.tensor([0.998 - 2**-22, 0.998 + 2**-22])
+    left = torch.tensor([[1.0, 0.0], [0.0, 1.0]]) - products[:, None, None] * torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    sums = left.sum((1, 2))
+    assert sums[1] < terms.CANCELLATION * 4 < sums[0]
+    found = gram_norms(left, torch.ones(2, 2, 2), 4)
+    torch.testing.assert_close(found, sums, rtol=1e-5, atol=0)
 
 
 def test_convolutions_that_share_a_weight_and_one_that_is_called_at_two_sizes(holds) -> None:
