@@ -59,6 +59,7 @@ def test_labels_without_a_schema_may_be_amounts_or_several() -> None:
 def test_groups_are_ids_whether_or_not_they_are_the_labels(labels: torch.Tensor) -> None:
     population, chosen = Population(Examples(torch.zeros(6, 1), labels), LABELS.clone()), torch.tensor([1, 3, 4])
     assert torch.equal(population.batch(chosen).groups, LABELS[chosen])
+    assert population.batch(chosen).groups.dtype == torch.int64  # torch.equal does not ask
     batch = population.batch(chosen)
     batch.labels.mul_(2).sub_(1)  # a loss of one's own may
     assert torch.equal(batch.groups, LABELS[chosen])
@@ -78,3 +79,10 @@ def test_groups_are_ids_whether_or_not_they_are_the_labels(labels: torch.Tensor)
 def test_columns_that_do_not_fit_are_refused(features: torch.Tensor, groups: torch.Tensor, told: str) -> None:
     with pytest.raises(EquidpError, match=told):
         Population(Examples(features, LABELS), groups)
+
+
+def test_a_column_of_units_that_does_not_fit_is_refused_where_it_is_used() -> None:
+    examples = Examples(torch.zeros(6, 1), LABELS, torch.arange(5))
+    assert Population(examples, LABELS).size == 6
+    with pytest.raises(EquidpError, match="6 labels, and 5 rows of units"):
+        Population(examples, LABELS, by_unit=True)
