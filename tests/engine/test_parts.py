@@ -29,6 +29,7 @@ class TestPlan:
         plan = Plan(records=54649, batch_size=256, epochs=60, groups=10, delta=1e-6, noise_multiplier=0.8)
         assert plan.sampling_rate == 256 / 54649
         assert plan.steps == round(60 * 54649 / 256)
+        assert Plan(7, 4, 1, 1, 1e-5, 1.0).steps == 2  # of 1.75: the nearest whole number
 
     def test_a_tiny_run_has_one_step(self) -> None:
         assert Plan(10, 10, 1, 1, 1e-5, 1.0).steps == 1
