@@ -242,6 +242,17 @@ def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
     close(engine.weighted_sum(weights), weights @ expected)
 
 
+@pytest.mark.parametrize("places", [3, 200])
+def test_nor_does_one_in_a_table_whose_backprops_are_not_finite(places: int) -> None:
+    engine = GradientEngine(nn.Embedding(5, 4), signed)
+    ids, signs, weights = torch.randint(0, 5, (4, places)), torch.randn(4, places, 4), torch.tensor([1, 0, 0.5, 2])
+    engine.unprobed_norms(ids, signs)
+    expected = engine.weighted_sum(weights)
+    signs[1] = torch.inf
+    assert engine.unprobed_norms(ids, signs).isfinite().tolist() == [True, False, True, True]
+    assert torch.equal(engine.weighted_sum(weights), expected)
+
+
 def plain() -> tuple[nn.Module, Tensor]:
     """One product, nothing beside it."""
     torch.manual_seed(1)
