@@ -507,6 +507,15 @@ def test_a_table_read_at_many_places_is_summed_exactly() -> None:
         assert _excess(engine, ids, signs.expand(1, 200, 128)) < 1e-5
 
 
+@pytest.mark.parametrize("places", [100, 102])
+def test_a_table_whose_gradient_cancels_has_a_norm_that_rounding_cannot_reach(places: int) -> None:
+    """By Gram matrices, and beyond a hundred places by the gradient itself."""
+    engine = GradientEngine(nn.Embedding(4, 8), signed)
+    signs = ((-1.0) ** torch.arange(places)).view(1, places, 1).expand(1, places, 8)
+    norms = engine.unprobed_norms(torch.zeros(1, places, dtype=torch.int64), signs)
+    assert float(norms) == pytest.approx(1e-3 * places * 8**0.5, rel=0.01)
+
+
 def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
     """Two layers' parts are each a thousand times what is left of them."""
     engine = GradientEngine(Halves(), signed)
