@@ -516,6 +516,15 @@ def test_a_table_whose_gradient_cancels_has_a_norm_that_rounding_cannot_reach(pl
     assert float(norms) == pytest.approx(1e-3 * places * 8**0.5, rel=0.01)
 
 
+def test_windows_that_overlap_cancel_from_all_that_they_see() -> None:
+    """Nine of them see each pixel, whoever sums them."""
+    engine = GradientEngine(nn.Conv2d(4, 4, 3, bias=False), signed)
+    signs = torch.ones(1, 4, 8, 8)
+    signs[:, :, :4] = -1
+    norms = engine.unprobed_norms(torch.ones(1, 4, 10, 10), signs)
+    assert float(norms) == pytest.approx(1e-3 * (9 * 400 * 256) ** 0.5, rel=0.01)
+
+
 def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
     """Two layers' parts are each a thousand times what is left of them."""
     engine = GradientEngine(Halves(), signed)
