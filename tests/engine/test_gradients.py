@@ -273,7 +273,13 @@ def pixels() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Conv2d(64, 64, 3, bias=False), nn.Flatten(), last), torch.randn(5, 64, 4, 4)
 
 
-@pytest.mark.parametrize("family", [mlp, cnn, plain, words, pixels])
+def windows() -> tuple[nn.Module, Tensor]:
+    """And by gradients."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Flatten()), torch.randn(5, 3, 12, 12)
+
+
+@pytest.mark.parametrize("family", [mlp, cnn, plain, words, pixels, windows])
 @pytest.mark.parametrize("features_by", [1e-30, 1e-21, 1.0, 1e10, 1e18])
 @pytest.mark.parametrize("loss_by", [1e-35, 1e-28, 1e-22, 1.0, 1e15])
 def test_no_norm_is_lost_in_squares_that_float32_does_not_hold(family, features_by: float, loss_by: float) -> None:
