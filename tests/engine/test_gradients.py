@@ -522,13 +522,16 @@ def test_a_table_whose_gradient_cancels_has_a_norm_that_rounding_cannot_reach(pl
     assert float(norms) == pytest.approx(1e-3 * places * 8**0.5, rel=0.01)
 
 
-def test_windows_that_overlap_cancel_from_all_that_they_see() -> None:
-    """Nine of them see each pixel, whoever sums them."""
+@pytest.mark.parametrize(("entry", "backprop"), [(1.0, 1.0), (1e15, 1e-24), (1e-24, 1e15)])
+def test_windows_that_overlap_cancel_from_all_that_they_see(entry: float, backprop: float) -> None:
+    """Nine of them see each pixel, whoever sums them. Squares that float32 does not hold make it more, never less."""
     engine = GradientEngine(nn.Conv2d(4, 4, 3, bias=False), signed)
-    signs = torch.ones(1, 4, 8, 8)
-    signs[:, :, :4] = -1
-    norms = engine.unprobed_norms(torch.ones(1, 4, 10, 10), signs)
-    assert float(norms) == pytest.approx(1e-3 * (9 * 400 * 256) ** 0.5, rel=0.01)
+    signs = torch.full((1, 4, 8, 8), backprop)
+    signs[:, :, :4] *= -1
+    norms = engine.unprobed_norms(torch.full((1, 4, 10, 10), entry), signs)
+    least = 1e-3 * (9 * 400 * 256) ** 0.5 * entry * backprop
+    assert float(norms) >= 0.99 * least
+    assert entry != 1 or float(norms) < 1.01 * least
 
 
 def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
@@ -537,6 +540,12 @@ def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
     for entry, backprop, balance in torch.rand(20, 3, generator=torch.Generator().manual_seed(0)).tolist():
         signs = (1 + backprop) * torch.tensor([1.0, -1 - 0.004 * balance]).view(1, 2, 1, 1)
         assert _excess(engine, torch.full((1, 2, 100, 8), 1e3 * (0.5 + entry)), signs.expand(1, 2, 100, 8)) < 1e-5
+
+
+def test_and_have_the_least_norm_of_what_all_of_them_add() -> None:
+    engine = GradientEngine(Halves(), signed)
+    signs = torch.tensor([1.0, -1.0]).view(1, 2, 1).expand(1, 2, 8)  # each layer's gradient has a norm of 8
+    assert float(engine.unprobed_norms(torch.ones(1, 2, 8), signs)) == pytest.approx(1e-3 * 16, rel=0.01)
 
 
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
