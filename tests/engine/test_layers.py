@@ -342,3 +342,31 @@ def test_convolutions_that_share_a_weight_and_one_that_is_called_at_two_sizes(ho
             return self.first(x[:, :, ::2, 1:]).flatten(1)
 
     holds(Shared(), torch.randn(4, 3, 6, 5))
+
+
+def test_a_weight_that_three_layers_share(holds) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+            for layer in self.layers[1:]:
+                layer.weight = self.layers[0].weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x
+
+    holds(Shared(), torch.randn(4, 5))
+
+
+def test_a_layer_that_is_called_on_sequences_of_two_lengths(holds) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.layer(x), self.layer(x[:, ::2])], 1)
+
+    holds(Twice(), torch.randn(4, 40, 5))
