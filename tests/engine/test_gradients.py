@@ -668,6 +668,15 @@ def test_a_twin_knows_nothing_of_the_last_batch() -> None:
         engine.twin().weighted_sum(torch.ones(5))
 
 
+def test_nor_does_it_write_over_what_its_original_keeps() -> None:
+    model, features = windows()
+    engine, labels, weights = GradientEngine(model, cross_entropy), torch.arange(5) % 3, torch.rand(5)
+    engine.norms(features, labels)
+    expected = engine.weighted_sum(weights)
+    engine.twin().norms(torch.randn_like(features), labels)
+    assert torch.equal(engine.weighted_sum(weights), expected)
+
+
 def test_a_wrong_number_of_weights_is_refused() -> None:
     model, features = mlp()
     engine = GradientEngine(model, cross_entropy)
