@@ -591,8 +591,9 @@ def test_nor_does_whether_another_unit_has_several_records() -> None:
     torch.testing.assert_close(beside[:2], alone, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("share", [0.4, 1.5])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_iterates_equal_a_materialised_sum_of_gradients(family, reference) -> None:
+def test_iterates_equal_a_materialised_sum_of_gradients(family, share: float, reference) -> None:
     model, features = family()
     labels = torch.arange(5) % 3
     current = reference(model, features, labels)
@@ -602,11 +603,11 @@ def test_iterates_equal_a_materialised_sum_of_gradients(family, reference) -> No
     engine.load_(past)
     for parameter in engine.parameters:
         parameter.requires_grad_(True)
-    expected = current + 0.4 * reference(model, features, labels)
+    expected = current + share * reference(model, features, labels)
     for parameter in engine.parameters:
         parameter.requires_grad_(False)
     engine.load_(here)
-    norms = engine.norms(features, labels, iterates=[(past, 0.4), (None, 1.0)])
+    norms = engine.norms(features, labels, iterates=[(past, share), (None, 1.0)])
     torch.testing.assert_close(norms, expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
     weights = torch.rand(5)
     close(engine.weighted_sum(weights), weights @ expected)
