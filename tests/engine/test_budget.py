@@ -61,3 +61,10 @@ def test_smallest_finds_the_edge_from_above(edge: float) -> None:
 def test_smallest_at_the_ends() -> None:
     assert smallest(lambda x: True, low=0.5) == 0.5
     assert smallest(lambda x: False) is None
+
+
+def test_a_budget_allows_for_rounding_and_no_more() -> None:
+    step = Event(0.01, 1.0, 1000)
+    spent = renyi([step], 8)
+    assert Budget(8, spent * (1 - 1e-12), 1.0).holds([step])
+    assert not Budget(8, spent * (1 - 1e-6), 1.0).holds([step])
