@@ -400,6 +400,8 @@ def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, 
             result |= {f"{name}_over_sgd": middle, f"{name}_over_sgd_quartiles": [low, high]}
     if "ours:dpsgd" in times:
         result["ours_over_ordinary"] = ratio(times["ours:dpsgd"], times["ordinary"])[0]
+        others = (name for name in args.algorithms if name != "dpsgd" and f"ours:{name}" in times)
+        result |= {f"ours_{n}_over_ours": ratio(times[f"ours:{n}"], times["ours:dpsgd"])[0] for n in others}
     for name in args.algorithms if args.secure else ():
         if f"secure:{name}" in times:
             result[f"secure_{name}_over_ours"] = ratio(times[f"secure:{name}"], times[f"ours:{name}"])[0]

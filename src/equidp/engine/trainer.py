@@ -193,6 +193,9 @@ class Trainer:
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
         self._priced: tuple[tuple[float, float], Event] | None = None
+        self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
+        if (side := algorithm.side_release) is not None:
+            self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
         self.sampling = algorithm.sampler.start(self)
         self.contributing = algorithm.contribution.start(self)
         self.updating = algorithm.update.start(self)
@@ -378,12 +381,12 @@ class Trainer:
         self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor], *, finite: bool
     ) -> dict[str, Tensor]:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
-        release = self.algorithm.side_release
+        release, noise = self.algorithm.side_release, self._side_noise
         assert release is not None
+        assert noise is not None
         seen = norms if finite else torch.where(norms < torch.inf, norms, 0.0)
         exact = self.reduce(release.statistic(seen, groups, public, self.plan))
-        noise_multiplier = release.noise(self.plan) / release.sensitivity()
-        noised = self.random.perturb(exact, sensitivity=release.sensitivity(), noise_multiplier=noise_multiplier)
+        noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
         later, now = release.digest(noised, self.public, public, self.plan)
         self.public |= later
         return now
