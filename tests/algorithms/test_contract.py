@@ -451,7 +451,7 @@ def test_no_release_leads_a_bound_or_a_weight_out_of_float32(lab: Any, name: str
     public, release = tensors(algorithm.initial, "cpu"), algorithm.side_release
     values = torch.full_like(release.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.long), public, plan), noised)
     for _ in range(3):
-        later, now = release.digest(values, public, public, plan)
+        later, now = release.consequences(values, public, public, plan)
         public |= later
     public |= now
     delta, norms = sensitivity(algorithm.weights, public), torch.tensor([0.0, 1.0, 1e20])
@@ -471,7 +471,7 @@ class TestGolden:
         public = scheduled(tensors({**algorithm.initial, **case.public}, "cpu"), segment)
         if case.released is not None:
             noised = torch.tensor(case.released, dtype=torch.float32)
-            public |= algorithm.side_release.digest(noised, public, public, plan)[1]
+            public |= algorithm.side_release.consequences(noised, public, public, plan)[1]
         return algorithm, public, plan
 
     def test_weights_and_sensitivity(self, lab: Any, name: str, case: Golden) -> None:
@@ -514,7 +514,7 @@ class TestSensitivity:
         if algorithm.side_release is not None:
             exact = algorithm.side_release.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.long), public, plan)
             noised = torch.tensor([values[i % len(values)] for i in range(len(exact))], dtype=torch.float32)
-            public |= algorithm.side_release.digest(noised, public, public, plan)[1]
+            public |= algorithm.side_release.consequences(noised, public, public, plan)[1]
         return public
 
     @settings(max_examples=60)

@@ -19,7 +19,7 @@ def values(release: Any, plan: Any, released: torch.Tensor) -> dict[str, torch.T
     """The public values at the last of the released counts `[T, 2K]`."""
     public, now = {"clip_norm": torch.tensor(1.0)}, {}
     for noised in released:
-        later, now = release.digest(noised, public, public, plan)
+        later, now = release.consequences(noised, public, public, plan)
         public |= later
     return now
 
@@ -57,7 +57,7 @@ def test_no_record_exceeds_the_sensitivity_whatever_is_released(lab: Any) -> Non
     for _ in range(200):
         noised = 20 * torch.randn(6, generator=stream)
         public = {"clip_norm": torch.tensor(1.0), "scale": torch.tensor(1.0)}
-        public |= algorithm.side_release.digest(noised, public, public, plan)[1]
+        public |= algorithm.side_release.consequences(noised, public, public, plan)[1]
         seen = per_record(public, groups)
         moved = norms * algorithm.weights.weights(norms, seen) * seen["scale"]
         assert moved.max() <= sensitivity(algorithm.weights, public) * (1 + 1e-6)

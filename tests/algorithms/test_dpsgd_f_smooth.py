@@ -21,7 +21,7 @@ def bounds(release: Any, plan: Any, released: torch.Tensor) -> torch.Tensor:
     public = {"clip_norm": torch.tensor(1.0)}
     seen = []
     for noised in released:
-        later, now = release.digest(noised, public, public, plan)
+        later, now = release.consequences(noised, public, public, plan)
         seen.append(now["clip_norm"])
         public |= later
     return torch.stack(seen)

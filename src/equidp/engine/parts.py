@@ -405,7 +405,7 @@ class SideRelease(Part, ABC):
         """Public values that hold for this step only; those it `keeps` are `later`'s already."""
         return {}
 
-    def digest(
+    def consequences(
         self, noised: Tensor, carried: Public, public: Public, plan: Plan
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """`later` of the carried values, and `now` of this step's public ones."""

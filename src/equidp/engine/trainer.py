@@ -387,7 +387,7 @@ class Trainer:
         seen = norms if finite else torch.where(norms < torch.inf, norms, 0.0)
         exact = self.reduce(release.statistic(seen, groups, public, self.plan))
         noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
-        later, now = release.digest(noised, self.public, public, self.plan)
+        later, now = release.consequences(noised, self.public, public, self.plan)
         self.public |= later
         return now
 
@@ -631,7 +631,7 @@ def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segme
         values = scheduled(values, segment)
         if side is not None:
             nobody = side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), values, plan)
-            values |= side.digest(torch.full_like(nobody, count), public, values, plan)[1]
+            values |= side.consequences(torch.full_like(nobody, count), public, values, plan)[1]
         known = rule.reads <= public.keys()  # else the sampler's, below the clip norm
         bound = float(sensitivity(rule, values) if known else values["clip_norm"])
         noise = bound * plan.noise_multiplier * segment.noise
