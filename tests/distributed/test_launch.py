@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import tempfile
 from multiprocessing import Pipe
 from multiprocessing.connection import Client
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -79,32 +81,6 @@ def stop_us(epoch: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, tmp_path, monkeypatch):
-    whole, rows = found[0]["whole"], []
-    (temporary := tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-
-    with pytest.raises(EquidpError, match=r"Rank \d of 2 was killed by signal 9.*resume=true"):
-        train(tmp_path, at_epoch=kill_a_rank, rows=rows)
-    assert (tmp_path / CHECKPOINT_FILE).exists()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-    with pytest.raises(EquidpError, match="Stopped by SIGTERM") as stopped:
-        train(tmp_path, resume=True, at_epoch=stop_us, rows=rows)
-    assert stopped.value.exit_code == 128 + signal.SIGTERM
-
-    resumed = train(tmp_path, resume=True, rows=rows)
-    weights = torch.cat([resumed.weights[name].flatten() for name in ("layers.2.weight", "layers.2.bias")])
-    assert weights.tolist() == whole["weights"]
-    assert resumed.privacy["ledger"] == whole["ledger"]
-    assert not list(temporary.glob("torchelastic*"))
-    # the asking process has evaluated every epoch, with the weights of that epoch
-    assert {row["epoch"] for row in rows} == set(range(1, EPOCHS + 1))
-    sizes = resumed.history["size"]
-    assert sizes.nunique() == EPOCHS
-    assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
-
-
 def listening() -> set[tuple[int, str, int]]:
     """Process, address and port of every socket on which this process, or one that it started, waits for others."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
@@ -112,12 +88,48 @@ def listening() -> set[tuple[int, str, int]]:
     return {(pid, *line.laddr) for pid, line in lines if line.status == psutil.CONN_LISTEN}
 
 
-def test_ranks_of_one_machine_open_no_port_to_others(tmp_path):
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory):
+    """A training that lost a rank, was stopped after it was resumed, and then ended: what was told and seen of it."""
+    place, rows, heard, before = tmp_path_factory.mktemp("lives"), [], [], listening()
+    (temporary := place / "temporary").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        with pytest.raises(EquidpError) as killed:
+            train(place, at_epoch=kill_a_rank, rows=rows)
+        kept, handler = (place / CHECKPOINT_FILE).exists(), signal.getsignal(signal.SIGTERM)
+        with pytest.raises(EquidpError) as stopped:
+            train(place, resume=True, at_epoch=stop_us, rows=rows)
+        ended = train(place, resume=True, at_epoch=lambda epoch: heard.extend(listening() - before), rows=rows)
+    return SimpleNamespace(
+        killed=killed.value, kept=kept, handler=handler, stopped=stopped.value, ended=ended, rows=rows, heard=heard,
+        left=list(temporary.glob("torchelastic*")),
+    )  # fmt: skip
+
+
+def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, lives):
+    whole = found[0]["whole"]
+    assert re.search(r"Rank \d of 2 was killed by signal 9.*resume=true", str(lives.killed))
+    assert lives.kept
+    assert lives.handler == signal.SIG_DFL
+    assert "Stopped by SIGTERM" in str(lives.stopped)
+    assert lives.stopped.exit_code == 128 + signal.SIGTERM
+
+    weights = torch.cat([lives.ended.weights[name].flatten() for name in ("layers.2.weight", "layers.2.bias")])
+    assert weights.tolist() == whole["weights"]
+    assert lives.ended.privacy["ledger"] == whole["ledger"]
+    assert not lives.left
+    # the asking process has evaluated every epoch, with the weights of that epoch
+    assert {row["epoch"] for row in lives.rows} == set(range(1, EPOCHS + 1))
+    sizes = lives.ended.history["size"]
+    assert sizes.nunique() == EPOCHS
+    assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
+
+
+def test_ranks_of_one_machine_open_no_port_to_others(lives):
     """Whoever reaches torch's store over TCP can have the asking process run code: it unpickles what is there."""
-    heard, before = [], listening()
-    train(tmp_path, at_epoch=lambda epoch: heard.extend(listening() - before))
-    assert os.getpid() not in {pid for pid, _, _ in heard}
-    assert {address for _, address, _ in heard} <= {"127.0.0.1"}  # gloo's
+    assert os.getpid() not in {pid for pid, _, _ in lives.heard}
+    assert {address for _, address, _ in lives.heard} == {"127.0.0.1"}  # gloo's
 
 
 @pytest.mark.parametrize("options", [{"ratio_over": "counted"}, {"base_clip_norm": 0.01}])
