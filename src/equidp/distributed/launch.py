@@ -33,14 +33,15 @@ from equidp.files import replacing, sockets_fit
 from equidp.logs import held_back
 from equidp.records import Split
 from equidp.sources import storage
+from equidp.threads import environment
 
 logger = logging.getLogger(__name__)
 
 NODES, NODE, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_NODE", "EQUIDP_RENDEZVOUS", "EQUIDP_JOB_FOLDER"
 """Environment of a training over several machines: how many, which one this is, where they meet, a shared folder."""
 
-NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Environment variable by which torch's launcher opens no port for its ranks."""
+NO_PORT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Environment in which torch's launcher opens no port for its ranks."""
 
 Evaluation = Callable[[dict[str, float], dict[str, Tensor]], Mapping[str, float]]
 """Of a history row and the weights after that epoch: further columns."""
@@ -197,7 +198,7 @@ def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         # torch's launcher tells everything twice; we tell it once
-        with held_back("torch.distributed.elastic", below=logging.CRITICAL), _no_shared_store():
+        with held_back("torch.distributed.elastic", below=logging.CRITICAL), environment(NO_PORT):
             elastic_launch(config, worker)(str(folder))
     except ChildFailedError as error:
         raise _reason(error, folder, job) from None
@@ -207,16 +208,6 @@ def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _no_shared_store() -> Iterator[None]:
-    before = os.environ.get(NO_SHARED_STORE)
-    os.environ[NO_SHARED_STORE] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(NO_SHARED_STORE) if before is None else os.environ.update({NO_SHARED_STORE: before})
 
 
 def _told(folder: Path) -> EquidpError | None:

@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import json
 import multiprocessing
-import os
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import IO, Any
 
 from equidp.files import replacing, sockets_fit
 from equidp.sweep.attended import Descriptor, kedro
+from equidp.threads import environment
 
 MARKER, LOG, LOCK = "done.json", "run.log", "sweep.lock"
 CONTEXT = "MLFLOW_RUN_CONTEXT"
@@ -199,14 +199,8 @@ def _variables(project: Path) -> Iterator[None]:
     logging = project / "conf" / "logging.yml"
     if logging.is_file():
         wanted["KEDRO_LOGGING_CONFIG"] = str(logging)
-    with STARTING:
-        before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with STARTING, environment(wanted):
+        yield
 
 
 def _reason(log: Path, code: int) -> str:
