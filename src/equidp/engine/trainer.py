@@ -8,6 +8,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from equidp.engine.algorithm import Algorithm, Outcome
 from equidp.engine.gradients import GradientEngine, all_finite
-from equidp.engine.ledger import Event, Ledger, live_epsilon
+from equidp.engine.ledger import Ledger, live_epsilon
 from equidp.engine.losses import Loss
 from equidp.engine.noise import RandomSource
 from equidp.engine.parts import TINY, Draw, per_record, scheduled, sensitivity, tensors
@@ -192,7 +193,7 @@ class Trainer:
         self.steps_done, self.epochs_begun = 0, 0
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
-        self._priced: tuple[tuple[float, float], Event] | None = None
+        self._event = lru_cache(maxsize=1)(partial(algorithm.step_event, self.plan))  # most steps' is the last one's
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
@@ -368,13 +369,6 @@ class Trainer:
         kept = release.keeps if release is not None else frozenset()
         self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
         return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
-
-    def _event(self, rate: float, noise_multiplier: float) -> Event:
-        """The event of a step, worked out when it is another than the last step's."""
-        if self._priced is None or self._priced[0] != (rate, noise_multiplier):
-            event = self.algorithm.step_event(self.plan, rate, noise_multiplier)
-            self._priced = (rate, noise_multiplier), event
-        return self._priced[1]
 
     @torch.inference_mode()
     def _side_release(
