@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from equidp.errors import UNSHOWN
 from equidp.parameters import RECORDS
 from equidp.reporting.tuning import Trials, tuning_epsilon
 
@@ -403,7 +404,7 @@ def _number(value: float | None) -> str:
 
 def _inline(text: str) -> str:
     """Text from data within Markdown: markup characters lose their meaning, and no line ends."""
-    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", str(text)))
+    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", UNSHOWN.sub(" ", str(text)))
 
 
 def _markdown_rows(section: Section) -> Iterable[str]:
