@@ -20,14 +20,14 @@ from statistics import mean
 import torch
 from torch import Tensor, nn
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit import AuditSettings, Recipe
 from equidp.audit.canaries import coins, gradient_scores, verdict
 from equidp.audit.run import audited_delta, claimed
-from equidp.engine.losses import CrossEntropy
-from equidp.engine.noise import SeededRandom
-from equidp.engine.plan import Plan
-from equidp.records import Records, Schema
+from equidp.data.records import Records, Schema
+from equidp.gradients.losses import CrossEntropy
+from equidp.mechanism.noise import SeededRandom
 
 SCHEMA = Schema("toy", "tabular", (4,), ("a", "b"), {"class": ("a", "b")})
 RECORDS, EPOCHS = 60, 10

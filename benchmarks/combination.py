@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.plan import Plan
+from equidp.data.records import Split
+from equidp.data.sources import source
+from equidp.data.splitting import split
+from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.records import Split
-from equidp.sources import source
-from equidp.sources.splitting import split
 from equidp.training import make_model, plan_run, predict, train_model
 
 RARE, GROUPS = 8, 10

@@ -35,16 +35,16 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
-from equidp.engine.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer, read_checkpoint
-from equidp.engine.journal import Journal
-from equidp.engine.losses import CrossEntropy
-from equidp.engine.noise import RandomSource, SeededRandom
-from equidp.engine.plan import Plan
-from equidp.engine.sampling import Population
-from equidp.engine.secure import SecureRandom
-from equidp.engine.trainer import Trainer
-from equidp.records import Records, Schema
+from equidp.data.records import Records, Schema
+from equidp.gradients.losses import CrossEntropy
+from equidp.mechanism.noise import RandomSource, SeededRandom
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.secure import SecureRandom
+from equidp.mechanism.trainer import Trainer
+from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE, Checkpointer, read_checkpoint
+from equidp.training.journal import Journal
 
 ALGORITHMS = ("dpsgd", "dpsgd_f", "psasc_momentum", "sa_dpsgd", "dpis")
 SCHEMA = Schema("toy", "tabular", (6,), ("a", "b", "c"), {"class": ("a", "b", "c")})
@@ -280,7 +280,7 @@ def _context() -> Any:
     """A server that has everything imported and forks each child from itself: a life costs milliseconds to start."""
     context = mp.get_context("forkserver")
     # the optimisers import torch._dynamo when first used, which takes seconds
-    context.set_forkserver_preload(["torch._dynamo", "equidp.algorithms", "equidp.engine.checkpoint"])
+    context.set_forkserver_preload(["torch._dynamo", "equidp.algorithms", "equidp.training.checkpoint"])
     return context
 
 

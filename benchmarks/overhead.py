@@ -43,7 +43,7 @@ def main() -> None:
         from kedro.framework.cli import main as kedro
 
         import equidp.settings  # noqa: F401  as Kedro's command line does
-        from equidp.engine.trainer import Trainer
+        from equidp.mechanism.trainer import Trainer
 
         imported = time.process_time()
         spent = {"wall": 0.0, "processor": 0.0}

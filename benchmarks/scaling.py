@@ -29,10 +29,10 @@ import psutil
 import torch
 from sweep import environment, scratch_project
 
+from equidp.accounting.plan import segment_at
 from equidp.algorithms import algorithm_settings
-from equidp.engine.plan import segment_at
+from equidp.data.records import Records, Schema, Split
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.records import Records, Schema, Split
 from equidp.training import plan_run, prepare, train_model
 
 PRIVACY = PrivacySettings(noise_multiplier=1.0, delta=1e-9)

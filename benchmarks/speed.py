@@ -38,20 +38,20 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from equidp.accounting.ledger import Ledger
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.engine import terms
-from equidp.engine.ledger import Ledger
-from equidp.engine.losses import CrossEntropy
-from equidp.engine.noise import SeededRandom
-from equidp.engine.parts import Plan
-from equidp.engine.poisson import poisson_sample
-from equidp.engine.recording import CudaGraphs
-from equidp.engine.sampling import Population
-from equidp.engine.secure import SecureRandom
-from equidp.engine.trainer import Trainer
+from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
+from equidp.gradients import terms
+from equidp.gradients.losses import CrossEntropy
+from equidp.gradients.recording import CudaGraphs
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.parts import Plan
+from equidp.mechanism.poisson import poisson_sample
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.secure import SecureRandom
+from equidp.mechanism.trainer import Trainer
 from equidp.models import build_model
-from equidp.records import Records, Schema
 
 Step = Callable[[], object]
 

@@ -10,9 +10,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from equidp.algorithms import ALGORITHMS
-from equidp.audit.settings import AuditSettings
 from equidp.models import MODELS, ModelOptions
-from equidp.parameters import SECTIONS, ReportSettings
+from equidp.parameters import SECTIONS, AuditSettings, ReportSettings
 
 PAGE = Path(__file__).with_name("settings.md")
 

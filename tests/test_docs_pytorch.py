@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from equidp.engine.gradients import GradientEngine
-from equidp.engine.ledger import Event, counted, epsilon
+from equidp.accounting.ledger import Event, counted, epsilon
+from equidp.gradients.engine import GradientEngine
 from equidp.models import MODELS
 
 PAGE = Path(__file__).parents[1] / "docs" / "pytorch.md"

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from equidp.notebooks import without_ipython
+from equidp.system.notebooks import without_ipython
 
 SCRIPT = """
 import sys
@@ -19,12 +19,12 @@ import torch
 from torch import nn
 import equidp.settings
 from equidp.algorithms import algorithm_settings
-from equidp.engine.ledger import Ledger, live_epsilon
-from equidp.engine.noise import SeededRandom
-from equidp.engine.plan import Plan
-from equidp.engine.sampling import Population
-from equidp.engine.trainer import OPTIMIZERS, Trainer
-from equidp.records import Records, Schema
+from equidp.accounting.ledger import Ledger, live_epsilon
+from equidp.mechanism.noise import SeededRandom
+from equidp.accounting.plan import Plan
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import OPTIMIZERS, Trainer
+from equidp.data.records import Records, Schema
 
 labels = torch.arange(40) % 2
 schema = Schema("toy", "tabular", (3,), ("a", "b"), {"class": ("a", "b")})

@@ -17,15 +17,15 @@ import torch
 from kedro.framework.startup import bootstrap_project
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
 
-from equidp import files, interrupts
-from equidp.engine import checkpoint
-from equidp.engine.journal import Journal, unless_in_use
-from equidp.engine.noise import SeededRandom
 from equidp.errors import EquidpError
+from equidp.mechanism.noise import SeededRandom
 from equidp.parameters import TrainingSettings
 from equidp.pipelines.datasets import Weights, WeightsDataset
 from equidp.sweep.command import run_command
-from equidp.training import device_of, forget
+from equidp.system import files, interrupts
+from equidp.training import checkpoint, forget
+from equidp.training.journal import Journal, unless_in_use
+from equidp.training.preparation import device_of
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = """
@@ -102,7 +102,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no
 
 @needs_proc
 def test_a_run_leaves_nothing_open_that_it_removes(project: Path, kept_while_open: None, monkeypatch) -> None:
-    monkeypatch.setattr("equidp.training.sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr("equidp.training.conclusion.sys", SimpleNamespace(platform="win32"))
     for _ in range(2):  # the second one replaces the first one's results
         kedro_run(project, "dpsgd", **QUICK)
     assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED", "FINISHED"]
@@ -287,7 +287,7 @@ def test_tables_of_groups_hold_any_letter_in_any_locale(tmp_path: Path) -> None:
 
 
 def test_a_checkout_has_the_same_line_ends_everywhere() -> None:
-    asked = ["git", "check-attr", "eol", "--", "Makefile", "src/equidp/training.py", "conf/base/catalog.yml"]
+    asked = ["git", "check-attr", "eol", "--", "Makefile", "src/equidp/training/__init__.py", "conf/base/catalog.yml"]
     done = subprocess.run(asked, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         pytest.skip("no checkout")

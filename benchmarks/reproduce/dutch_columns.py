@@ -24,11 +24,11 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reproduce.again import raw_folder
 
+from equidp.data.records import Records
+from equidp.data.sources import source
+from equidp.data.sources.dutch import OLDEST, SEX
+from equidp.data.splitting import split
 from equidp.errors import EquidpError
-from equidp.records import Records
-from equidp.sources import source
-from equidp.sources.dutch import OLDEST, SEX
-from equidp.sources.splitting import split
 
 COLUMNS, PRINTED = 35, (0.8013, 0.7744)
 SHOWN = 5

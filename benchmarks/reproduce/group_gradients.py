@@ -30,12 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reproduce.again import raw_folder
 from reproduce.page import ROOT, run_of
 
+from equidp.data.records import Records
+from equidp.data.sources import source
+from equidp.data.splitting import split
 from equidp.evaluation.seeds import mean_interval
 from equidp.pipelines.datasets import WeightsDataset
 from equidp.pipelines.training.nodes import load_network
-from equidp.records import Records
-from equidp.sources import source
-from equidp.sources.splitting import split
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Cell, Project, by_seed
 

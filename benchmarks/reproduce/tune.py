@@ -24,15 +24,15 @@ from kedro.framework.startup import bootstrap_project
 from torch import Tensor
 from tqdm import tqdm
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
-from equidp.engine.plan import Plan
+from equidp.data.records import Records, Split
+from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.evaluation.live import live_metrics
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.ingestion.nodes import split_records
 from equidp.pipelines.training.nodes import group_arrays
-from equidp.records import Records, Split
-from equidp.sources import source
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Project
 from equidp.training import make_model, plan_run, predict, train_model, units_in

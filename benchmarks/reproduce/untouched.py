@@ -21,9 +21,9 @@ from kedro.framework.startup import bootstrap_project
 from tqdm import tqdm
 from tune import ROOT, divided, raw_folder, trained, worst_and_overall
 
+from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.evaluation.seeds import mean_interval, paired_difference
-from equidp.records import Records
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Cell, Project
 

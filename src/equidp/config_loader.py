@@ -24,10 +24,10 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 from pydantic import ValidationError
 
+from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import refusal_of
 from equidp.parameters import SECTIONS, TOP_LEVEL, block, check_names, resolve
-from equidp.sources import SOURCES
 
 PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
 """How a path inside the project is written as a URI; a relative one would depend on the working directory."""

@@ -24,23 +24,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equidp import interrupts
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.audit.settings import REMEDY
+from equidp.audit.run import REMEDY
 from equidp.config_loader import project_is_at
-from equidp.engine.checkpoint import StoppedError
-from equidp.engine.trainer import choose_device
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
-from equidp.files import REFUSALS, locked, storage_error
-from equidp.notebooks import without_ipython
+from equidp.mechanism.trainer import choose_device
 from equidp.parameters import TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE, FEW_MEANS, PARTS, marked, print_table, results_table
 from equidp.sweep.cell import ROW
-from equidp.training import device_of, forget
+from equidp.system import interrupts
+from equidp.system.files import REFUSALS, locked, storage_error
+from equidp.system.notebooks import without_ipython
+from equidp.training import forget
+from equidp.training.checkpoint import StoppedError
+from equidp.training.preparation import device_of
 
 # kedro-mlflow defines a model as it is imported, and MLflow asks its author for type hints, past any filter
 with warnings.catch_warnings(record=True):

@@ -11,7 +11,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.session.store import BaseSessionStore
 from kedro.io import DatasetError
 
-from equidp import interrupts
+from equidp.system import interrupts
 
 interrupts.end_quietly()  # before what takes seconds to import
 

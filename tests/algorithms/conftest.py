@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
-from equidp.engine.ledger import Ledger
-from equidp.engine.losses import CrossEntropy
-from equidp.engine.noise import SeededRandom
-from equidp.engine.parts import Plan
-from equidp.engine.sampling import Population
-from equidp.engine.trainer import Trainer
-from equidp.records import Records, Schema
+from equidp.data.records import Records, Schema
+from equidp.gradients.losses import CrossEntropy
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.parts import Plan
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer
 
 FEATURES, CLASSES, GROUPS = 6, 3, 3
 cross_entropy = CrossEntropy()

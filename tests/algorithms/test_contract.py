@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
+from equidp.accounting.ledger import Event, Ledger, fuse
+from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.engine.ledger import Event, Ledger, fuse
-from equidp.engine.parts import Updating, per_record, scheduled, sensitivity, tensors
-from equidp.engine.plan import segment_at
-from equidp.engine.sampling import Population
+from equidp.mechanism.parts import Updating, per_record, scheduled, sensitivity, tensors
+from equidp.mechanism.sampling import Population
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
 

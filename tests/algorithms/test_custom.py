@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from equidp.accounting.ledger import fuse
 from equidp.algorithms import ALGORITHMS, PARTS, algorithm_settings
 from equidp.algorithms.custom import make_part
-from equidp.engine.ledger import fuse
-from equidp.engine.parts import Part
 from equidp.errors import EquidpError
+from equidp.mechanism.parts import Part
 
 KINDS = [kind for kind in PARTS if kind != "acceptance"]
 COMBINATIONS = [dict(zip(KINDS, names, strict=True)) for names in itertools.product(*(PARTS[k] for k in KINDS))]

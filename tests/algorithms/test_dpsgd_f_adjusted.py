@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from equidp.algorithms import algorithm_settings
-from equidp.engine.losses import CrossEntropy, Shifted
 from equidp.errors import EquidpError
+from equidp.gradients.losses import CrossEntropy, Shifted
 from equidp.training import groups_of
 
 SHARES = torch.tensor([0.7, 0.25, 0.05])

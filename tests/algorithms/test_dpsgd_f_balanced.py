@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equidp.algorithms import algorithm_settings
-from equidp.engine.parts import per_record, sensitivity
+from equidp.mechanism.parts import per_record, sensitivity
 
 
 def release_of(name: str, **options: float) -> Any:

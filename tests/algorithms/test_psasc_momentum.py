@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from equidp.algorithms.psasc import AdaptiveScaling
 from equidp.algorithms.psasc_momentum_gd import record_gradients
-from equidp.engine.parts import tensors
-from equidp.engine.sampling import Population
 from equidp.errors import EquidpError
+from equidp.mechanism.parts import tensors
+from equidp.mechanism.sampling import Population
 
 
 def network() -> nn.Module:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.engine.plan import Plan
 from equidp.errors import EquidpError
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.training import plan_run

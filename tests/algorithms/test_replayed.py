@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from equidp.accounting.ledger import Event, Ledger
 from equidp.algorithms import ALGORITHMS
-from equidp.engine.ledger import Event, Ledger
-from equidp.engine.noise import SeededRandom, Stream
-from equidp.engine.sampling import Population
-from equidp.engine.trainer import Trainer
-from equidp.records import Records
+from equidp.data.records import Records
+from equidp.mechanism.noise import SeededRandom, Stream
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer
 
 OTHERS, FEATURES = 30, 6
 ROUNDING = 1e-4

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from equidp.accounting.ledger import Event, counted, epsilon
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.sa_dpsgd import published_count
-from equidp.engine.ledger import Event, counted, epsilon
-from equidp.engine.plan import Plan
 from equidp.errors import EquidpError
 
 

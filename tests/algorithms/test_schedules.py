@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equidp.accounting.ledger import Event, epsilon, rdp_epsilon
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.auto_dpsgd import LinearFall, OwnThreshold, StepFall
 from equidp.algorithms.dpsgd_decay import ExponentialDecay
 from equidp.algorithms.sad_dpsgd import DecayingPhases, schedule_report
-from equidp.engine.ledger import Event, epsilon, rdp_epsilon
-from equidp.engine.parts import Constant, Schedule, tensors
-from equidp.engine.plan import Plan
 from equidp.errors import EquidpError
+from equidp.mechanism.parts import Constant, Schedule, tensors
 
 SCHEDULES = [
     Constant(),

@@ -26,11 +26,11 @@ from equidp.audit.canaries import (
 )
 from equidp.audit.recipe import Recipe
 from equidp.audit.run import audited_delta, claimed
-from equidp.engine.gradients import GradientEngine
-from equidp.engine.noise import SeededRandom
-from equidp.engine.parts import FlatClip
-from equidp.engine.secure import SecureRandom
-from equidp.records import Records, Schema
+from equidp.data.records import Records, Schema
+from equidp.gradients.engine import GradientEngine
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.parts import FlatClip
+from equidp.mechanism.secure import SecureRandom
 
 PRIVATE = [name for name in ALGORITHMS if name != "sgd"]
 SETTINGS = AuditSettings()

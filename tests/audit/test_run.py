@@ -13,8 +13,8 @@ from torch import nn
 
 from equidp.audit import AuditSettings, epsilon_lower_bound, run
 from equidp.audit.figures import bounds_beside_claims, exposure_by_group
+from equidp.data.records import Schema
 from equidp.errors import EquidpError
-from equidp.records import Schema
 
 audit = importlib.import_module("equidp.audit.run")  # whose name the package gives to its function
 QUICK = AuditSettings(gradient_canaries=2000, input_canaries=50, reference_models=2, resamples=20)

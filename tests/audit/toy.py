@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.audit import Recipe
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.losses import CrossEntropy
-from equidp.engine.noise import SeededRandom
-from equidp.engine.plan import Plan
-from equidp.records import Records, Schema, Split
+from equidp.data.records import Records, Schema, Split
+from equidp.gradients.losses import CrossEntropy
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.noise import SeededRandom
 
 SCHEMA = Schema("toy", "tabular", (4,), ("no", "yes"), {"class": ("no", "yes"), "sex": ("f", "m", "x")})
 

@@ -18,8 +18,8 @@ from kedro.framework.startup import bootstrap_project
 from omegaconf import OmegaConf
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, nested, report_folder
 
+from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError
-from equidp.sources import SOURCES
 
 
 def resolved(project, **params):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from equidp.data.records import Records, Schema
 from equidp.pipelines.evaluation.nodes import cost_against_baseline, evaluate_groups
-from equidp.records import Records, Schema
 
 LABELS = (0, 0, 0, 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from equidp.engine.trainer import Trainer
+from equidp.mechanism.trainer import Trainer
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from equidp.algorithms import algorithm_settings
+from equidp.data.records import Records, Schema
+from equidp.data.splitting import split
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.records import Records, Schema
-from equidp.sources.splitting import split
 from equidp.training import plan_run, train_model
 
 

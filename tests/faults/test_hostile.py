@@ -15,17 +15,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kedro.io import DatasetError
-from tests.sources.tiny import WRITERS, write_tiny
+from tests.data.sources.tiny import WRITERS, write_tiny
 
 from equidp import parameters
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.records import Records
+from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.hooks import refusal_in
 from equidp.models import MODELS, model_options
 from equidp.pipelines.datasets import Weights
 from equidp.pipelines.training.baseline import trained_once
-from equidp.records import Records
-from equidp.sources import source
 
 SOURCE_ROOT = Path(parameters.__file__).parent
 

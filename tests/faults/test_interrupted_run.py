@@ -22,10 +22,10 @@ from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
-from equidp.engine.checkpoint import Checkpointer
-from equidp.engine.trainer import Trainer
 from equidp.errors import EquidpError
+from equidp.mechanism.trainer import Trainer
 from equidp.pipelines import tracking
+from equidp.training.checkpoint import Checkpointer
 
 PARAMS = {"training.epochs": 12, "training.batch_size": 64, "training.device": "cpu", "training.checkpoint_every": 1,
           "training.evaluate_every": 1}  # fmt: skip
@@ -242,7 +242,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from tests.end_to_end.kedro_project import QUICK, kedro_run
 
-from equidp.engine.trainer import Trainer
+from equidp.mechanism.trainer import Trainer
 
 owner, name = {"collect": (gc, "collect"), "end": (MlflowClient, "set_terminated")}[sys.argv[2]]
 work = getattr(owner, name)

@@ -8,27 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_recording import Again
+from tests.gradients.test_recording import Again
 
-from equidp import training as training_module
+from equidp.accounting.ledger import Event, epsilon
 from equidp.algorithms import algorithm_settings
-from equidp.engine.checkpoint import JOURNAL_FILE
-from equidp.engine.journal import Journal
-from equidp.engine.ledger import Event, epsilon
+from equidp.data.records import Records, Schema, Split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.records import Records, Schema, Split
-from equidp.training import (
-    Prepared,
-    Trained,
-    fingerprint,
-    forget,
-    initial_state,
-    make_model,
-    plan_run,
-    prepare,
-    train_model,
-)
+from equidp.training import Prepared, Trained, forget, make_model, plan_run, preparation, prepare, train_model
+from equidp.training.checkpoint import JOURNAL_FILE
+from equidp.training.digests import fingerprint, initial_state
+from equidp.training.journal import Journal
 
 SCHEMA = Schema("toy", "tabular", (3,), ("a", "b"), {"class": ("a", "b")}, feature_names=tuple("xyz"))
 PUBLIC = {"energy_records": 20}
@@ -226,15 +216,15 @@ def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkey
     first.keeper.save(first.trainer)
     after = masks(first)
     assert masks(begun(resume=True)) == after
-    monkeypatch.setattr(training_module, "CODE_DIGEST", "of other code")
+    monkeypatch.setattr(preparation, "CODE_DIGEST", "of other code")
     again = masks(begun(resume=True))
     assert again not in (after, fresh)
 
 
 def test_recorded_passes_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They round by the size of the batch that they were recorded for, which is another after a resumption."""
-    monkeypatch.setattr(training_module, "device_of", lambda training: torch.device("cpu"))
-    monkeypatch.setattr(training_module, "CudaGraphs", lambda device: Again())
+    monkeypatch.setattr(preparation, "device_of", lambda training: torch.device("cpu"))
+    monkeypatch.setattr(preparation, "CudaGraphs", lambda device: Again())
 
     def lives(folder: Path, *, recorded: bool) -> int:
         algorithm = algorithm_settings("dpsgd", {}).build()
@@ -271,7 +261,7 @@ def test_a_run_that_was_refused_before_its_first_step_lets_go_of_the_folder(
     """A notebook keeps its last error, and with it everything that was alive where it was raised."""
     refused = EquidpError("too large")
     with monkeypatch.context() as patched:
-        patched.setattr(training_module, "Trainer", lambda **arguments: (_ for _ in ()).throw(refused))
+        patched.setattr(preparation, "Trainer", lambda **arguments: (_ for _ in ()).throw(refused))
         with pytest.raises(EquidpError, match="too large") as kept:
             live(tmp_path, "dpsgd", {}, PARTS, resume=False)
     assert live(tmp_path, "dpsgd", {}, PARTS, resume=False).privacy["epsilon"] is not None

@@ -6,9 +6,9 @@ import pytest
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
 
 from equidp.errors import EquidpError
-from equidp.files import locked
 from equidp.hooks import LOCK
 from equidp.pipelines.training import nodes
+from equidp.system.files import locked
 
 
 def test_another_run_at_work_is_told_and_its_files_are_left_alone(project):

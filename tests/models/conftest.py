@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnet18
 
+from equidp.data.records import Schema
 from equidp.models import MODELS
-from equidp.records import Schema
 
 CLASSES = tuple("abcdefghij")
 GROUPINGS = {"class": CLASSES}

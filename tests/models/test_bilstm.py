@@ -9,10 +9,10 @@ import torch
 from tests.models.conftest import SCHEMAS
 from torch import nn
 
+from equidp.data.words import token_ids, word_id
 from equidp.errors import EquidpError
 from equidp.models import build_model
 from equidp.models.bilstm import Lstm, read_vectors
-from equidp.words import token_ids, word_id
 
 
 def test_one_direction_equals_torchs_lstm() -> None:

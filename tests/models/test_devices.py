@@ -13,15 +13,15 @@ from tests.models.conftest import SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
 from torch import Tensor
 
+from equidp.accounting.ledger import Ledger
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpis import ImportanceSampling
-from equidp.engine.ledger import Ledger
-from equidp.engine.noise import Stream
-from equidp.engine.parts import Draw, Plan
-from equidp.engine.sampling import Population
-from equidp.engine.trainer import Trainer
+from equidp.data.records import Records
+from equidp.mechanism.noise import Stream
+from equidp.mechanism.parts import Draw, Plan
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
-from equidp.records import Records
 
 META = torch.device("meta")
 ASKING = ("sa_dpsgd",)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.models.conftest import SCHEMAS, batch
 
+from equidp.data import storage
+from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.models import build_model, features, model_features
 from equidp.models.features import extract, feature_map, fingerprint
-from equidp.records import Records
-from equidp.sources import storage
 
 
 def records(dataset: str, n: int = 5) -> Records:

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from tests.models.conftest import SCHEMAS, batch, combinations
 from torch import Tensor, nn
 
-from equidp.engine.gradients import GradientEngine
+from equidp.data.records import Schema
 from equidp.errors import EquidpError
+from equidp.gradients.engine import GradientEngine
 from equidp.models import MODELS, Model, ModelOptions, build_model, model_options, weights_of
 from equidp.models.base import AtLeast, Standardise, TemperedSigmoid
-from equidp.records import Schema
 
 COMBINATIONS = combinations()
 FIRST = {model: next(d for m, d in COMBINATIONS if m == model) for model in MODELS}

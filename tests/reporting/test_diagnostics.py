@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import nn
 
+from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
-from equidp.engine.ledger import Ledger
-from equidp.engine.noise import SeededRandom
-from equidp.engine.sampling import Population
-from equidp.engine.trainer import HISTOGRAMS, Trainer, binned
+from equidp.data.records import Records, Schema
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import HISTOGRAMS, Trainer, binned
 from equidp.parameters import PrivacySettings, TrainingSettings
-from equidp.records import Records, Schema
 from equidp.reporting import figures
-from equidp.training import named_columns, plan_run
+from equidp.training import plan_run
+from equidp.training.preparation import named_columns
 
 RECORDS, EPOCHS = 200, 3
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from equidp.engine.ledger import Event, epsilon
+from equidp.accounting.ledger import Event, epsilon
 from equidp.reporting.privacy_report import epsilon_text, privacy_report, privacy_sections, research_mode, understated
 
 from .conftest import privacy_facts

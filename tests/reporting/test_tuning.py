@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from equidp.engine.ledger import Event, epsilon
+from equidp.accounting.ledger import Event, epsilon
 from equidp.errors import EquidpError
 from equidp.reporting.tuning import tuning_epsilon
 

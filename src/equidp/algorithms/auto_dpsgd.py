@@ -17,10 +17,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from equidp.accounting.plan import Plan, Segment, by_epoch
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import Positive, Public, Schedule, WeightRule
-from equidp.engine.plan import Plan, Segment, by_epoch
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Positive, Public, Schedule, WeightRule
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Ratio = Annotated[float, Field(gt=0, le=1)]

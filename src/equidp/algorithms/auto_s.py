@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import Public, WeightRule
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Public, WeightRule
 
 Stability = Annotated[float, Field(ge=1e-12)]
 """r > 0, large enough that 1/r and r itself are ordinary float32 numbers."""

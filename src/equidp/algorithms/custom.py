@@ -33,8 +33,9 @@ from equidp.algorithms.psasc_momentum_gd import FullBatch, RecordMomentum
 from equidp.algorithms.sa_dpsgd import Annealing
 from equidp.algorithms.sad_dpsgd import DecayingPhases
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import (
+from equidp.errors import EquidpError, refuse_unknown, unknown_name
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import (
     AlwaysAccept,
     Constant,
     Contribution,
@@ -48,7 +49,6 @@ from equidp.engine.parts import (
     Update,
     WeightRule,
 )
-from equidp.errors import EquidpError, refuse_unknown, unknown_name
 from equidp.options import not_valid
 
 PARTS: dict[str, dict[str, type[Part]]] = {

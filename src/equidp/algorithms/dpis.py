@@ -17,7 +17,7 @@ Where we depart from the text, and why:
   sensitivity as much: we sum over all N, whose norms are computed anyway, and claim none;
 - where q_i is capped at 1 the bound K̃/Ñ fails, so the *proposal* is capped, at K̃/b;
 - σ_e depends on earlier outputs, which composition does not allow: it is chosen within a Rényi budget of one order,
-  both fixed before any data are touched (`engine/budget.py`). The ε reported is the one that the budget stands for;
+  both fixed before any data are touched (`accounting/budget.py`). The ε reported is the one that the budget stands for;
 - K* comes from the same pass as K̃, at the epoch's start, and is not released in the last epoch.
 
 An inclusion depends on the record's own ĝ_i, which is private and stale; it does no harm. Draw the *other* records'
@@ -39,14 +39,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
+from equidp.accounting.ledger import Event, epsilon_of, published_epsilon, renyi_curve
+from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm, Outcome, Published
-from equidp.engine.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
-from equidp.engine.ledger import Event, epsilon_of, published_epsilon, renyi_curve
-from equidp.engine.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
-from equidp.engine.plan import Plan, Segment
-from equidp.engine.poisson import positions
 from equidp.errors import EquidpError
+from equidp.mechanism.algorithm import Algorithm, Outcome, Published
+from equidp.mechanism.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
+from equidp.mechanism.poisson import positions
 
 MARGIN = 1e-6
 """K̃ exceeds b·C by this share, so that no inclusion probability reaches 1."""

@@ -9,8 +9,8 @@ never by |S|, which is private.
 from __future__ import annotations
 
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import FlatClip, Positive
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import FlatClip, Positive
 
 
 class DPSGD(AlgorithmSettings):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
+from equidp.accounting.plan import Plan, Segment, by_epoch
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import FlatClip, Positive, Schedule
-from equidp.engine.plan import Plan, Segment, by_epoch
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import FlatClip, Positive, Schedule
 
 
 class ExponentialDecay(Schedule):

@@ -22,8 +22,8 @@ from pydantic import model_validator
 from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm, published_by
-from equidp.engine.parts import (
+from equidp.mechanism.algorithm import Algorithm, published_by
+from equidp.mechanism.parts import (
     HUGE,
     TINY,
     FlatClip,

@@ -27,9 +27,9 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth, SmoothedClipCounts
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.losses import Loss, Shifted
-from equidp.engine.parts import NoiseLevel, Objective, Plan, Public, Pursuing
+from equidp.gradients.losses import Loss, Shifted
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import NoiseLevel, Objective, Plan, Public, Pursuing
 
 SHARES, COUNTED = "group_shares", "counted_sizes"
 

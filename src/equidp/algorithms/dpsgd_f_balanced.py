@@ -20,8 +20,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth, SmoothedClipCounts
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import Plan, Public
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Plan, Public
 
 Balance = Annotated[float, Field(ge=0, le=1)]
 

@@ -21,8 +21,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.algorithms.dpsgd_f import DPSGDF, GroupClipCounts
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import Plan, Public
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Plan, Public
 
 Memory = Annotated[float, Field(ge=0, lt=1)]
 

@@ -18,9 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import (
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import (
     HUGE,
     TINY,
     NoiseLevel,
@@ -30,7 +31,6 @@ from equidp.engine.parts import (
     WeightRule,
     noise_level,
 )
-from equidp.engine.plan import Plan
 
 START: Mapping[str, float] = {"clip_norm": 1.0, "strict_clip_norm": 50.0}
 

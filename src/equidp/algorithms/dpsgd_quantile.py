@@ -17,10 +17,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import HUGE, TINY, FlatClip, NoiseLevel, Positive, Public, SideRelease, noise_level
-from equidp.engine.plan import Plan
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import HUGE, TINY, FlatClip, NoiseLevel, Positive, Public, SideRelease, noise_level
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, le=HUGE)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import FlatClip, Positive
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import FlatClip, Positive
 
 
 class DPSGDScatter(AlgorithmSettings):

@@ -7,8 +7,8 @@ activations, hence gradients, from growing, so that less of them is clipped away
 from __future__ import annotations
 
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import FlatClip, Positive
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import FlatClip, Positive
 
 
 class DPSGDTanh(AlgorithmSettings):

@@ -17,8 +17,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm, published_by
-from equidp.engine.parts import (
+from equidp.mechanism.algorithm import Algorithm, published_by
+from equidp.mechanism.parts import (
     FlatClip,
     NoiseLevel,
     Plan,

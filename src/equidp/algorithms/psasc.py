@@ -13,8 +13,8 @@ from torch import Tensor
 
 from equidp.algorithms.auto_s import Stability
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import Positive, Public, WeightRule
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Positive, Public, WeightRule
 
 
 class AdaptiveScaling(WeightRule):

@@ -18,9 +18,9 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.algorithms.psasc import PSASC
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import Contributing, Contribution, Run, Update, Updating
-from equidp.engine.sampling import Batch
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Contributing, Contribution, Run, Update, Updating
+from equidp.mechanism.sampling import Batch
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Length = Annotated[int, Field(ge=0, le=64)]

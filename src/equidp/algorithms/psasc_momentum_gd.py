@@ -17,14 +17,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.psasc import PSASC
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.gradients import GradientEngine
-from equidp.engine.parts import Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
-from equidp.engine.plan import Plan
-from equidp.engine.sampling import Batch
-from equidp.engine.terms import norms_of, refuse_autocast, refuse_short_products
 from equidp.errors import EquidpError
+from equidp.gradients.engine import GradientEngine
+from equidp.gradients.terms import norms_of, refuse_autocast, refuse_short_products
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
+from equidp.mechanism.sampling import Batch
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 GIB = 2**30

@@ -28,10 +28,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from equidp.accounting.ledger import Event, published_epsilon
+from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm, Outcome, Published
-from equidp.engine.ledger import Event, published_epsilon
-from equidp.engine.parts import (
+from equidp.mechanism.algorithm import Algorithm, Outcome, Published
+from equidp.mechanism.parts import (
     Acceptance,
     Accepting,
     FlatClip,
@@ -40,8 +41,7 @@ from equidp.engine.parts import (
     Run,
     noise_level,
 )
-from equidp.engine.plan import Plan
-from equidp.engine.poisson import poisson_sample
+from equidp.mechanism.poisson import poisson_sample
 
 Count = Annotated[int, Field(ge=1)]
 

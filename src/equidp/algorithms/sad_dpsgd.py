@@ -19,10 +19,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import HUGE, FlatClip, Positive, Schedule
-from equidp.engine.plan import Plan, Segment
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import HUGE, FlatClip, Positive, Schedule
 
 Count = Annotated[int, Field(ge=1, le=1000)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import Part
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Part
 
 
 class AlgorithmSettings(Part, ABC):

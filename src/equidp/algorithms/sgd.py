@@ -10,8 +10,8 @@ cheap: where a run's rate is such a one, the baseline has its own.
 from __future__ import annotations
 
 from equidp.algorithms.settings import AlgorithmSettings
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.parts import Positive
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import Positive
 
 
 class SGD(AlgorithmSettings):

@@ -5,6 +5,6 @@ from __future__ import annotations
 from equidp.audit.one_run import epsilon_lower_bound, p_value
 from equidp.audit.recipe import Recipe
 from equidp.audit.run import run
-from equidp.audit.settings import AuditSettings
+from equidp.parameters import AuditSettings
 
 __all__ = ["AuditSettings", "Recipe", "epsilon_lower_bound", "p_value", "run"]

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from equidp.audit.one_run import CONFIDENCE, epsilon_lower_bound
 from equidp.audit.recipe import Recipe, losses
-from equidp.engine.losses import Loss
-from equidp.engine.noise import RandomSource, SeededRandom, Stream, derived_seed
-from equidp.engine.parts import WeightRule, tensors
-from equidp.engine.trainer import Trainer
-from equidp.records import Records, Schema
+from equidp.data.records import Records, Schema
+from equidp.gradients.losses import Loss
+from equidp.mechanism.noise import RandomSource, SeededRandom, Stream, derived_seed
+from equidp.mechanism.parts import WeightRule, tensors
+from equidp.mechanism.trainer import Trainer
 
 NORMS = torch.logspace(-4, 6, 1001)
 """Gradient norms a canary may choose from."""

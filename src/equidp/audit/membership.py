@@ -22,8 +22,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from equidp.engine.noise import derived_seed
-from equidp.records import MIN_TEST_RECORDS
+from equidp.data.records import MIN_TEST_RECORDS
+from equidp.mechanism.noise import derived_seed
 
 FALSE_POSITIVE_RATE = 0.01
 """Where the true positive rate is read: an attacker who is hardly ever wrong (Carlini et al. 2022)."""

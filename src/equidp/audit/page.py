@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from equidp.audit.figures import ATTACKS, CANARIES, MEASURES, bounds_beside_claims, exposure_by_group
 from equidp.audit.membership import FEWEST
-from equidp.audit.settings import REMEDY
-from equidp.records import MIN_TEST_RECORDS
+from equidp.audit.run import REMEDY
+from equidp.data.records import MIN_TEST_RECORDS
 from equidp.reporting.page import MAX_FIGURE_GROUPS, Cell, Grid, render
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE

@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from equidp.engine.algorithm import Algorithm
-from equidp.engine.ledger import Ledger
-from equidp.engine.losses import Loss
-from equidp.engine.noise import RandomSource
-from equidp.engine.plan import Plan
-from equidp.engine.sampling import Population
-from equidp.engine.trainer import Trainer
-from equidp.records import Records, Schema
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.data.records import Records, Schema
+from equidp.gradients.losses import Loss
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer
 
 SCORE_BATCH = 1024
 """Records scored at once."""

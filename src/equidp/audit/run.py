@@ -17,10 +17,15 @@ from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores,
 from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
 from equidp.audit.one_run import epsilon_lower_bound
 from equidp.audit.recipe import Recipe, losses
-from equidp.audit.settings import AuditSettings
-from equidp.engine.noise import derived_seed
+from equidp.data.records import Records, Split
 from equidp.errors import EquidpError
-from equidp.records import Records, Split
+from equidp.mechanism.noise import derived_seed
+from equidp.parameters import AuditSettings
+
+REMEDY = (
+    "Audit it at a smaller privacy.epsilon, or with more canaries and guesses (audit.gradient_canaries, audit.guesses)."
+)
+"""What to do about a claim that even an attack without an error could not have refuted."""
 
 
 def run(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from equidp.records import MIN_TEST_RECORDS
+from equidp.data.records import MIN_TEST_RECORDS
 
 CONFIDENCE = 0.95
 

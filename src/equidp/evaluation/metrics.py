@@ -17,8 +17,8 @@ from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, 
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
+from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.intervals import Groups, accuracy_interval, difference_interval, per_group
-from equidp.records import MIN_TEST_RECORDS
 
 Thing = TypeVar("Thing", bound=Hashable)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equidp.data.records import Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.models.base import Model, ModelOptions
 from equidp.models.bilstm import BiLstm
@@ -20,8 +21,7 @@ from equidp.models.linear import Logistic, Mlp
 from equidp.models.resnet9 import ResNet9
 from equidp.models.resnet_finetune import ResNetFinetune
 from equidp.options import checked_options
-from equidp.records import Schema
-from equidp.threads import GLOBAL_RANDOM
+from equidp.system.threads import GLOBAL_RANDOM
 
 __all__ = [
     "MODELS",

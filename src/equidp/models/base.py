@@ -8,9 +8,9 @@ import torch
 from pydantic import ConfigDict, model_validator
 from torch import Tensor, nn
 
+from equidp.data.records import Schema
 from equidp.errors import EquidpError
 from equidp.options import Declared
-from equidp.records import Schema
 
 SIGMOID_SETTINGS = frozenset({"scale", "temperature", "offset"})
 

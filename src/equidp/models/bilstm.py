@@ -13,10 +13,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from equidp.data.records import Schema
+from equidp.data.words import PADDING, word_id
 from equidp.errors import EquidpError
 from equidp.models.base import Model, ModelOptions
-from equidp.records import Schema
-from equidp.words import PADDING, word_id
 
 
 class BiLstmOptions(ModelOptions):

@@ -6,8 +6,8 @@ import itertools
 
 from torch import Tensor, nn
 
+from equidp.data.records import Schema
 from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
-from equidp.records import Schema
 
 CNN4_LEAST_SIDE = 20
 """Below this side nothing would be left of an image: smaller ones are padded."""

@@ -19,9 +19,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Declared, checked_options
-from equidp.records import Records, Schema
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from equidp.data.records import Schema
 from equidp.errors import EquidpError
 from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
 from equidp.models.features import BACKBONE_FEATURE, feature_map, is_raw_image
 from equidp.options import Widths
-from equidp.records import Schema
 
 
 class HeadOptions(ModelOptions):

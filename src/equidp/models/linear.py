@@ -7,9 +7,9 @@ import math
 
 from torch import Tensor, nn
 
+from equidp.data.records import Schema
 from equidp.models.base import Model, ModelOptions, Standardise
 from equidp.options import Widths
-from equidp.records import Schema
 
 
 class Logistic(Model):

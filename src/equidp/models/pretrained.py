@@ -19,7 +19,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from equidp.errors import EquidpError
 from equidp.models.resnet9 import group_norm
-from equidp.network import attempt, first_line
+from equidp.system.network import attempt, first_line
 
 STAGES = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
 TORCHVISION = "torchvision"

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
+from equidp.data.records import Schema
 from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
-from equidp.records import Schema
 
 LEAST_SIDE = 8
 MOST_GROUPS = 32

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from equidp.data.records import Schema
 from equidp.errors import EquidpError
 from equidp.models.base import Model, ModelOptions, Standardise
-from equidp.records import Schema
 
 SCRATCH = "none"
 

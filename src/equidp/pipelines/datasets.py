@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from equidp.data import storage
+from equidp.data.records import Records
 from equidp.errors import EquidpError
-from equidp.files import replacing
-from equidp.records import Records
-from equidp.sources import storage
+from equidp.system.files import replacing
 
 
 class FolderDataset(AbstractDataset[None, Path]):

@@ -20,13 +20,13 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from torch import Tensor
 
+from equidp.data.records import Schema
+from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.models import model_features
 from equidp.models.features import is_raw_image
 from equidp.pipelines.datasets import WeightsDataset
 from equidp.pipelines.training.nodes import load_network
-from equidp.records import Schema
-from equidp.sources import source
 from equidp.training import predict
 
 

@@ -41,13 +41,13 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 import equidp
-from equidp import interrupts
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
-from equidp.files import storage_error, unfinished
-from equidp.logs import held_back
-from equidp.network import first_line
-from equidp.threads import alone
+from equidp.system import interrupts
+from equidp.system.files import storage_error, unfinished
+from equidp.system.logs import held_back
+from equidp.system.network import first_line
+from equidp.system.threads import alone
 
 PORTS = {"http": 80, "https": 443}
 

@@ -24,10 +24,10 @@ from markupsafe import Markup
 
 from equidp.errors import listed_names
 from equidp.evaluation.metrics import diverged, learnt_nothing, outdone
-from equidp.notebooks import without_ipython
 from equidp.reporting import figures, tables
 from equidp.reporting.privacy_report import NO_GUARANTEE, epsilon_text, privacy_sections, research_mode, understated
 from equidp.reporting.tables import BASELINE, groupings_of
+from equidp.system.notebooks import without_ipython
 
 with without_ipython():
     from plotly.offline import get_plotlyjs

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.metrics import METRICS, worst_group
-from equidp.records import MIN_TEST_RECORDS
 from equidp.reporting.privacy_report import epsilon_text
 
 BASELINE = "sgd"

@@ -10,7 +10,7 @@ import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from equidp.engine.ledger import Event, epsilon
+from equidp.accounting.ledger import Event, epsilon
 from equidp.errors import EquidpError, unknown_name
 
 Trials = Literal["fixed", "poisson", "geometric", "logarithmic"]

@@ -24,9 +24,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, Any
 
-from equidp.files import replacing, sockets_fit
 from equidp.sweep.attended import Descriptor, kedro
-from equidp.threads import environment
+from equidp.system.files import replacing, sockets_fit
+from equidp.system.threads import environment
 
 MARKER, LOG, LOCK = "done.json", "run.log", "sweep.lock"
 CONTEXT = "MLFLOW_RUN_CONTEXT"

@@ -16,8 +16,8 @@ import dask
 from distributed import Client, LocalCluster, Nanny, Scheduler, Security, SpecCluster
 
 from equidp.errors import EquidpError
-from equidp.logs import held_back
 from equidp.sweep.signals import deaf_to_ctrl_c
+from equidp.system.logs import held_back
 
 GPU = "GPU"
 """Name of the Dask resource that stands for one GPU: `dask worker … --resources "GPU=1"`."""

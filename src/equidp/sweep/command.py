@@ -14,13 +14,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from equidp.algorithms import ALGORITHMS
-from equidp.engine.checkpoint import JOURNAL_FILE
 from equidp.errors import EquidpError
 from equidp.options import flat
 from equidp.sweep.cell import Job, Outcome, finished, forks, warm_up
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import BASELINE, Cell, Project, digest
 from equidp.sweep.summary import labels_of, print_table, rows_of, table_of, write_summary
+from equidp.training.checkpoint import JOURNAL_FILE
 
 REPORTS = Path("data") / "08_reporting" / "sweeps"
 INTERRUPTED = 130

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from equidp.interrupts import handling
+from equidp.system.interrupts import handling
 
 
 @contextmanager

@@ -18,10 +18,10 @@ from rich.text import Text
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import diverged, numbered, worst_group
 from equidp.evaluation.seeds import over_seeds
-from equidp.files import replacing
 from equidp.reporting.page import html_report
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.sweep.project import BASELINE, Cell, by_seed, differing
+from equidp.system.files import replacing
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -10,12 +10,12 @@ from equidp import audit
 from equidp.algorithms import algorithm_settings
 from equidp.audit.figures import exposure_by_group
 from equidp.audit.page import audit_report
-from equidp.engine.trainer import choose_device
+from equidp.data.records import Records, Split
+from equidp.mechanism.trainer import choose_device
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
-from equidp.records import Records, Split
 from equidp.training import groups_of, make_model, plan_run, record_loss, units_in
 
 RUN = "audit"

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from equidp.data.records import Records
 from equidp.errors import listed_names
 from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, learnt_nothing, metrics_document, outdone
 from equidp.parameters import DataSettings
 from equidp.pipelines.training.nodes import group_arrays
-from equidp.records import Records
 from equidp.reporting.tables import BASELINE
 
 logger = logging.getLogger(__name__)

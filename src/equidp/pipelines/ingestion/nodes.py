@@ -16,18 +16,18 @@ import plotly.graph_objects as go
 
 from equidp import __version__
 from equidp.algorithms import algorithm_settings
-from equidp.engine.trainer import choose_device
+from equidp.data.labelling import group_table
+from equidp.data.records import Records, Split
+from equidp.data.sources import Source, source
+from equidp.data.splitting import split
 from equidp.errors import EquidpError
+from equidp.mechanism.trainer import choose_device
 from equidp.models import features, model_features
 from equidp.models.features import is_raw_image
 from equidp.parameters import DataSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.datasets import Recipe
-from equidp.records import Records, Split
 from equidp.reporting.figures import group_counts
-from equidp.sources import Source, source
-from equidp.sources.labelling import group_table
-from equidp.sources.splitting import split
 
 logger = logging.getLogger(__name__)
 

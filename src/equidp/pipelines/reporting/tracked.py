@@ -14,12 +14,12 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import ReportSettings
 from equidp.reporting.page import html_report
 from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.tables import results_table
-from equidp.sources import SOURCES
 from equidp.sweep.summary import averaged, of_seeds, row_labels
 
 DONE = "attributes.status = 'FINISHED'"

@@ -14,12 +14,12 @@ from typing import Any
 
 import pandas as pd
 
+from equidp.data.records import Records
 from equidp.errors import EquidpError
-from equidp.files import replacing
-from equidp.network import first_line
 from equidp.pipelines.datasets import Weights, WeightsDataset
-from equidp.records import Records
-from equidp.training import CODE_DIGEST, fingerprint
+from equidp.system.files import replacing
+from equidp.system.network import first_line
+from equidp.training.digests import CODE_DIGEST, fingerprint
 
 
 def digest(train: Records, settings: Mapping[str, Any]) -> str:

@@ -13,18 +13,19 @@ import pandas as pd
 import torch
 from torch import nn
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
-from equidp.engine.algorithm import Outcome
-from equidp.engine.plan import Plan
+from equidp.data.records import Records, Schema, Split
 from equidp.evaluation.live import live_metrics
+from equidp.mechanism.algorithm import Outcome
 from equidp.models import build_model, card_options
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.datasets import Recipe, Weights
 from equidp.pipelines.ingestion.nodes import features_recipe
 from equidp.pipelines.training.baseline import digest, trained_once
-from equidp.records import Records, Schema, Split
-from equidp.training import groups_of, imposed, plan_run, predict, privacy_statement, train_model, units_in
+from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
+from equidp.training.networks import imposed
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,177 @@
+"""Images: decoding and resizing many files at once into one byte tensor, and packed sheets of small ones."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from tqdm import tqdm
+
+from equidp.data.raw_files import files_below
+from equidp.errors import EquidpError
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+OTHER_SUFFIXES = (
+    ".avif", ".bmp", ".dcm", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".mha", ".nii", ".nii.gz", ".nrrd",
+    ".pbm", ".pgm", ".ppm", ".svs", ".tga", ".tif", ".tiff", ".webp",
+)  # fmt: skip
+"""Of images too, which are not read."""
+DEEP_MODES = ("I", "F")
+"""How Pillow calls more than eight bits per channel, or begins to (`I;16`)."""
+DEEP_SIGN = ";16"
+"""And how it calls them where it opens them as eight: a colour image of twelve bits would come out nearly black."""
+
+FORMATS = ("JPEG", "PNG")
+"""What is decoded, whatever the name says: Pillow goes by content, and has Ghostscript run PostScript."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_SD = (0.229, 0.224, 0.225)
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+IN_FLIGHT = 8
+"""Images waiting per worker: enough to keep all busy, few enough to keep memory small."""
+
+Encoded = tuple[int, str, Path | bytes]
+"""Position in the result, name for messages, file or its bytes."""
+
+
+def decode_all(
+    images: Iterable[Encoded], count: int, *, side: int, channels: int = 3, crop: bool = False, title: str = "images"
+) -> Tensor:
+    """Decode and resize images in parallel, uint8 `[count, channels, side, side]`.
+
+    Args:
+        images: what to decode; may be a stream, of which only a window is held in memory.
+        count: number of images.
+        side: height and width of the result.
+        channels: 3, or 1 for grey.
+        crop: keep the aspect ratio and cut off what is over, instead of squeezing the whole image.
+        title: shown beside the progress bar.
+
+    Raises:
+        EquidpError: an image is corrupt; the message names it.
+    """
+    pixels = torch.empty((count, channels, side, side), dtype=torch.uint8)
+
+    def place(item: Encoded) -> None:
+        position, name, encoded = item
+        pixels[position] = decode(name, encoded, side=side, channels=channels, crop=crop)
+
+    for _ in tqdm(_in_parallel(place, images), total=count, desc=title, unit="image", disable=None):
+        pass
+    return pixels
+
+
+def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: bool) -> Tensor:
+    """One image, uint8 `[channels, side, side]`.
+
+    Raises:
+        EquidpError: it is corrupt, neither JPEG nor PNG, or has more than eight bits per channel.
+    """
+    try:
+        with Image.open(encoded if isinstance(encoded, Path) else io.BytesIO(encoded), formats=FORMATS) as opened:
+            if opened.mode.startswith(DEEP_MODES) or any(DEEP_SIGN in str(tile.args) for tile in opened.tile):
+                # Pillow would cut off at 255 and leave a white image; how to scale depends on what the device wrote
+                raise EquidpError(f"Image {name} has more than 8 bits per pixel; scale it to 8 and save it again.")
+            image: Image.Image = opened.convert("RGB" if channels == 3 else "L")
+    except UNREADABLE as error:
+        raise EquidpError(
+            f"Image {name} is corrupt or no image in JPEG or PNG ({error}); replace it or remove its record."
+        ) from error
+    if image.size != (side, side):
+        size = (side, side)
+        image = ImageOps.fit(image, size, Image.Resampling.BICUBIC) if crop else image.resize(size, Image.BICUBIC)  # type: ignore[attr-defined]
+    return torch.from_numpy(np.array(image).reshape(side, side, channels)).permute(2, 0, 1)
+
+
+def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """All JPEG and PNG files (or those of other kinds) below a folder, those of linked folders too, in a fixed order.
+
+    Raises:
+        EquidpError: one is a link that leads nowhere, or no file (a pipe would be waited for), or a folder cannot be
+            read.
+    """
+    found = [path for path in files_below(folder) if _is_of(path, suffixes)]
+    if lost := next((path for path in found if not path.exists()), None):
+        raise EquidpError(f"{lost} is a link that leads nowhere; mend it, or remove it.")
+    if special := next((path for path in found if not path.is_file()), None):
+        raise EquidpError(f"{special} is no file, though called like one; remove it.")
+    return found
+
+
+def _is_of(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file is of one of these kinds, by its name; a DICOM file often has no suffix, and is a `.dcm`."""
+    if path.name.lower().endswith(suffixes):
+        return True
+    if path.suffix or ".dcm" not in suffixes or not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(132)[128:] == b"DICM"
+
+
+def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Arrays of an npz file; nothing is unpickled.
+
+    Raises:
+        EquidpError: the file is damaged or lacks an array.
+    """
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        # NumPy would advise to unpickle what it does not know
+        why = "no arrays in it" if "pickle" in str(error) else error
+        raise EquidpError(f"{path} is damaged or not the packed file ({why}); download it again.") from error
+
+
+def unpack_sheets(arrays: Mapping[str, np.ndarray], prefix: str, side: int, path: Path) -> Tensor:
+    """Images from lossless WebP sheets, uint8 `[N, 3, side, side]`.
+
+    Args:
+        arrays: holds `{prefix}webp` (all sheets' bytes) and `{prefix}offsets` (where each begins).
+        prefix: such as `train_`.
+        side: of one image; a sheet is a column of images.
+        path: for messages.
+
+    Raises:
+        EquidpError: a sheet is corrupt.
+    """
+    packed, offsets = arrays[f"{prefix}webp"], arrays[f"{prefix}offsets"]
+    try:
+        sheets = [
+            np.asarray(_sheet(packed[start:end].tobytes()).convert("RGB")).reshape(-1, side, side, 3)
+            for start, end in itertools.pairwise(offsets)
+        ]
+    except UNREADABLE as error:
+        raise EquidpError(f"{path}: a sheet of {prefix}webp is corrupt ({error}); download it again.") from error
+    return torch.from_numpy(np.concatenate(sheets)).permute(0, 3, 1, 2).contiguous()
+
+
+def _sheet(encoded: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(encoded), formats=["WEBP"])
+
+
+def _in_parallel(work: Callable[[Encoded], None], items: Iterable[Encoded]) -> Iterator[None]:
+    """Run `work` on a window of items at a time; Pillow releases the interpreter lock while it decodes."""
+    workers = os.cpu_count() or 1
+    waiting: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) >= IN_FLIGHT * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

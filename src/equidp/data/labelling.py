@@ -1,0 +1,59 @@
+"""Labelling: how many records of each group train, test and are public, and which groups cannot be evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+
+from equidp.data.records import MIN_TEST_RECORDS, Records, Split
+
+
+def group_table(split: Split, groupings: Sequence[str] = ()) -> pd.DataFrame:
+    """Counts per group and part.
+
+    Args:
+        split: the three parts.
+        groupings: names or products such as `sex*race`; every stored grouping when empty.
+
+    Returns:
+        One row per group with columns `grouping, group, train, test, public, evaluable, note`. Groups that are too
+        small, or empty, stay in the table with a note: they are reported, never hidden.
+
+    Raises:
+        EquidpError: an unknown grouping.
+    """
+    rows = [row for name in groupings or split.train.schema.groupings for row in _rows(split, name)]
+    return pd.DataFrame(rows, columns=["grouping", "group", "train", "test", "public", "evaluable", "note"])
+
+
+def _rows(split: Split, grouping: str) -> list[dict]:
+    parts = {"train": split.train, "test": split.test, "public": split.public}
+    _, names = split.train.grouping(grouping)
+    counts = {part: _counts(records, grouping, len(names)) for part, records in parts.items()}
+    return [
+        {
+            "grouping": grouping,
+            "group": name,
+            **{part: counts[part][k] for part in parts},
+            "evaluable": counts["test"][k] >= MIN_TEST_RECORDS,
+            "note": _note(counts["train"][k], counts["test"][k]),
+        }
+        for k, name in enumerate(names)
+    ]
+
+
+def _counts(records: Records, grouping: str, groups: int) -> list[int]:
+    ids, _ = records.grouping(grouping)
+    return torch.bincount(ids, minlength=groups).tolist()
+
+
+def _note(train: int, test: int) -> str:
+    if not train and not test:
+        return "no record"
+    if not test:
+        return "no test record: cannot be evaluated"
+    if test < MIN_TEST_RECORDS:
+        return f"only {test} test record{'s' * (test > 1)}: too few to be evaluated"
+    return "" if train else "no training record"

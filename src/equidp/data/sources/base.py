@@ -1,0 +1,127 @@
+"""Source: what every dataset promises — to find its raw files, and to turn them into Records by a declared schema."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pandas as pd
+from torch import Tensor
+
+from equidp.data.raw_files import Published, RawFiles, find, fingerprint, missing, verified
+from equidp.data.records import Records
+from equidp.errors import EquidpError, unknown_name
+from equidp.options import Declared, checked_options
+from equidp.system.network import attempt
+
+
+class SourceOptions(Declared):
+    """Options every source has (`data.options.*`).
+
+    Attributes:
+        verify: compare files with the checksums the provider's files have.
+        download: fetch missing files with the provider's own client.
+    """
+
+    verify: bool = True
+    download: bool = True
+
+
+class Source(ABC):
+    """A dataset: `read(locate(raw_dir))` gives its Records.
+
+    Attributes:
+        name: registry name.
+        Options: settings class of `data.options`.
+        layouts: alternative sets of files, the provider's own first; the first complete one is read.
+        unit_names: what one record is called, and what the records of one unit share, where they share something.
+    """
+
+    name: ClassVar[str]
+    Options: ClassVar[type[SourceOptions]] = SourceOptions
+    layouts: ClassVar[Sequence[Sequence[Published]]] = ()
+    unit_names: ClassVar[tuple[str, ...]] = ("record",)
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options: Any = checked_options(self.Options, options or {}, f"data option of dataset {self.name!r}")
+
+    def locate(self, raw_dir: Path) -> RawFiles:
+        """Find the files below `raw_dir`, downloading them where the provider allows it.
+
+        Raises:
+            EquidpError: a file is missing, corrupt or not the provider's; the message says where to get it.
+        """
+        raw_dir, outcome = Path(raw_dir), ""
+        found = self.search(raw_dir)
+        if found is None:
+            outcome = self._try_download(raw_dir)
+            found = self.search(raw_dir)
+        if found is None:
+            raise missing(raw_dir, self.wanted(raw_dir), download=outcome)
+        return found
+
+    def search(self, raw_dir: Path) -> RawFiles | None:
+        """The first layout whose files are all there, verified; None where there is none."""
+        for layout in self.layouts:
+            found = {file: path for file in layout if (path := find(raw_dir, file))}
+            if len(found) == len(layout):
+                digests = [verified(path, file, verify=self.options.verify) for file, path in found.items()]
+                return RawFiles({file.path: path for file, path in found.items()}, fingerprint(digests))
+        return None
+
+    def wanted(self, raw_dir: Path) -> Published:
+        """The file to ask for: the first missing one of a layout that was begun, else of the provider's own."""
+        if not self.layouts:
+            raise EquidpError(
+                f"Source {self.name!r} names no files: give its class `layouts`, or a `search` that finds them; for "
+                'data that are made in `read` it returns RawFiles({}, "made").'
+            )
+        begun = [layout for layout in self.layouts if any(find(raw_dir, file) for file in layout)]
+        layout = (begun or self.layouts)[0]
+        return next(file for file in layout if find(raw_dir, file) is None)
+
+    @abstractmethod
+    def read(self, files: RawFiles) -> Records:
+        """Decode and encode the files by the declared schema. Nothing is learnt from the data.
+
+        Raises:
+            EquidpError: the data break the schema; the message names file, row and column.
+        """
+
+    def encode(self, frame: pd.DataFrame) -> Tensor:
+        """Features of rows with the provider's column names, for a model that is served; tables only.
+
+        Raises:
+            EquidpError: the dataset is no table, or a value breaks the schema.
+        """
+        raise EquidpError(f"Dataset {self.name!r} is no table: give its features as an array instead.")
+
+    def download(self, raw_dir: Path) -> None:
+        """Fetch the files with the provider's own client. Sources without one leave this as it is."""
+        raise NotImplementedError
+
+    def words(self) -> tuple[str, ...]:
+        """`unit_names`, or what an option calls units."""
+        return self.unit_names
+
+    def split_level(self, setting: str, word: str) -> Literal["record", "unit"]:
+        """What the word of a setting means here: `record`, `unit`, or this dataset's own words, such as `lesion`.
+
+        Raises:
+            EquidpError: for a word this dataset does not know.
+        """
+        record, *units = self.words()
+        levels: dict[str, Literal["record", "unit"]] = {"record": "record", record: "record"}
+        if units:
+            levels |= {"unit": "unit", units[0]: "unit"}
+        if word not in levels:
+            raise unknown_name(f"value of {setting} for dataset {self.name!r}", word, levels)
+        return levels[word]
+
+    def _try_download(self, raw_dir: Path) -> str:
+        if not self.options.download:
+            return "data.options.download is off"
+        _, reason = attempt(lambda: self.download(raw_dir))
+        return reason or "the automatic download did not bring it"

@@ -1,0 +1,223 @@
+"""Image folder: images of the user's own, one folder per class, with an optional table of groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pandas as pd
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from equidp.data.columns import composed, read_rows, require
+from equidp.data.groupings import Grouping, group_ids, group_names, unit_ids
+from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
+from equidp.data.raw_files import Published, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
+from equidp.data.records import Records, Schema
+from equidp.data.sources.base import Source, SourceOptions
+from equidp.data.sources.csv_table import PARTS, Classes, check_group_names
+from equidp.errors import EquidpError, unknown_name
+from equidp.options import Number
+
+
+class ImageFolderOptions(SourceOptions):
+    """Options of `image_folder`.
+
+    Attributes:
+        path: the folder, relative to the raw folder: `<class>/…`, or `train/<class>/…` and `test/<class>/…`.
+        classes: the class folders' names, in label order.
+        size: side of the square that images are resized to.
+        channels: 3, or 1 for grey.
+        fit: `squeeze` keeps the whole image, `crop` its proportions.
+        mean, sd: published constants per channel on the 0..1 scale; ImageNet's unless given.
+        metadata: csv relative to the raw folder with one row per image; empty for none.
+        image: its column with the file's name, with or without folder and suffix.
+        groups: groupings over its columns.
+        unit: its column whose value is shared by the images of one person; empty where each image is a unit.
+    """
+
+    path: str
+    classes: Classes
+    size: Annotated[int, Field(ge=8, le=1024)] = 64
+    channels: Literal[1, 3] = 3
+    fit: Literal["squeeze", "crop"] = "squeeze"
+    mean: tuple[Number, ...] = ()
+    sd: tuple[Annotated[Number, Field(gt=0)], ...] = ()
+    metadata: str = ""
+    image: str = "image"
+    groups: dict[str, Grouping] = Field(default_factory=dict)
+    unit: str = ""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ImageFolderOptions:
+        check_group_names(self.groups)
+        if (self.groups or self.unit) and not self.metadata:
+            raise ValueError("groups and unit need metadata, a csv with one row per image")
+        for constants in (self.mean, self.sd):
+            if constants and len(constants) != self.channels:
+                raise ValueError(f"mean and sd need {self.channels} values")
+        return self
+
+
+class ImageFolder(Source):
+    """Images by class folder; groupings are the class and the declared ones."""
+
+    name = "image_folder"
+    Options = ImageFolderOptions
+    unit_names = ("image",)
+
+    def words(self) -> tuple[str, ...]:
+        """Units are called as their column."""
+        return (*self.unit_names, self.options.unit) if self.options.unit else self.unit_names
+
+    @property
+    def schema(self) -> Schema:
+        """What the options declare."""
+        channels, size = self.options.channels, self.options.size
+        grey = channels == 1
+        return Schema(
+            name=self.name,
+            kind="image",
+            shape=(channels, size, size),
+            classes=self.options.classes,
+            groupings={"class": self.options.classes, **group_names(self.options.groups)},
+            mean=self.options.mean or (IMAGENET_MEAN[:1] if grey else IMAGENET_MEAN),
+            sd=self.options.sd or (IMAGENET_SD[:1] if grey else IMAGENET_SD),
+        )
+
+    def search(self, raw_dir: Path) -> RawFiles | None:
+        """The folder and, where one is declared, the metadata."""
+        folder, paths, prints = inside(raw_dir, self.options.path), {}, []
+        if not folder.is_dir():
+            return None
+        paths["images"] = folder
+        # of those that are not read too, or a kept copy would hide a new .tif
+        prints.append(folder_fingerprint(folder, image_files(folder, SUFFIXES + OTHER_SUFFIXES)))
+        if self.options.metadata:
+            inside(raw_dir, self.options.metadata)
+            table = find_own(raw_dir, self.options.metadata)
+            if table is None:
+                return None
+            paths["metadata"] = table
+            prints.append(digest(table))
+        return RawFiles(paths, fingerprint(prints))
+
+    def wanted(self, raw_dir: Path) -> Published:
+        """The folder, or the metadata where only it is missing."""
+        if (raw_dir / self.options.path).is_dir():
+            return Published(self.options.metadata.removesuffix(".gz"), "")
+        return Published(self.options.path, "", contains="one subfolder per class")
+
+    def read(self, files: RawFiles) -> Records:
+        """Images uint8 `[N, channels, size, size]`, in the order of their paths."""
+        folder = files.paths["images"]
+        parts = PARTS if all((folder / part).is_dir() for part in PARTS) else ("",)
+        if parts is PARTS:
+            _refuse_beside(folder)
+        found = [
+            (path, label, part)
+            for part, part_name in enumerate(parts)
+            for path, label in _labelled(folder / part_name, self.options.classes)
+        ]
+        paths = [path for path, _, _ in found]
+        labels = torch.tensor([label for _, label, _ in found], dtype=torch.int64)
+        groups, unit = self._from_metadata(files.paths.get("metadata"), paths, folder)
+        return Records(
+            features=self._pixels(paths),
+            labels=labels,
+            groups={"class": labels, **groups},
+            schema=self.schema,
+            part=torch.tensor([part for _, _, part in found], dtype=torch.uint8) if len(parts) > 1 else None,
+            unit=unit,
+        )
+
+    def _pixels(self, paths: list[Path]) -> Tensor:
+        return decode_all(
+            ((i, str(path), path) for i, path in enumerate(paths)),
+            len(paths),
+            side=self.options.size,
+            channels=self.options.channels,
+            crop=self.options.fit == "crop",
+        )
+
+    def _from_metadata(
+        self, table: Path | None, paths: list[Path], folder: Path
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        if table is None:
+            return {}, None
+        frame = read_rows(table, None)
+        require(frame, [self.options.image, *([self.options.unit] if self.options.unit else [])], str(table))
+        frame = _rows_of(frame, self.options.image, paths, folder, str(table))
+        unit = unit_ids(frame[self.options.unit], str(table)) if self.options.unit else None
+        return group_ids(frame, self.options.groups, str(table)), unit
+
+
+def _refuse_beside(folder: Path) -> None:
+    """Refuse images beside `train/` and `test/`, such as those of a `val/`."""
+    _refuse_loose(folder)
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name not in PARTS and image_files(path):
+            raise EquidpError(
+                f"{path} stands beside {' and '.join(PARTS)}, and its images would be left out; move them into one of "
+                "these, or remove the folder."
+            )
+
+
+def _refuse_loose(folder: Path) -> None:
+    """Refuse images that lie in no class's folder."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in SUFFIXES and not path.is_dir():
+            raise EquidpError(
+                f"{path} lies in no class's folder, and would be left out; move it into one, or remove it."
+            )
+
+
+def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """Image paths with their labels; every class folder must be declared and hold an image."""
+    if unread := image_files(folder, OTHER_SUFFIXES):
+        raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
+    label_of = {composed(name): label for label, name in enumerate(classes)}
+    folders = []
+    _refuse_loose(folder)
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if composed(path.name) not in label_of:
+            raise unknown_name(f"class folder in {folder}:", path.name, classes)
+        folders.append((label_of[composed(path.name)], path))
+    found = [(image, label) for label, path in sorted(folders) for image in image_files(path)]
+    for image, _ in found:
+        if any(part.startswith(".") for part in image.relative_to(folder).parts):
+            raise EquidpError(
+                f"{image} is hidden, and may be a copy that a program keeps of another image: its person would count "
+                "twice. Remove it, or give it a name that does not begin with a dot."
+            )
+    for label, name in enumerate(classes):
+        if not any(label == other for _, other in found):
+            raise EquidpError(f"{folder / name} holds no JPEG or PNG image; add some, or remove it from classes.")
+    return found
+
+
+def _stem(name: str) -> str:
+    """A file's name without folder and suffix. What follows another dot belongs to the name: `scan.017`."""
+    path = Path(composed(name))
+    return path.stem if path.suffix.lower() in SUFFIXES + OTHER_SUFFIXES else path.name
+
+
+def _rows_of(frame: pd.DataFrame, column: str, paths: list[Path], folder: Path, where: str) -> pd.DataFrame:
+    """The metadata's rows in the order of the images; each image needs one row, and each row an image."""
+    keys = frame[column].map(_stem)
+    for key, row in zip(keys[keys.duplicated()], frame.index[keys.duplicated()], strict=True):
+        raise EquidpError(f"{where}, row {row}, column {column!r}: {key!r} stands in an earlier row too.")
+    stems = [composed(path.stem) for path in paths]
+    if len(set(stems)) < len(stems):
+        repeated = next(stem for i, stem in enumerate(stems) if stem in stems[:i])
+        raise EquidpError(f"{folder} holds two images called {repeated!r}; rename one, so that metadata fit.")
+    known, wanted = set(keys), set(stems)
+    for stem in stems:
+        if stem not in known:
+            raise EquidpError(f"Image {stem!r} in {folder} has no row in {where}; remove it or add its row.")
+    for key, row in zip(keys, frame.index, strict=True):
+        if key not in wanted:
+            raise EquidpError(f"{where}, row {row}: image {key!r} is not in {folder}; add it or remove the row.")
+    row_of = dict(zip(keys, frame.index, strict=True))
+    return frame.loc[[row_of[stem] for stem in stems]]

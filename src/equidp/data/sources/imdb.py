@@ -1,0 +1,150 @@
+"""IMDb: 25,000 + 25,000 film reviews, positive or negative (Maas et al. 2011), as ids of a hashed vocabulary."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import torch
+from pydantic import Field
+from torch import Tensor
+from tqdm import tqdm
+
+from equidp.data.columns import band_ids, bands, require
+from equidp.data.raw_files import Published, RawFiles, files_below, fingerprint, folder_fingerprint, verified
+from equidp.data.records import Records, Schema
+from equidp.data.sources.base import Source, SourceOptions
+from equidp.data.words import token_ids, words
+from equidp.errors import EquidpError
+
+PAGE = "https://ai.stanford.edu/~amaas/data/sentiment/"
+FOLDER = Published("imdb/aclImdb", PAGE, contains="train/pos, train/neg, test/pos and test/neg")
+PACKED = Published(
+    "imdb/imdb_reviews.jsonl.xz", PAGE, "a877ce2de045410581d714f01ef62d81142b303bc45de739e9211b474495fef9"
+)
+CLASSES = ("negative", "positive")
+PARTS = ("train", "test")
+SENTIMENTS = ("neg", "pos")
+LENGTH_EDGES = (100, 200, 400)
+
+Review = tuple[int, int, str]
+"""Part (0 train, 1 test), label (0 negative, 1 positive), text."""
+
+
+class ImdbOptions(SourceOptions):
+    """Options of `imdb`.
+
+    Attributes:
+        vocabulary: number of ids words are hashed into, the padding included.
+        length: words kept of each review, its last ones.
+    """
+
+    vocabulary: Annotated[int, Field(ge=2, le=2**24)] = 20_000
+    length: Annotated[int, Field(ge=1, le=10_000)] = 80
+
+
+class Imdb(Source):
+    """Film reviews; groupings class and length band (in words)."""
+
+    name = "imdb"
+    Options = ImdbOptions
+    unit_names = ("review",)
+
+    def search(self, raw_dir: Path) -> RawFiles | None:
+        """The provider's folder, else the packed file."""
+        folder, packed = raw_dir / FOLDER.path, raw_dir / PACKED.path
+        if folder.is_dir():
+            texts = (path for path in files_below(folder) if path.suffix == ".txt")
+            return RawFiles({"folder": folder}, fingerprint([folder_fingerprint(folder, texts)]))
+        if packed.is_file():
+            return RawFiles({"packed": packed}, fingerprint([verified(packed, PACKED, verify=self.options.verify)]))
+        return None
+
+    def wanted(self, raw_dir: Path) -> Published:
+        """The provider's folder."""
+        return FOLDER
+
+    def read(self, files: RawFiles) -> Records:
+        """Token ids int64 `[50000, length]`."""
+        reviews = (
+            _read_folder(files.paths["folder"]) if "folder" in files.paths else _read_packed(files.paths["packed"])
+        )
+        parts, labels, ids, lengths = [], [], [], []
+        for part, label, text in tqdm(reviews, desc="reviews", unit="review", disable=None):
+            found = words(text)
+            parts.append(part)
+            labels.append(label)
+            lengths.append(len(found))
+            ids.append(torch.tensor(self._ids(found), dtype=torch.int64))
+        if not ids:
+            raise EquidpError(f"{next(iter(files.paths.values()))} holds no reviews; download it again from {PAGE}.")
+        label_ids = torch.tensor(labels, dtype=torch.int64)
+        groups = {"class": label_ids, "length_band": band_ids(torch.tensor(lengths), LENGTH_EDGES)}
+        return Records(torch.stack(ids), label_ids, groups, self.schema, part=torch.tensor(parts, dtype=torch.uint8))
+
+    @property
+    def schema(self) -> Schema:
+        """Token ids of a hashed vocabulary."""
+        return Schema(
+            name=self.name,
+            kind="text",
+            shape=(self.options.length,),
+            classes=CLASSES,
+            groupings={"class": CLASSES, "length_band": bands(LENGTH_EDGES)},
+            vocabulary=self.options.vocabulary,
+        )
+
+    def encode(self, frame: pd.DataFrame) -> Tensor:
+        """Token ids int64 `[N, length]` of the column `text`.
+
+        Raises:
+            EquidpError: there is no such column, or a row's text is missing: it is no review that says `nan`.
+        """
+        require(frame, ["text"], "the given table")
+        if (absent := frame["text"].isna()).any():
+            row = frame.index[int(absent.to_numpy().argmax())]
+            raise EquidpError(f"the given table, row {row}, column 'text': the text is missing; leave the row out.")
+        ids = [self._ids(words(str(text))) for text in frame["text"]]
+        return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
+
+    def _ids(self, found: list[str]) -> list[int]:
+        return token_ids(found, self.options.vocabulary, self.options.length)
+
+
+def _read_folder(folder: Path) -> Iterator[Review]:
+    for part, part_name in enumerate(PARTS):
+        for label, sentiment in enumerate(SENTIMENTS):
+            texts = sorted((folder / part_name / sentiment).glob("*.txt"))
+            if not texts:
+                raise EquidpError(f"{folder / part_name / sentiment} holds no .txt file; unpack the archive again.")
+            yield from ((part, label, _text(path)) for path in texts)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EquidpError(f"{path} is not readable UTF-8 text ({error}); unpack the archive again.") from error
+
+
+def _read_packed(path: Path) -> Iterator[Review]:
+    for number, line in _lines(path):
+        try:
+            row = json.loads(line)
+            yield PARTS.index(row["split"]), (0, 1).index(row["label"]), str(row["text"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EquidpError(
+                f"{path}, row {number}: {error!r}; expected split (train or test), label (0 or 1) and text."
+            ) from error
+
+
+def _lines(path: Path) -> Iterable[tuple[int, str]]:
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as lines:
+            yield from enumerate(lines, start=1)
+    except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+        raise EquidpError(f"{path} is truncated or corrupt ({error}); download it again.") from error

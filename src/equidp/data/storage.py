@@ -1,0 +1,84 @@
+"""Storage: Records in one safetensors file, schema and checksum in its metadata. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equidp.data.records import Records, Schema
+from equidp.errors import EquidpError
+from equidp.system.files import private, replacing
+
+FORMAT = "equidp-records-1"
+GROUP = "group:"
+
+
+def save(records: Records, path: Path) -> None:
+    """Write atomically: a crash leaves either the old file or the new one, never half a file. Its owner alone reads it.
+
+    Raises:
+        EquidpError: the folder cannot be written or the disk is full.
+    """
+    path = Path(path)
+    tensors = _tensors(records)
+    schema = json.dumps(records.schema.to_dict(), ensure_ascii=False)
+    metadata = {"format": FORMAT, "schema": schema, "sha256": _checksum(tensors, schema)}
+    with replacing(path) as part:
+        os.close(private(str(part), os.O_CREAT | os.O_WRONLY))  # first: what fills it may leave it open to everybody
+        save_file(tensors, part, metadata=metadata)
+
+
+def load(path: Path) -> Records:
+    """Read what `save` wrote.
+
+    Raises:
+        EquidpError: the file is missing, truncated, of another kind, or was changed after it was written.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise EquidpError(f"{path} is missing; run the pipeline `ingestion` to write it.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError) as error:
+        raise EquidpError(f"{path} is damaged ({error}); delete it and run the pipeline `ingestion` again.") from error
+    if metadata.get("format") != FORMAT:
+        raise EquidpError(f"{path} does not hold Records of this version; run the pipeline `ingestion` again.")
+    if metadata.get("sha256") != _checksum(tensors, metadata["schema"]):
+        raise EquidpError(f"{path} was changed after it was written; run the pipeline `ingestion` again.")
+    return _records(tensors, Schema.from_dict(json.loads(metadata["schema"])))
+
+
+def _tensors(records: Records) -> dict[str, Tensor]:
+    columns = {"features": records.features, "labels": records.labels}
+    columns |= {name: column for name, column in (("part", records.part), ("unit", records.unit)) if column is not None}
+    columns |= {f"{GROUP}{name}": ids for name, ids in records.groups.items()}
+    columns = {name: column.detach().cpu().contiguous() for name, column in columns.items()}
+    # Labels and the grouping `class` may be one tensor, and safetensors stores no shared memory.
+    return {name: column if name == "features" else column.clone() for name, column in columns.items()}
+
+
+def _records(tensors: dict[str, Tensor], schema: Schema) -> Records:
+    return Records(
+        features=tensors["features"],
+        labels=tensors["labels"],
+        groups={name: tensors[f"{GROUP}{name}"] for name in schema.groupings},
+        schema=schema,
+        part=tensors.get("part"),
+        unit=tensors.get("unit"),
+    )
+
+
+def _checksum(tensors: dict[str, Tensor], schema: str) -> str:
+    sha = hashlib.sha256(schema.encode())
+    for name in sorted(tensors):
+        sha.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        sha.update(tensors[name].numpy().reshape(-1).data)
+    return sha.hexdigest()

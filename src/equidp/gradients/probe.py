@@ -1,0 +1,153 @@
+"""Probe: one look, at a run's first batch, at whether a model's per-record gradients are what they claim to be.
+
+The books are kept per layer. A parameter that reaches the loss past its own layer (a weight used by a function, say),
+or a layer of the user's own in which records meet, would make them wrong without any sign of it. So two records are
+tried: the sum of their gradients has to be autograd's, and neither's norm may depend on the other, or on its being
+there. Where a model draws random numbers, records may meet by chance (mixup): then several draws are tried.
+
+Nor may a forward pass change a buffer or a parameter: what it learns there would leave with the model, exact and
+without noise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+from equidp.gradients.terms import as_precise_as_norms
+from equidp.system.threads import GLOBAL_RANDOM
+
+if TYPE_CHECKING:
+    from equidp.gradients.engine import GradientEngine
+
+RECORDS = 2
+DRAWS = 20  # of a model that draws: two records meet in each with a chance of a half where they are shuffled
+TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
+"""Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
+
+
+def probe(engine: GradientEngine, features: Tensor, labels: Tensor) -> bool:
+    """Try the first records of a batch; true once there is nothing left to try.
+
+    Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
+
+    Raises:
+        EquidpError: naming a parameter whose gradients are wrong, or a parameter or buffer that changes, or saying that
+            records mix.
+    """
+    features, labels = _two_different(features, labels)
+    before = {name: value.clone() for name, value in _kept(engine)}
+    seed = torch.random.initial_seed()
+    devices = [engine.device] if engine.device.type == "cuda" else []
+    # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
+    with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
+        _reseed(engine, seed)
+        undrawn = _generators(engine)
+        norms = _norms(engine, features, labels, seed)
+        draws = not _generators(engine).equal(undrawn)
+        _compare_kept(engine, before)
+        ours = engine.weighted_sum(torch.ones_like(norms))
+        _reseed(engine, seed)
+        expected = engine.plain_sum(features, labels)
+        if not (norms.isfinite().all() and expected.isfinite().all()):
+            return False
+        _compare_sums(engine, ours, expected, norms)
+        if len(features) < RECORDS:
+            return False
+        # a record on its own draws other numbers: it is compared without dropout, and not where a model draws even then
+        with _evaluating(engine.model) if draws else contextlib.nullcontext():
+            together, other = (_norms(engine, features, labels, seed + draw) for draw in (0, 1))
+            if _close(engine, together, other):
+                alone = [_norms(engine, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
+                _compare_norms(engine, other, torch.cat(alone))
+        for draw in range(DRAWS if draws else 1):
+            drawn = _norms(engine, features, labels, seed + draw)
+            for i in range(RECORDS):  # the same numbers are drawn for it where only the other one changes
+                beside = _norms(engine, features[[i] * RECORDS], labels[[i] * RECORDS], seed + draw)
+                _compare_norms(engine, drawn[i], beside[i])
+        # by now a model that remembers, however slowly, has seen others
+        _compare_norms(engine, norms, _norms(engine, features, labels, seed), share=0.01)
+    return True
+
+
+def _norms(engine: GradientEngine, features: Tensor, labels: Tensor, seed: int) -> Tensor:
+    _reseed(engine, seed)
+    return engine.unprobed_norms(features, labels)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """For a while, the model as it is when it is not trained; every layer's own mode comes back."""
+    modes = [(layer, layer.training) for layer in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes:
+            layer.training = training
+
+
+def _reseed(engine: GradientEngine, seed: int) -> None:
+    torch.random.default_generator.manual_seed(seed)
+    if engine.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def _generators(engine: GradientEngine) -> Tensor:
+    """State of the generators that the model may draw from."""
+    states = [torch.get_rng_state()]
+    return torch.cat([*states, torch.cuda.get_rng_state(engine.device)] if engine.device.type == "cuda" else states)
+
+
+def _two_different(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The first record and the next one with other features, as mixing does not show between equals; else one."""
+    other = (features != features[:1]).unsqueeze(1).flatten(1).any(1).nonzero()[:1, 0].tolist()
+    return features[[0, *other]], labels[[0, *other]]
+
+
+def _kept(engine: GradientEngine) -> Iterator[tuple[str, Tensor]]:
+    """What leaves with the model, trained or not."""
+    yield from engine.model.named_parameters()
+    yield from engine.model.named_buffers()
+
+
+def _compare_kept(engine: GradientEngine, before: dict[str, Tensor]) -> None:
+    for name, value in _kept(engine):
+        known = before.get(name)  # None: made in the forward pass
+        if known is None or not torch.equal(value.nan_to_num(), known.nan_to_num()):
+            kind = "Parameter" if isinstance(value, nn.Parameter) else "Buffer"
+            raise EquidpError(
+                f"{kind} {name!r} of the model changes in a forward pass: what it learns of the records would leave "
+                "with the model, without noise; switch off what changes it (running statistics, max_norm)."
+            )
+
+
+def _compare_sums(engine: GradientEngine, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
+    names = {p: name for name, p in engine.model.named_parameters()}
+    sizes = [p.numel() for p in engine.parameters]
+    allowed = TOLERANCE[engine.precision]
+    for parameter, mine, true in zip(engine.parameters, ours.split(sizes), expected.split(sizes), strict=True):
+        # of the records' norms, as their sum may cancel
+        if (mine - true).norm() > allowed * (true.norm() + 0.1 * norms.sum()):
+            raise EquidpError(
+                f"The per-record gradients of parameter {names[parameter]!r} are not those of the loss; let it be used "
+                "only by the layer that owns it, and let that layer be called by its name."
+            )
+
+
+def _compare_norms(engine: GradientEngine, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
+    if not _close(engine, together, alone, share):
+        raise EquidpError(
+            "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
+            "the loss mixes records; let each record's loss depend on that record alone."
+        )
+
+
+def _close(engine: GradientEngine, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
+    # not "larger than": what is not a number is no equality either
+    return bool(((norms - others).abs() <= share * TOLERANCE[engine.precision] * (norms + 1e-6)).all())

@@ -1,0 +1,206 @@
+"""Recording: the passes of a step, told to a GPU once and replayed as CUDA graphs.
+
+A small model's step is a few hundred operations, and telling a GPU of each takes longer than doing it. Recorded are
+norms and weighted sums alone, which follow from batch, weights and parameters. Who is in the batch, side releases,
+noise and update, and with them everything that draws a random number, are done as ever.
+
+A recording has a fixed number of rows, and a Poisson batch has not: it is laid into the first of them. The rows after
+it hold what they held before and have weight 0, so that they add exactly nothing, and their norms are dropped. A batch
+that is larger, or much smaller, gets a recording of its own, or none: no record is ever left out.
+
+No recording is trusted unseen: until parameters have changed a few times its batches are computed both ways.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError
+from equidp.gradients.probe import TOLERANCE
+from equidp.system.threads import GLOBAL_RANDOM
+
+if TYPE_CHECKING:
+    from equidp.gradients.engine import GradientEngine
+
+TRIALS = 3
+"""States of the parameters at which a recording's batches are computed both ways.
+
+Not so many batches: those of one step, or of a look at all records, say nothing of whether parameters are read anew.
+"""
+
+MOST = 4
+"""Recordings of one run: each keeps the memory of a whole step."""
+
+WARM_UP = 3
+"""Passes before the recorded one, in which libraries choose their kernels and get their room."""
+
+REMEDY = "leave training.cuda_graphs out."
+
+
+class Recorder(Protocol):
+    """Records the passes of one recording, in the order in which they will be replayed.
+
+    Each is done before the next one is recorded, which may read what it leaves.
+    """
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """`work` once more with every call, on what the tensors that it read hold by then; the result is overwritten
+        by the next call.
+        """
+
+
+class CudaGraphs:
+    """Recorder on a CUDA device; the graphs share their memory.
+
+    Args:
+        device: where the model is; None for the current one.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        gc.collect()  # an earlier run's engine and recordings hold each other, and so the memory of whole steps
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A graph of `work`."""
+        # of a process's threads one records at a time, and none seeds the generators, which a capture registers
+        with GLOBAL_RANDOM, torch.cuda.device(self._device):
+            return self._record(work)
+
+    def _record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP):
+                work()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: what trains in another thread may go on allocating
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = work()
+        # so far nothing is computed: the next warm-up would look up, by ids that nobody wrote, rows that are not there
+        graph.replay()
+
+        def again() -> Tensor:
+            graph.replay()
+            return result
+
+        return again
+
+
+class Recording:
+    """Norms and weighted sums of batches that are about as large as a given one, and have at most `limit` records."""
+
+    def __init__(
+        self, engine: GradientEngine, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None
+    ) -> None:
+        self._records, self._states, self._versions = len(features), 0, -1
+        # a Poisson batch of that size on average is larger once in 30,000
+        size = self._records + 4 * round(self._records**0.5)
+        size = size if limit is None else max(self._records, min(size, limit))
+        self._sizes = range(self._records // 2, size + 1)
+        self._features, self._labels = (x.new_zeros(size, *x.shape[1:]) for x in (features, labels))
+        self._weights = torch.zeros(size, device=features.device)
+        self._engine = engine.twin()  # its books are those that the recorded sum reads
+        self._norms = recorder.record(lambda: self._engine.unprobed_norms(self._features, self._labels))
+        self._sum = recorder.record(lambda: self._engine.weighted_sum(self._weights))
+
+    def fits(self, records: int) -> bool:
+        """Whether a batch of so many has room, without wasting most of the work."""
+        return records in self._sizes
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether it has yet to be trusted."""
+        return self._states <= TRIALS
+
+    def norms(self, features: Tensor, labels: Tensor) -> Tensor:
+        """`[b]`, as the engine's."""
+        self._records = len(features)
+        versions = sum(parameter._version for parameter in self._engine.parameters)  # each change in place counts up
+        if versions != self._versions:
+            self._states, self._versions = self._states + 1, versions
+        self._features[: len(features)].copy_(features)
+        self._labels[: len(labels)].copy_(labels)
+        return self._norms()[: len(features)].clone()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """`[d]`, of the last batch, as the engine's."""
+        self._weights[: self._records].copy_(weights)
+        self._weights[self._records :].zero_()
+        return self._sum().clone()
+
+
+class Recordings:
+    """What one engine has recorded.
+
+    Args:
+        engine: whose passes.
+        new_recorder: makes the recorder of one recording.
+        limit: no batch has more records, so none needs more room; None: any may come.
+    """
+
+    def __init__(self, engine: GradientEngine, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
+        self._engine, self._new_recorder, self._limit = engine, new_recorder, limit
+        self._made: list[Recording] = []
+        self._last = torch.zeros(0)
+        self.current: Recording | None = None
+        """Whose norms were asked for last; None where they were computed without one."""
+
+    def norms(self, features: Tensor, labels: Tensor) -> Tensor:
+        """As the engine's.
+
+        Raises:
+            EquidpError: for passes that cannot be recorded, or come to something else when replayed.
+        """
+        recording = self._fitting(features, labels)
+        if recording is None:
+            return self._engine.unprobed_norms(features, labels)
+        self._engine.clear()
+        found = recording.norms(features, labels)
+        if recording.on_trial:
+            expected = self._engine.unprobed_norms(features, labels)  # the engine's own sum wants its books too
+            allowed = self._tolerance()
+            _compare(torch.isclose(found, expected, rtol=allowed, atol=1e-6 * allowed, equal_nan=True).all())
+        self.current, self._last = recording, found
+        return found
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """As the engine's, for the records of the last `norms`."""
+        assert self.current is not None
+        found = self.current.weighted_sum(weights)
+        if self.current.on_trial:
+            expected = self._engine.booked_sum(weights)
+            size = expected.norm() + 0.1 * torch.where(weights > 0, weights * self._last, 0.0).sum()  # sums may cancel
+            _compare((found - expected).norm() <= self._tolerance() * size)
+        return found
+
+    def _tolerance(self) -> float:
+        return TOLERANCE[self._engine.precision]
+
+    def _fitting(self, features: Tensor, labels: Tensor) -> Recording | None:
+        for recording in self._made:
+            if recording.fits(len(features)):
+                return recording
+        if len(self._made) == MOST:
+            return None
+        try:
+            recording = Recording(self._engine, self._new_recorder(), features, labels, self._limit)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise EquidpError(f"The model's passes cannot be recorded as CUDA graphs ({reason}): {REMEDY}") from error
+        self._made.append(recording)
+        return recording
+
+
+def _compare(equal: Tensor) -> None:
+    if not equal:
+        raise EquidpError(
+            "The model's passes, replayed as CUDA graphs, give other gradients than computed afresh (so it is with a "
+            f"model that draws random numbers, such as dropout): {REMEDY}"
+        )

@@ -1,0 +1,206 @@
+"""Windows: what a convolution's output pixels see, cut from the images in the way that copies least.
+
+A convolution's gradient is a product over output pixels of what came back with the windows that were seen. Windows
+overlap, so writing them out multiplies the image; how long the copied runs of memory are decides what that costs. Two
+cuts do the same thing:
+
+- `WholeWindows`: channels last; a run is one row of a window. Best with many channels.
+- `Bands`: channels first; a run is one row of output pixels. Best with few channels.
+
+Where code can be compiled for it (`compiled.py`) nothing is written out at all.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from equidp.gradients.workspace import Workspace
+
+# What copying costs on a CPU, in multiplications of a matrix product (measured):
+COPY_COST = 8  # a float copied, or summed, in cache
+RUN_COST = 330  # starting another run of contiguous floats
+TURN_COST = 50  # a float moved between channels-first and channels-last
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Geometry of a convolution without groups, padding already applied.
+
+    Attributes:
+        size, stride, dilation: per axis (height, width).
+        channels: in and out.
+    """
+
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    channels: tuple[int, int]
+
+    @property
+    def fan_in(self) -> int:
+        """Inputs that one output pixel sees: kh·kw·c."""
+        return math.prod(self.size) * self.channels[0]
+
+    @property
+    def numel(self) -> int:
+        """Entries of the weight."""
+        return self.fan_in * self.channels[1]
+
+    @property
+    def seen(self) -> int:
+        """Most output pixels that see one input pixel."""
+        axes = zip(self.size, self.stride, self.dilation, strict=True)
+        return math.prod(-(-size // stride) if dilation == 1 else size for size, stride, dilation in axes)
+
+    def outputs(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the output."""
+        return (height - self.reach(0)) // self.stride[0] + 1, (width - self.reach(1)) // self.stride[1] + 1
+
+    def reach(self, axis: int) -> int:
+        """Pixels from one end of the kernel to the other."""
+        return self.dilation[axis] * (self.size[axis] - 1) + 1
+
+    def windows(self, images: Tensor) -> Tensor:
+        """`[b, c, H, W]` to a view `[b, oh, ow, kh, kw, c]` of channels-last memory: what each output pixel sees."""
+        images = images.contiguous(memory_format=torch.channels_last)
+        b, channels, height, width = images.shape
+        image, row, column = width * height * channels, width * channels, channels
+        shape = (b, *self.outputs(height, width), *self.size, channels)
+        steps = (row * self.stride[0], column * self.stride[1], row * self.dilation[0], column * self.dilation[1])
+        return images.as_strided(shape, (image, *steps, 1), images.storage_offset())
+
+    def offsets(self, height: int, width: int) -> Iterator[tuple[slice, slice]]:
+        """For every place of the kernel: which rows and columns of the image it meets over all output pixels."""
+        oh, ow = self.outputs(height, width)
+        for i in range(self.size[0]):
+            for j in range(self.size[1]):
+                top, left = i * self.dilation[0], j * self.dilation[1]
+                yield (
+                    slice(top, top + self.stride[0] * (oh - 1) + 1, self.stride[0]),
+                    slice(left, left + self.stride[1] * (ow - 1) + 1, self.stride[1]),
+                )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """In which order images lie in memory without gaps; both where there is one channel."""
+
+    channels_first: bool
+    channels_last: bool
+
+    @classmethod
+    def of(cls, images: Tensor) -> Layout:
+        """The layout of `[b, c, H, W]`."""
+        return cls(images.is_contiguous(), images.is_contiguous(memory_format=torch.channels_last))
+
+
+class Cut(ABC):
+    """One way of forming per-record gradients from images and backprops; their order is the cheapest (`as_weight`).
+
+    Args:
+        kernel: the geometry.
+        height, width: of the padded images.
+    """
+
+    def __init__(self, kernel: Kernel, height: int, width: int) -> None:
+        self.kernel, self.height, self.width = kernel, height, width
+        self.outputs = kernel.outputs(height, width)
+
+    @abstractmethod
+    def cost(self, layout: Layout) -> float:
+        """Cost per record of preparing and copying, in multiplications."""
+
+    def _turned(self) -> int:
+        """Cost per record of bringing images into the other memory layout."""
+        return self.kernel.channels[0] * self.height * self.width * TURN_COST
+
+    def scratch(self) -> int:
+        """Floats per record that copying needs."""
+        return math.prod(self.outputs) * self.kernel.fan_in
+
+    @abstractmethod
+    def view(self, images: Tensor) -> Tensor:
+        """What is to be written out of images `[b, c, H, W]`, as a view whose pixels overlap: `[b, …]`."""
+
+    @abstractmethod
+    def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
+        """Write (or add) the gradients of m records to `out [m, numel]`; `backprops [m, o, P]`."""
+
+    @abstractmethod
+    def as_weight(self, gradients: Tensor) -> Tensor:
+        """`[m, numel]` to `[m, o, c, kh, kw]`."""
+
+
+class WholeWindows(Cut):
+    """Windows `[m, oh·ow, kh·kw·c]` of channels-last images."""
+
+    def cost(self, layout: Layout) -> float:
+        turned = 0 if layout.channels_last else self._turned()
+        return turned + math.prod(self.outputs) * (self.kernel.size[0] * RUN_COST + self.kernel.fan_in * COPY_COST)
+
+    def view(self, images: Tensor) -> Tensor:
+        return self.kernel.windows(images)
+
+    def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
+        windows = workspace.take("windows", *view.shape, like=view).copy_(view).view(len(view), -1, self.kernel.fan_in)
+        product(backprops, windows, out.view(*backprops.shape[:2], -1), add)
+
+    def as_weight(self, gradients: Tensor) -> Tensor:
+        (c, o), size = self.kernel.channels, self.kernel.size
+        return gradients.view(-1, o, *size, c).permute(0, 1, 4, 2, 3)
+
+
+class Bands(Cut):
+    """Rows of output pixels `[m, c·kh·kw, oh·ow]` of channels-first images."""
+
+    def cost(self, layout: Layout) -> float:
+        turned = 0 if layout.channels_first else self._turned()
+        return turned + self.kernel.fan_in * self.outputs[0] * (RUN_COST + self.outputs[1] * COPY_COST)
+
+    def view(self, images: Tensor) -> Tensor:
+        images, kernel = images.contiguous(), self.kernel
+        channels, plane, row = kernel.channels[0], self.height * self.width, self.width
+        shape = (channels, *kernel.size, *self.outputs)
+        steps = (plane, row * kernel.dilation[0], kernel.dilation[1], row * kernel.stride[0], kernel.stride[1])
+        return images.as_strided((len(images), *shape), (channels * plane, *steps), images.storage_offset())
+
+    def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
+        band, places = self.kernel.fan_in, backprops.transpose(1, 2)
+        floats = self.scratch()
+        room = workspace.take("windows", len(view), floats + -floats % 4, like=view)[:, :floats]  # see `terms.alike`
+        bands = room.view(view.shape).copy_(view).view(len(view), band, -1)
+        product(bands, places, out.view(len(view), band, -1), add)
+
+    def as_weight(self, gradients: Tensor) -> Tensor:
+        (c, o), size = self.kernel.channels, self.kernel.size
+        return gradients.view(-1, c, *size, o).permute(0, 4, 1, 2, 3)
+
+
+def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
+    """Every cut worth considering for padded images of that size."""
+    found: list[Cut] = [WholeWindows(kernel, height, width)]
+    if kernel.stride[1] == 1:
+        found.append(Bands(kernel, height, width))
+    return found
+
+
+@lru_cache(maxsize=256)
+def cheapest(kernel: Kernel, height: int, width: int, layouts: tuple[Layout, ...]) -> tuple[Cut, float]:
+    """The cut that copies a record's images, one per layout, at the least cost, and that cost."""
+    costs = ((cut, sum(map(cut.cost, layouts))) for cut in cuts(kernel, height, width))
+    return min(costs, key=lambda pair: pair[1])
+
+
+def product(left: Tensor, right: Tensor, out: Tensor, add: bool) -> None:
+    """Batched `left @ right`, written or added to `out`."""
+    if add:
+        torch.baddbmm(out, left, right, out=out)
+    else:
+        torch.bmm(left, right, out=out)

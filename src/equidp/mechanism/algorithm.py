@@ -1,0 +1,285 @@
+"""An algorithm: one combination of parts, and the guarantee that follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from equidp.accounting.ledger import (
+    Conversion,
+    Epsilon,
+    Event,
+    calibrate,
+    counted,
+    epsilon,
+    epsilon_path,
+    fuse,
+    merged,
+    published_epsilon,
+    smallest_noise,
+)
+from equidp.accounting.plan import Plan
+from equidp.errors import EquidpError
+from equidp.mechanism.parts import (
+    Acceptance,
+    AlwaysAccept,
+    Constant,
+    Contribution,
+    Objective,
+    Part,
+    PoissonSampler,
+    Sampler,
+    Schedule,
+    SideRelease,
+    Update,
+    WeightRule,
+    tensors,
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: the ledger, the number of steps taken, and of steps taken or refused."""
+
+    events: tuple[Event, ...]
+    accepted_steps: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """The ε a paper would print for this run, and the formula that gives it.
+
+    `guarantee` is False where the paper's rule is known not to hold; the figure is then shown, never relied on.
+    """
+
+    value: float
+    formula: str
+    guarantee: bool = True
+
+
+PublishedRule = Callable[["Algorithm", Plan, Outcome | None], Published]
+"""A paper's own figure, of a plan or of a finished run."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One combination of parts. `weights=None` is non-private training: no clipping, no noise, no event.
+
+    Attributes:
+        initial: public values at the first step, `clip_norm` among them.
+        model_options: settings that the algorithm imposes on the model (a bounded activation, say).
+        model: name of the model that the algorithm's own features need, or None for the run's.
+        learning_rate: in place of the run's, or None.
+        published: the paper's own figure; default RDP of the gradients' events, improved conversion.
+
+    Raises:
+        EquidpError: where two parts cannot hold together.
+    """
+
+    name: str
+    weights: WeightRule | None
+    initial: Mapping[str, float] = field(default_factory=dict)
+    sampler: Sampler = field(default_factory=PoissonSampler)
+    objective: Objective = field(default_factory=Objective)
+    contribution: Contribution = field(default_factory=Contribution)
+    schedule: Schedule = field(default_factory=Constant)
+    side_release: SideRelease | None = None
+    update: Update = field(default_factory=Update)
+    acceptance: Acceptance = field(default_factory=AlwaysAccept)
+    model_options: Mapping[str, object] = field(default_factory=dict)
+    model: str | None = None
+    learning_rate: float | None = None
+    published: PublishedRule | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is None:
+            return
+        side = self.side_release
+        missing = self.weights.reads - set(self.initial) - self.sampler.gives - (side.gives if side else frozenset())
+        if missing:
+            raise EquidpError(
+                f"{self.name}: the weight rule {type(self.weights).__name__} needs {', '.join(sorted(missing))}, which "
+                f"no part provides. Set it in the options, or choose a sampler or side release that gives it."
+            )
+        if side is not None and (unset := side.steers - set(self.initial)):
+            raise EquidpError(
+                f"{self.name}: the side release {type(side).__name__} moves {', '.join(sorted(unset))} from step to "
+                "step, and there is no value to start from: give the algorithm one in `initial`."
+            )
+        if not math.isfinite(float(self.weights.bound(self._example_values()).max())):
+            raise EquidpError(
+                f"{self.name}: the weight rule {type(self.weights).__name__} has no bound on what one record adds, so "
+                f"no noise makes it private. Choose a rule that clips or normalises."
+            )
+        for part in self.parts:
+            if reason := part.objection(self):
+                raise EquidpError(f"{self.name}: the part {type(part).__name__} does not hold here: {reason}.")
+
+    def _example_values(self) -> dict[str, Tensor]:
+        promised = self.weights.reads if self.weights else ()
+        return tensors(dict.fromkeys(promised, 1.0) | dict(self.initial), "cpu")
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All its parts."""
+        begin = (self.sampler, self.objective, self.contribution, self.weights)
+        found = (*begin, self.schedule, self.side_release, self.update, self.acceptance)
+        return tuple(part for part in found if part is not None)
+
+    @property
+    def private(self) -> bool:
+        """Whether the algorithm gives a guarantee at all."""
+        return self.weights is not None
+
+    @property
+    def needs_public(self) -> bool:
+        """Whether it needs public records besides the training part."""
+        return self.acceptance.public_records > 0
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all events and their number are known before training."""
+        return not self.acceptance.may_stop and type(self.sampler).budget is Sampler.budget
+
+    def adapt(self, plan: Plan) -> Plan:
+        """The plan as this algorithm runs it: a full-batch algorithm has B = N, say. Doing it twice changes nothing."""
+        return self.sampler.adapt(plan)
+
+    def step_event(self, plan: Plan, rate: float, noise_multiplier: float) -> Event:
+        """The event of one step: gradient and side release of one sample are one Gaussian release."""
+        side = self.side_release
+        if side is None:
+            return Event(rate, noise_multiplier)
+        return Event(rate, fuse(noise_multiplier, side.noise(plan) / side.sensitivity()))
+
+    def events(self, plan: Plan) -> tuple[Event, ...]:
+        """Everything the whole run can charge, known before it starts.
+
+        Where the run may stop early this is its cap. Where the noise is chosen within a budget this is the sampler's
+        worst case; the guarantee is then the budget's alone (`epsilon`).
+        """
+        return merged(event for epoch in self.events_by_epoch(plan) for event in epoch)
+
+    def events_by_epoch(self, plan: Plan) -> list[list[Event]]:
+        """`events`, apart for each of the E epochs."""
+        plan = self.adapt(plan)
+        if not self.private:
+            return [[] for _ in range(plan.epochs)]
+        last = self.acceptance.cap(plan, self)
+        epochs, start = [], 0
+        for length in plan.epoch_lengths():
+            epochs.append(self._charges(plan, start, min(start + length, last)))
+            start += length
+        epochs[0] = [*self.sampler.releases(plan), *epochs[0]]
+        return epochs
+
+    def _charges(self, plan: Plan, start: int, stop: int) -> list[Event]:
+        """What the steps from `start` to before `stop` charge, run-length encoded."""
+        rate, extra = self.sampler.sampling_rate(plan), self.acceptance.candidate_events(plan)
+        charges, begins = [], 0
+        for segment in self.schedule.segments(plan):
+            count = min(stop, begins + segment.steps) - max(start, begins)
+            begins += segment.steps
+            if count > 0:
+                step = self.step_event(plan, rate, plan.noise_multiplier * segment.noise)
+                charges += [replace(event, count=event.count * count) for event in (step, *extra)]
+        return charges
+
+    def epsilon(self, plan: Plan) -> Epsilon:
+        """The ε we stand by, known before training."""
+        plan = self.adapt(plan)
+        budget = self.sampler.budget(plan)
+        return epsilon(self.events(plan), plan.delta) if budget is None else Epsilon(budget.epsilon, None)
+
+    def epsilon_path(self, plan: Plan) -> list[float]:
+        """ε after each of the E epochs; constant where a budget for the whole run is what holds."""
+        plan = self.adapt(plan)
+        budget = self.sampler.budget(plan)
+        if budget is not None:
+            return [budget.epsilon] * plan.epochs
+        return [point.value for point in epsilon_path(self.events_by_epoch(plan), plan.delta)]
+
+    def calibrated(self, plan: Plan, target: float, *, published: bool = False) -> Plan:
+        """The plan with the smallest noise whose ε is at most `target`.
+
+        Args:
+            published: whether the paper's own figure meets the target, as its tables need. What we stand by is then
+                whatever these events come to, more or less than the target.
+
+        Raises:
+            EquidpError: where the target cannot be met, naming what costs it.
+        """
+        if published:
+            return self._as_published(self.adapt(plan), target)
+        plan = replace(self.adapt(plan), epsilon=target)
+        if found := self.sampler.calibrated(plan, target):
+            return found
+        if self.acceptance.may_stop:
+            raise EquidpError(
+                f"{self.name}: the number of steps it may take depends on the noise, so the noise cannot be solved "
+                f"for. Give privacy.noise_multiplier instead of privacy.epsilon, or let the number of steps be fixed."
+            )
+        noise = calibrate(lambda sigma: self.events(replace(plan, noise_multiplier=sigma)), target, plan.delta)
+        return replace(plan, noise_multiplier=noise)
+
+    def _as_published(self, plan: Plan, target: float) -> Plan:
+        if self.sampler.budget(replace(plan, epsilon=target)) is not None:
+            raise EquidpError(
+                f"{self.name}: its noise is chosen within a sound budget while it trains, so none can be solved for by "
+                f"the paper's count. Set privacy.epsilon_as=sound; the paper's figure is reported beside it."
+            )
+
+        def figure(noise: float) -> float:
+            found = self.published_epsilon(replace(plan, noise_multiplier=noise))
+            return found.value if found else 0.0
+
+        return replace(plan, noise_multiplier=smallest_noise(figure, target))
+
+    def covers(self, plan: Plan, spent: Sequence[Event], steps: int | None = None) -> bool:
+        """Whether the ε of this plan covers a ledger: equal to the plan, within its cap, or within its budget.
+
+        Args:
+            steps: that the run has taken or refused; where they charge less than the ledger holds, a crashed life took
+                the rest. A run that may stop early could still have gone on to its cap, so its cap does not cover both.
+        """
+        plan = self.adapt(plan)
+        budget = self.sampler.budget(plan)
+        if budget is not None:
+            return budget.holds(spent)
+        planned, found = counted(self.events(plan)), counted(spent)
+        if self.fixed:
+            return planned == found
+        if steps is not None:
+            planned = counted((*self.sampler.releases(plan), *self._charges(plan, 0, steps)))
+        return found <= planned
+
+    def published_epsilon(self, plan: Plan, outcome: Outcome | None = None) -> Published | None:
+        """The paper's own figure, or None for non-private training."""
+        if not self.private:
+            return None
+        return (self.published or published_by("improved"))(self, self.adapt(plan), outcome)
+
+
+def gradient_events(algorithm: Algorithm, plan: Plan) -> list[Event]:
+    """The events of the noisy gradients alone."""
+    rate = algorithm.sampler.sampling_rate(plan)
+    return [Event(rate, plan.noise_multiplier * s.noise, s.steps) for s in algorithm.schedule.segments(plan)]
+
+
+def published_by(conversion: Conversion) -> PublishedRule:
+    """The common way of the papers: RDP of the gradients' events alone, one conversion, integer orders 2…64."""
+
+    def figure(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
+        beside = [*algorithm.sampler.releases(plan), *algorithm.acceptance.candidate_events(plan)]
+        left_out = "" if algorithm.side_release is None else "; the side release's cost is left out"
+        if beside:
+            left_out = "; the cost of what is released beside them is left out"
+        formula = f"RDP of the noisy gradients, {conversion} conversion, integer orders 2 to 64{left_out}"
+        value = published_epsilon(gradient_events(algorithm, plan), plan.delta, conversion)
+        return Published(value, formula, guarantee=not left_out)
+
+    return figure

@@ -1,0 +1,135 @@
+"""Who is in the batch.
+
+A `Population` is the training data seen as independent privacy units: records, or lesions with several images each.
+Batches are Poisson samples of units: every unit enters on its own coin, so the batch size varies and may be 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A sample of units.
+
+    Attributes:
+        units: `[u]` int64 positions of the sampled units in the population.
+        features, labels: of the units' records, `[b, …]` and `[b]`.
+        owners: `[b]` int64, which of the `u` units each record belongs to; None where units are records.
+        group_of: `[N]` int64 group of every unit of the population.
+        classes: whether they are the labels.
+    """
+
+    units: Tensor
+    features: Tensor
+    labels: Tensor
+    owners: Tensor | None
+    group_of: Tensor
+    classes: bool = False
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """`[u]` int64 group of each unit; gathered when somebody asks, which most algorithms do not."""
+        if self.classes and not self.labels.is_inference() and not self.labels._version:  # no loss has written to them
+            return self.labels
+        return self.group_of.index_select(0, self.units)
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+
+class Labelled(Protocol):
+    """What is trained on: `equidp.data.records.Records`, or `Examples`."""
+
+    @property
+    def features(self) -> Tensor:
+        """`[N, …]`."""
+
+    @property
+    def labels(self) -> Tensor:
+        """`[N, …]`."""
+
+    @property
+    def unit(self) -> Tensor | None:
+        """`[N]` int64, an id shared by the records of one unit; None where records are units."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Records without a schema, for a loop of one's own: labels may be what the loss takes.
+
+    Attributes:
+        features, labels: `[N, …]` each; amounts, say, or a label for every place of a text.
+        unit: `[N]` int64, an id shared by the records of one unit, or None where records are units.
+    """
+
+    features: Tensor
+    labels: Tensor
+    unit: Tensor | None = None
+
+
+class Population:
+    """Training data as N units of privacy, resident on one device.
+
+    Args:
+        records: the training part.
+        groups: `[records]` int64 group ids of the partition that group-aware algorithms use.
+        by_unit: units are `records.unit` (a person, a lesion) instead of single records.
+
+    Raises:
+        EquidpError: if units are asked for and there are none, or there is not one row of each for every record.
+    """
+
+    def __init__(self, records: Labelled, groups: Tensor, *, by_unit: bool = False) -> None:
+        self.records = records
+        self.device = records.labels.device
+        self._classes = False  # True: a batch has its groups with its labels already
+        columns = {"features": records.features, "groups": groups, "units": records.unit if by_unit else None}
+        for name, column in columns.items():
+            if column is not None and len(column) != len(records.labels):
+                raise EquidpError(
+                    f"The population has {len(records.labels)} labels, and {len(column)} rows of {name}: give one for "
+                    "each record."
+                )
+        if groups.dtype != torch.int64:
+            raise EquidpError(f"The population's groups are {groups.dtype}: give each record an int64 id from 0 on.")
+        if not by_unit:
+            self._members, self._starts, self.groups = None, None, groups
+            self.size = len(records.labels)
+            same = self.device.type == "cpu" and groups.dtype == records.labels.dtype
+            self._classes = same and torch.equal(groups, records.labels)  # a GPU gathers sooner than it answers
+            return
+        if records.unit is None:
+            schema = getattr(records, "schema", None)
+            whose = "These examples have" if schema is None else f"Dataset {schema.name!r} has"
+            raise EquidpError(f"{whose} no units beyond records: set privacy.unit=record.")
+        _, unit = torch.unique(records.unit, return_inverse=True)
+        self._members = torch.argsort(unit, stable=True)
+        counts = torch.bincount(unit)
+        self._starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        self.size = len(counts)
+        # a unit's group is a function of that unit alone: the group of its first record
+        self.groups = groups[self._members[self._starts[:-1]]]
+
+    def batch(self, units: Tensor) -> Batch:
+        """Gather the records of `units` (`[u]` positions)."""
+        rows, owners = self._rows(units)
+        # `index_select` copies whole rows where indexing copies element by element
+        features, labels = (part.index_select(0, rows) for part in (self.records.features, self.records.labels))
+        return Batch(units, features, labels, owners, self.groups, self._classes)
+
+    def _rows(self, units: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self._members is None or self._starts is None:
+            return units, None
+        lengths = self._starts[units + 1] - self._starts[units]
+        owners = torch.repeat_interleave(torch.arange(len(units), device=units.device), lengths)
+        offsets = torch.arange(len(owners), device=units.device) - (lengths.cumsum(0) - lengths)[owners]
+        return self._members[self._starts[units][owners] + offsets], owners

@@ -1,0 +1,174 @@
+"""Secure randomness: coins and Gaussian noise from a cryptographic generator, added without floating-point leaks.
+
+Three things make the textbook Gaussian mechanism unsafe on a computer, and each is answered here.
+
+*Predictable noise.* Whoever learns the seed, or enough outputs, of an ordinary generator can subtract the noise. Here
+every bit comes from AES-256 in counter mode under a key of the operating system that is never stored or shown.
+
+*Holes in the noise.* A Gaussian computed from one pair of floating-point uniforms reaches only some of the numbers of
+its format, and from one released number an attacker can test whether a guessed exact value could have led to it
+(Mironov 2012; Jin et al. 2022). Holohan and Braghin (2021, "Secure Random Sampling in Differential Privacy", §5.1) add
+2n independent Gaussians and divide by √(2n), which takes the attacker of the order of 2^(53·(2n−1)) trials; n = 2 is
+used here, 2¹⁵⁹. With Box–Muller pairs (r·cos θ, r·sin θ), r = √(−2 ln U), θ = 2πV, their sum simplifies:
+
+    ½·[r₁ cos θ₁ + r₁ sin θ₁ + r₂ cos θ₂ + r₂ sin θ₂] = [r₁ cos(θ₁−π/4) + r₂ cos(θ₂−π/4)]/√2
+
+and as θ is uniform the constant shift may be dropped: two cosines per number, from four fresh 64-bit integers.
+
+*Rounding of the sum.* Even with perfect noise ξ the float x ⊕ ξ betrays x: an output smaller than x keeps the spacing
+of x's own digits. So nothing is added in floating point: `perturb` works on integers. With a grid step g, a power of 2
+that depends on public values only,
+
+    K = round(x/g),   Z = round(s·ξ/g),   released: g·(K + Z).
+
+All of it is exact in float64 (|K + Z| < 2⁵³), and as K is an integer K + round(s·ξ/g) = round(K + s·ξ/g): the released
+number is the Gaussian mechanism on g·K after a fixed rounding, so by post-processing its guarantee is the ordinary
+one for the sensitivity of g·K. Rounding moves each of d entries of either of two neighbouring sums by g/2 at most, so
+that sensitivity is at most Δ' = Δ + g·√d, and the noise is made for it: s = σ·Δ'. With g ≤ Δ·2⁻¹⁶/√d this costs
+1.5·10⁻⁵ of noise, and leaves every integer of the bulk with more than 2²⁰⁰ ways to come about. Turning the released
+number into float32 afterwards is post-processing too. The noise ends at 13.3 standard deviations, beyond which a true
+Gaussian has mass 2·10⁻⁴⁰.
+
+What this does not do: hide how long a step takes, or protect the machine's memory; nor bound the rounding of the sum
+*before* `perturb`, which the engine forms in float32 (see docs/threat-model.md).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from torch import Tensor
+
+from equidp.errors import EquidpError
+from equidp.mechanism.noise import Stream
+
+WORD = 8
+"""Bytes of one random integer."""
+
+GRID_BITS = 16
+"""The rounding of a whole vector to the grid adds at most 2^−GRID_BITS of the sensitivity."""
+
+LARGEST = 2.0**52
+"""Integers up to here (plus noise) are exact in float64; anything larger is clamped, which moves no two sums apart."""
+
+CHUNK = 1 << 16
+"""Numbers noised at once: few enough for caches to hold what their noise is made of, enough for several threads."""
+
+
+class SecureRandom:
+    """Unpredictable streams, delivered on one device. Nothing can be seeded, saved, copied or repeated.
+
+    A run that resumes continues with fresh randomness. The steps done after its last checkpoint are then done again
+    with new batches and new noise: two different releases, so the ledger charges both (see `checkpoint`). Saving the
+    generator instead would write the key to disk: whoever reads it can subtract all noise.
+    """
+
+    repeatable = False
+    """Steps that are done again after a crash are new releases."""
+    renewed = False
+    """Nothing is saved that could be continued."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self._stream, self._process = _new_stream(), os.getpid()
+
+    def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
+        """`[size]` bool, independent coins.
+
+        Exact: a 64-bit integer is compared with ⌊2⁶⁴·p⌋, so a coin's bias is p or less by under 2⁻⁶⁴, never more.
+        """
+        chance = np.asarray(probability.detach().cpu() if isinstance(probability, Tensor) else probability, np.float64)
+        if np.isnan(chance).any():
+            raise ValueError("A probability is not a number.")
+        certain = chance >= 1.0
+        threshold = np.ldexp(np.where(certain, 0.0, chance.clip(0.0, 1.0)), 64).astype(np.uint64)
+        coins = (self.words(size) < threshold) | certain
+        return torch.from_numpy(coins).to(self.device)
+
+    def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
+        """`[size]` float64 in [0, 1), multiples of 2⁻⁵³; every stream is fresh, whatever its name."""
+        return torch.from_numpy((self.words(size) >> np.uint64(11)) * 2.0**-53).to(self.device)
+
+    def words(self, size: int) -> np.ndarray:
+        """`[size]` uint64 of the key stream."""
+        if os.getpid() != self._process:
+            # a forked child would otherwise continue its parent's stream: the same noise in two releases
+            self._stream, self._process = _new_stream(), os.getpid()
+        return np.frombuffer(bytearray(self._stream.update(bytes(WORD * size))), dtype=np.uint64)
+
+    def normal(self, size: int) -> Tensor:
+        """`[size]` float32 standard normal. To protect a value use `perturb`, which adds it safely."""
+        drawn = torch.empty(size, dtype=torch.float32, device="cpu")
+        for part in drawn.split(CHUNK):
+            part.copy_(self._gaussian(len(part)))
+        return drawn.to(self.device)
+
+    def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
+        """`[d]` values plus Gaussian noise of standard deviation σ·(Δ + g√d), on a grid of step g.
+
+        Args:
+            values: `[d]` exact values, finite.
+            sensitivity: Δ > 0, their l2 sensitivity; public.
+            noise_multiplier: σ.
+
+        Raises:
+            EquidpError: for a sensitivity that is not a positive number.
+        """
+        delta, size = float(sensitivity), len(values)
+        if not (math.isfinite(delta) and delta > 0):
+            raise EquidpError(f"A sensitivity of {delta} cannot be protected in secure mode; check the clip norms.")
+        step = grid_step(delta, size)
+        spread = noise_multiplier * (delta + step * math.sqrt(size)) / step
+        noised = torch.empty(size, dtype=values.dtype, device="cpu")
+        for exact, part in zip(values.detach().cpu().split(CHUNK), noised.split(CHUNK), strict=True):
+            multiples = exact.double().div(step).round_().clamp_(-LARGEST, LARGEST)
+            part.copy_(multiples.add_(self._gaussian(len(part)).mul_(spread).round_()).mul_(step))
+        return noised.to(values.device)
+
+    def renew(self, life: int) -> None:
+        """Nothing to do: no two draws are alike."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Empty: a secure stream is never continued."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Accept only the empty state.
+
+        Raises:
+            EquidpError: for the state of a seeded stream.
+        """
+        if state:
+            raise EquidpError(
+                "The checkpoint holds the state of seeded random numbers, which secure mode refuses: start again, or "
+                "resume with privacy.secure=false."
+            )
+
+    def _gaussian(self, size: int) -> Tensor:
+        """`[size]` float64 on the CPU: √(−ln U₁)·cos θ₁ + √(−ln U₂)·cos θ₂, each from two signed integers w.
+
+        U = (|w| + ½)·2⁻⁶³ is in (0, 1], with 53 significant bits however small; θ = w·π·2⁻⁶³ is in [−π, π).
+        """
+        words = torch.from_numpy(self.words(4 * size).view(np.int64)).view(2, 2, size)
+        radius, angle = words.to(torch.float64).unbind()
+        radius.abs_().add_(0.5).mul_(2.0**-63).log_().neg_().sqrt_()
+        one, other = angle.mul_(math.pi * 2.0**-63).cos_().mul_(radius).unbind()
+        return one.add_(other)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("SecureRandom can neither be copied nor pickled: its noise must not be drawn twice.")
+
+
+def grid_step(sensitivity: float, size: int) -> float:
+    """The largest power of two g with g·√size ≤ 2^−GRID_BITS · sensitivity."""
+    return 2.0 ** math.floor(math.log2(sensitivity / math.sqrt(max(size, 1))) - GRID_BITS)
+
+
+def _new_stream() -> CipherContext:
+    """AES-256-CTR under a fresh key: encrypting zeros gives its key stream; the 128-bit counter never comes round."""
+    return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor()

@@ -1,0 +1,678 @@
+"""The loop: sample → norms → side release → weights → noisy mean → ledger → update. Written once for all algorithms."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from equidp.accounting.ledger import Ledger, live_epsilon
+from equidp.accounting.plan import Plan, Segment, segment_at
+from equidp.errors import EquidpError, unknown_name
+from equidp.gradients.engine import GradientEngine, all_finite
+from equidp.gradients.losses import Loss
+from equidp.gradients.recording import Recorder
+from equidp.mechanism.algorithm import Algorithm, Outcome
+from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.parts import TINY, Draw, per_record, scheduled, sensitivity, tensors
+from equidp.mechanism.sampling import Batch, Labelled, Population
+from equidp.system.threads import GLOBAL_RANDOM
+
+
+class _Uncompiled(torch.optim.Optimizer):
+    """An optimiser without torch's markers "do not compile this", which import the compiler: half a second."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+def _bare(step: Any) -> Any:
+    """A step without what torch wraps around it for its profiler: more work than a small model's whole update."""
+    step = torch.no_grad()(inspect.unwrap(step))
+    step.hooked = True  # torch wraps none that says so
+    return step
+
+
+class _SGD(_Uncompiled, torch.optim.SGD):
+    step = _bare(torch.optim.SGD.step)
+
+
+class _Adam(_Uncompiled, torch.optim.Adam):
+    step = _bare(torch.optim.Adam.step)
+
+
+class _AdamW(_Uncompiled, torch.optim.AdamW):
+    step = _bare(torch.optim.AdamW.step)
+
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, lr: _SGD(parameters, lr=lr),
+    "momentum": lambda parameters, lr: _SGD(parameters, lr=lr, momentum=0.9),
+    "adam": lambda parameters, lr: _Adam(parameters, lr=lr),
+    "adamw": lambda parameters, lr: _AdamW(parameters, lr=lr),
+}
+"""Optimisers by name; each sees nothing but the noisy mean, so any of them is post-processing."""
+
+SECONDS_IN_A_FILE = 10.0
+"""Between two frames of the progress bar where nobody watches it move, as every one of them stays."""
+
+LOOK_BATCH = 1024
+"""Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes CUDA, then the CPU.
+
+    Apple's GPUs (MPS) are not among them: they have no float64, in which coins are tossed.
+
+    Raises:
+        EquidpError: for a device of another kind, or one that this machine does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise EquidpError(f"training.device={name!r} is not supported: use auto, cpu or cuda.")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise EquidpError(f"training.device={name!r} is not available here: use auto or cpu.") from error
+    return device
+
+
+SMALLEST, LARGEST = 1e-37, 1e37
+"""What a noise must stay within, for float32 to hold it with all its digits; a bound too, which must also not be below
+`SHORTEST`."""
+
+SHORTEST = 1e-16
+"""The least bound. The longest finite gradients are of 2e19: to shorten one to less takes weights and products that
+float32 has no digits for, and by whose rounding, up to 1e-26, it would stay longer than its bound."""
+
+
+EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float]]
+"""Called after every epoch with its row so far, which may be shown, and the model; returns further columns of it."""
+
+HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
+    "gradient_norm": (0.0, *(2.0**k for k in range(-8, 8))),
+    "cosine": tuple(k / 10 for k in range(-10, 10)),
+}
+"""Lower edges of the bins in which diagnostics count records' norms and steps' cosines; the last bin is open."""
+
+
+def binned(values: Tensor, edges: tuple[float, ...]) -> Tensor:
+    """Counts of `values` per bin, `[len(edges)]`; values below the first edge count in the first bin."""
+    inner = torch.tensor(edges[1:], device=values.device)
+    return torch.bincount(torch.bucketize(values, inner, right=True), minlength=len(edges)).float()
+
+
+@dataclass
+class Diagnostics:
+    """Exact figures of one epoch's batches. *Outside the guarantee*: off unless asked for, named `nonprivate/…`."""
+
+    steps: int = 0
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    clean_sum: Tensor | None = None
+
+    def observe(self, values: Mapping[str, Tensor]) -> None:
+        """Add sums."""
+        for name, value in values.items():
+            self.totals[name] = self.totals.get(name, torch.zeros_like(value)) + value
+
+
+class Trainer:
+    """Trains one model under one algorithm.
+
+    Args:
+        model: the model, already on the device of the data.
+        loss: `(outputs [b, …], labels [b]) -> [b]` loss of each record on its own.
+        algorithm: the combination of parts.
+        plan: the run's public facts.
+        population: the training data.
+        random: the streams for sampling and noise.
+        ledger: receives every event before the step becomes visible.
+        learning_rate, optimizer: of the update, post-processing of the noisy mean. The attribute `optimizer` is
+            torch's: a scheduler may lead it, and another one of `engine.parameters` may take its place.
+        physical_batch_size: at most so many units in memory at once; None for the whole batch.
+        precision: `bf16` runs the model under autocast; norms and sums stay in float32.
+        new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.
+        diagnostics: collect exact training figures (outside the guarantee).
+        public: records without any guarantee, disjoint from training and test, for an algorithm that asks for them.
+
+    Raises:
+        EquidpError: for an unknown optimiser, groups that the plan does not have, or no public records where the
+            algorithm needs some.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        loss: Loss,
+        algorithm: Algorithm,
+        plan: Plan,
+        population: Population,
+        random: RandomSource,
+        ledger: Ledger,
+        learning_rate: float,
+        optimizer: str = "sgd",
+        physical_batch_size: int | None = None,
+        precision: Literal["float32", "bf16"] = "float32",
+        new_recorder: Callable[[], Recorder] | None = None,
+        diagnostics: bool = False,
+        public: Labelled | None = None,
+    ) -> None:
+        if optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+        if algorithm.needs_public and not (public is not None and len(public.labels)):
+            raise EquidpError(
+                f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
+            )
+        _refuse_other_groups(population.groups, plan.groups)
+        self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
+        self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
+        self.pursuing = algorithm.objective.start(loss, self.plan, population.device)
+        self.engine = GradientEngine(
+            model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, limit=physical_batch_size
+        )
+        self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
+        self.physical_batch_size = physical_batch_size
+        self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
+        self.segments = algorithm.schedule.segments(self.plan)
+        _refuse_vanishing(algorithm, self.plan, self.segments)
+        self.steps_done, self.epochs_begun = 0, 0
+        self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
+        self.diagnostics = Diagnostics() if diagnostics else None
+        self._event = lru_cache(maxsize=1)(partial(algorithm.step_event, self.plan))  # most steps' is the last one's
+        self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
+        if (side := algorithm.side_release) is not None:
+            self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
+        self.sampling = algorithm.sampler.start(self)
+        self.contributing = algorithm.contribution.start(self)
+        self.updating = algorithm.update.start(self)
+        self.accepting = algorithm.acceptance.start(self)
+
+    # ------------------------------------------------------------------------------------------------------ epochs
+
+    def train(
+        self,
+        on_epoch: EpochCallback | None = None,
+        *,
+        on_step: Callable[[], None] | None = None,
+        progress: bool = True,
+    ) -> list[dict[str, float]]:
+        """Run the remaining epochs; returns one history row per epoch that was begun.
+
+        `on_step` is called after every step, when the run may be saved or left.
+        """
+        history = []
+        remaining = sum(1 for _ in self._epochs())
+        pace = 0.1 if sys.stderr.isatty() else SECONDS_IN_A_FILE
+        with tqdm(
+            total=remaining, unit="epoch", desc=self.algorithm.name, disable=not progress, leave=False, mininterval=pace
+        ) as bar:
+            for epoch, segments in self._epochs():
+                if self.finished:
+                    break
+                row = self._epoch(epoch, segments, on_step)
+                if on_epoch is not None:
+                    row |= on_epoch(row, self.model)
+                history.append(row)
+                if self.algorithm.private:
+                    bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f} by RDP", refresh=False)
+                bar.update()
+        return history
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end: its last step, or an earlier one where a part has ended it."""
+        return self.steps_done >= self.plan.steps or self.accepting.finished or self.sampling.exhausted
+
+    def run_steps(self, count: int) -> None:
+        """The next `count` steps, without history rows; fewer where a part ends the run, as its ε is of no more.
+
+        Raises:
+            EquidpError: for steps beyond the plan's.
+        """
+        for _ in range(count):
+            if self.steps_done >= self.plan.steps:
+                raise EquidpError(
+                    f"The run has taken all {self.plan.steps} steps of its plan, and its ε is of no more: plan more "
+                    "epochs, or take steps only while not `finished`."
+                )
+            if self.finished:
+                return
+            self.begin_epoch(self.plan.epoch(self.steps_done))
+            if self.finished:  # what an epoch's beginning costs may leave no room for its steps
+                return
+            self.step(segment_at(self.segments, self.steps_done))
+
+    def outcome(self) -> Outcome:
+        """What the run has come to so far."""
+        taken = self.steps_done if self.accepting.accepted is None else self.accepting.accepted
+        return Outcome(self.ledger.events, taken, self.steps_done)
+
+    def _epochs(self) -> Iterator[tuple[int, list[Segment]]]:
+        """Remaining epochs with the segment of each of their remaining steps."""
+        every = [segment for segment in self.segments for _ in range(segment.steps)]
+        start = 0
+        for epoch, length in enumerate(self.plan.epoch_lengths()):
+            steps = every[max(start, self.steps_done) : start + length]
+            start += length
+            if steps:
+                yield epoch, steps
+
+    def begin_epoch(self, epoch: int) -> None:
+        if epoch >= self.epochs_begun:
+            self.sampling.begin_epoch(epoch)
+            self.epochs_begun = epoch + 1
+
+    def _epoch(
+        self, epoch: int, segments: list[Segment], on_step: Callable[[], None] | None = None
+    ) -> dict[str, float]:
+        self.engine.train()
+        self.begin_epoch(epoch)
+        for segment in segments:
+            if self.finished:
+                break
+            self.step(segment)
+            if on_step is not None:
+                on_step()
+        row: dict[str, float] = {"epoch": float(epoch + 1)}
+        if self.algorithm.private:
+            row |= {"epsilon_rdp": self._epsilon_so_far(), **self._shown_values()}
+            row |= self.sampling.shown() | self.accepting.shown()
+        if self.diagnostics is not None:
+            row |= self._diagnostic_row()
+        return row
+
+    def _epsilon_so_far(self) -> float:
+        """RDP of what was charged; where a budget was fixed for the run, that budget's ε from the start."""
+        budget = self.algorithm.sampler.budget(self.plan)
+        return live_epsilon(self.ledger.done, self.plan.delta) if budget is None else budget.epsilon
+
+    def _shown_values(self) -> dict[str, float]:
+        row: dict[str, float] = {}
+        for name, value in self.shown.items():
+            entries = torch.as_tensor(value).detach().float().cpu()
+            if entries.dim():
+                row |= {f"{name}/{k}": float(v) for k, v in enumerate(entries)}
+            else:
+                row[name] = float(entries)
+        return row
+
+    # -------------------------------------------------------------------------------------------------------- step
+
+    def step(self, segment: Segment) -> None:
+        """One step, as docs/algorithms.md has it: everything released is noised, and charged before it is seen."""
+        draws = self.draw().split(self.physical_batch_size)
+        batches = [self.population.batch(draw.units) for draw in draws]
+        rollback = None if self.algorithm.acceptance.always else self._rollback()
+        before = self.engine.flatten() if rollback or self.contributing.remembers else None
+        self.accepting.begin()
+        total = self._noisy_sum(draws, batches, segment) if self.algorithm.private else self._plain_sum(batches)
+        self._observe_step(total)
+        # divided by the *expected* batch size: the actual one is private
+        self.engine.apply_gradient(self.updating.direction(total), over=self.plan.batch_size)
+        self.optimizer.step()
+        self.steps_done += 1
+        if rollback is not None and not self.accepting.accept():
+            assert before is not None
+            self.engine.load_(before)
+            rollback()
+        elif before is not None:
+            self.contributing.advance(before)
+        self._tell_objective()
+
+    def _tell_objective(self) -> None:
+        """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
+        self.pursuing.follow({name: self.public[name].clone() for name in self.algorithm.objective.reads})
+
+    def draw(self) -> Draw:
+        """The units of the next batch."""
+        return self.sampling.draw()
+
+    def public_values(self, segment: Segment) -> dict[str, Tensor]:
+        """What a weight rule may know before this step's side release."""
+        return scheduled(self.public | self.sampling.public(), segment)
+
+    def reduce(self, total: Tensor) -> Tensor:
+        """The sum over all processes that train together: here there is one. Exact, so noise it before it is seen."""
+        return total
+
+    def _noisy_sum(self, draws: list[Draw], batches: list[Batch], segment: Segment) -> Tensor:
+        """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`; charges the step's event first."""
+        rule, release = self.algorithm.weights, self.algorithm.side_release
+        assert rule is not None
+        noise_multiplier = self.sampling.noise(segment)
+        public = self.public_values(segment)
+        norms, finite = None, None
+        self.ledger.append(self._event(self.sampling.rate, noise_multiplier))
+        if release is not None:
+            norms = [self.contributing.norms(batch) for batch in batches]
+            together = _joined(norms)
+            finite = all_finite(together)
+            public |= self._side_release(together, _joined([b.groups for b in batches]), public, finite=finite)
+        total = self.reduce(self.weighted_sum(batches, public, norms, draws, finite=finite))
+        delta = sensitivity(rule, public)
+        self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
+        kept = release.keeps if release is not None else frozenset()
+        self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
+        return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
+
+    @torch.inference_mode()
+    def _side_release(
+        self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor], *, finite: bool
+    ) -> dict[str, Tensor]:
+        """Release the batch's statistic; nothing but its noised value leaves this function."""
+        release, noise = self.algorithm.side_release, self._side_noise
+        assert release is not None
+        assert noise is not None
+        seen = norms if finite else torch.where(norms < torch.inf, norms, 0.0)
+        exact = self.reduce(release.statistic(seen, groups, public, self.plan))
+        noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
+        later, now = release.consequences(noised, self.public, public, self.plan)
+        self.public |= later
+        return now
+
+    def weighted_sum(
+        self,
+        batches: list[Batch],
+        public: Mapping[str, Tensor],
+        norms: list[Tensor] | None = None,
+        draws: list[Draw] | None = None,
+        *,
+        finite: bool | None = None,
+    ) -> Tensor:
+        """Σ w_i·g_i over the chunks, flat `[d]`, *exact*: it must be noised before anything else sees it.
+
+        A second forward per chunk is needed only if weights awaited the whole batch. `finite` is `all_finite` of the
+        norms, where it is known.
+        """
+        total: Tensor | None = None
+        kept = len(batches) == 1 and norms is not None
+        grouped = any(value.dim() for value in public.values())
+        for index, batch in enumerate(batches):
+            fresh = norms[index] if kept and norms is not None else self.contributing.norms(batch)
+            known = finite if kept else None
+            weights = self.weights(fresh, batch.groups if grouped else None, public, finite=known)
+            if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:
+                weights = torch.where(mask, weights, 0.0)
+            part = self.contributing.weighted_sum(weights)
+            total = part if total is None else total + part
+            self._observe(fresh, weights, batch)
+        assert total is not None  # an empty batch is one empty chunk
+        return total
+
+    def weights(
+        self, norms: Tensor, groups: Tensor | None, public: Mapping[str, Tensor], *, finite: bool | None = None
+    ) -> Tensor:
+        """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum).
+
+        `groups` may be None where no public value is per group, `finite` where `all_finite(norms)` is not known.
+        """
+        rule = self.algorithm.weights
+        assert rule is not None
+        seen = public if groups is None else per_record({k: public[k] for k in (*rule.reads, "scale")}, groups)
+        if all_finite(norms) if finite is None else finite:
+            return rule.weights(norms, seen) * seen["scale"]
+        mask = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
+        weights = rule.weights(torch.where(mask, norms, 0.0), seen) * seen["scale"]
+        return torch.where(mask, weights, 0.0)
+
+    def _plain_sum(self, batches: list[Batch]) -> Tensor:
+        """Σ g_i by ordinary automatic differentiation: the non-private baseline."""
+        total = torch.zeros(self.engine.dimension, device=self.population.device)
+        for batch in batches:
+            total += self.engine.plain_sum(batch.features, batch.labels, owners=batch.owners)
+            if self.diagnostics is not None:
+                norms = self.contributing.norms(batch)
+                self._observe(norms, torch.ones_like(norms), batch)
+        return self.reduce(total)
+
+    def _rollback(self) -> Callable[[], None]:
+        """Everything a refused step must leave as it was, besides the parameters."""
+        optimizer, updating = copy.deepcopy(self.optimizer.state_dict()), copy.deepcopy(self.updating.state_dict())
+
+        def restore() -> None:
+            self.optimizer.load_state_dict(optimizer)
+            self.updating.load_state_dict(updating)
+
+        return restore
+
+    # ------------------------------------------------------------------------------------------- looking at records
+
+    def norms_of_all(self) -> Tensor:
+        """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""
+        return torch.cat([self.contributing.norms(self.population.batch(units)) for units in self._everyone()])
+
+    @torch.no_grad()
+    def losses(self, units: Tensor) -> Tensor:
+        """`[u]` exact loss of each of these training units (the mean over its records); private."""
+        parts = [self._unit_losses(self.population.batch(chunk)) for chunk in units.split(self._look_size())]
+        return torch.cat(parts) if parts else torch.zeros(0, device=self.population.device)
+
+    @torch.no_grad()
+    def public_loss(self, records: int) -> float:
+        """Mean loss of the first so many public records."""
+        assert self.public_part is not None
+        size, total = min(records, len(self.public_part.labels)), 0.0
+        for chunk in torch.arange(size, device=self.public_part.labels.device).split(self._look_size()):
+            outputs = self.model(self.public_part.features[chunk])
+            total += float(self.engine.loss(outputs, self.public_part.labels[chunk]).double().sum())
+        return total / size
+
+    def _unit_losses(self, batch: Batch) -> Tensor:
+        # a contribution that takes every record alone sees nothing of a model in which they meet; losses would
+        self.engine.try_out(batch.features, batch.labels)
+        losses = self.engine.loss(self.model(batch.features), batch.labels).float()
+        if batch.owners is None:
+            return losses
+        total = torch.zeros(len(batch), device=losses.device).index_add_(0, batch.owners, losses)
+        return total / torch.bincount(batch.owners, minlength=len(batch))
+
+    def _everyone(self) -> tuple[Tensor, ...]:
+        return torch.arange(self.population.size, device=self.population.device).split(self._look_size())
+
+    def _look_size(self) -> int:
+        return self.physical_batch_size or LOOK_BATCH
+
+    # -------------------------------------------------------------------------------------------------- diagnostics
+
+    def _observe(self, norms: Tensor, weights: Tensor, batch: Batch) -> None:
+        """Add up one chunk."""
+        if self.diagnostics is None:
+            return
+        finite = norms.isfinite()
+        ones, zeros = finite.float(), torch.zeros(self.plan.groups, device=norms.device)
+        clean = self.contributing.weighted_sum(ones)
+        seen = self.diagnostics.clean_sum
+        self.diagnostics.clean_sum = clean if seen is None else seen + clean
+        self.diagnostics.observe(
+            {
+                "units": ones.sum(),
+                "nonfinite": (~finite).float().sum(),
+                "weight": weights.sum(),
+                "group_units": zeros.index_add(0, batch.groups, ones),
+                "group_norm": zeros.index_add(0, batch.groups, torch.where(finite, norms, 0.0)),
+                "gradient_norm_histogram": binned(norms[finite], HISTOGRAMS["gradient_norm"]),
+            }
+        )
+        self.diagnostics.observe(self.sampling.diagnostics())
+
+    def _observe_step(self, used: Tensor) -> None:
+        """Compare what the optimiser is given with the plain sum of the batch's gradients."""
+        if self.diagnostics is None or self.diagnostics.clean_sum is None:
+            return
+        clean, self.diagnostics.clean_sum = self.diagnostics.clean_sum, None
+        self.diagnostics.steps += 1
+        cosine = torch.nn.functional.cosine_similarity(used, clean, dim=0)
+        self.diagnostics.observe(
+            {"cosine": cosine, "cosine_histogram": binned(cosine.reshape(1), HISTOGRAMS["cosine"])}
+        )
+
+    def _diagnostic_row(self) -> dict[str, float]:
+        assert self.diagnostics is not None
+        totals, steps = self.diagnostics.totals, max(self.diagnostics.steps, 1)
+        self.diagnostics = Diagnostics()
+        if not totals:
+            return {}
+        units = totals["units"].clamp(min=1)
+        mean_norm = totals["group_norm"] / totals["group_units"].clamp(min=1)
+        shares = {name: float(value / units) for name, value in totals.items() if name.startswith("nonprivate/")}
+        return {
+            "nonprivate/batch_size": float(totals["units"]) / steps,
+            "nonprivate/nonfinite": float(totals["nonfinite"]),
+            "nonprivate/mean_weight": float(totals["weight"] / units),
+            "nonprivate/cosine": float(totals["cosine"]) / steps,
+            **{f"nonprivate/gradient_norm/{k}": float(v) for k, v in enumerate(mean_norm)},
+            **shares,
+            **{
+                f"nonprivate/{name}_histogram/{edge:.3f}": float(count)
+                for name, edges in HISTOGRAMS.items()
+                for edge, count in zip(edges, totals[f"{name}_histogram"], strict=True)
+            },
+        }
+
+    # -------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a bit-identical continuation needs, the ledger excepted: tensors and plain JSON values."""
+        return copy.deepcopy(
+            {
+                "steps_done": self.steps_done,
+                "epochs_begun": self.epochs_begun,
+                "model": dict(self.model.state_dict()),
+                "optimizer": _with_text_keys(self.optimizer.state_dict()),
+                "public": self.public,
+                "shown": self.shown,
+                "random": self.random.state_dict(),
+                # secure runs draw what dropout needs anew: a saved generator would foretell it
+                "global_random": _global_random(self.population.device) if self.random.repeatable else {},
+                "sampling": self.sampling.state_dict(),
+                "contributing": self.contributing.state_dict(),
+                "updating": self.updating.state_dict(),
+                "accepting": self.accepting.state_dict(),
+                "diagnostics": None if self.diagnostics is None else vars(self.diagnostics),
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            EquidpError: where the ledger does not hold what was charged for the steps taken.
+        """
+        charged, taken = sum(event.count for event in self.ledger.events), int(state["steps_done"])
+        if self.algorithm.private and charged < taken:
+            raise EquidpError(
+                f"The state is of {taken} steps, and the ledger holds {charged} events: give the trainer the ledger of "
+                "the run that it continues, such as Ledger(events)."
+            )
+        state = copy.deepcopy(dict(state))
+        self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(_with_number_keys(state["optimizer"]))
+        device = self.population.device
+        self.public, self.shown = _moved(state["public"], device), dict(state["shown"])
+        self._tell_objective()
+        self.random.load_state_dict(state["random"])
+        if not self.random.renewed:
+            _set_global_random(state.get("global_random", {}), device)
+        for name in ("sampling", "contributing", "updating", "accepting"):
+            getattr(self, name).load_state_dict(_moved(state[name], device))
+        if self.diagnostics is not None and state["diagnostics"] is not None:
+            self.diagnostics = Diagnostics(**_moved(state["diagnostics"], device))
+
+
+def _refuse_other_groups(ids: Tensor, groups: int) -> None:
+    # as in `Records`, only where an answer need not be waited for
+    if len(ids) and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < groups:
+        raise EquidpError(
+            f"The population's groups are from {ids.min()} to {ids.max()}, and the plan has {groups}: plan with as "
+            "many (`groups` of `plan_run`), and number them from 0 on."
+        )
+
+
+def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment]) -> None:
+    """Bounds, noises and weights that float32 takes for 0 or infinite: noise would vanish, or the sum be NaN.
+
+    Where it loses digits, close to 0, a weighted gradient may even be rounded to more than its bound. Values that a
+    side release leads are taken at their least as well, those that it gives as of the fewest and the most it may count.
+    """
+    rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
+    if rule is None:
+        return
+    led = rule.reads & side.steers if side else frozenset()
+    least = public | {name: torch.tensor(TINY) for name in led}
+    if side is not None and side.noise(plan) > LARGEST:
+        raise EquidpError(
+            f"{algorithm.name}: the side release's noise would be {side.noise(plan):g}, of which float32 holds "
+            f"{LARGEST:g} at most; lower it."
+        )
+    counts = (0.0,) if side is None else (0.0, plan.records + 6 * side.noise(plan))
+    for segment, values, count in itertools.product(segments, (public, least) if led else (public,), counts):
+        values = scheduled(values, segment)
+        if side is not None:
+            nobody = side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), values, plan)
+            values |= side.consequences(torch.full_like(nobody, count), public, values, plan)[1]
+        known = rule.reads <= public.keys()  # else the sampler's, below the clip norm
+        bound = float(sensitivity(rule, values) if known else values["clip_norm"])
+        noise = bound * plan.noise_multiplier * segment.noise
+        if not (SHORTEST <= bound <= LARGEST and SMALLEST <= noise <= LARGEST):
+            raise EquidpError(
+                f"{algorithm.name}: in some step a record's influence would be bounded by {bound:g}, and the noise be "
+                f"{noise:g}, in float32; choose clip norms, noise and decays for which the bound stays within "
+                f"{SHORTEST:g} and {LARGEST:g}, the noise within {SMALLEST:g} and {LARGEST:g}."
+            )
+        seen = per_record(values, torch.arange(plan.groups))
+        if known and not rule.weights(torch.zeros(plan.groups), seen).isfinite().all():
+            raise EquidpError(
+                f"{algorithm.name}: in some step a record without a gradient would have an infinite weight in float32; "
+                "raise the norms and the stability that divide."
+            )
+
+
+def _joined(chunks: list[Tensor]) -> Tensor:
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+
+def _global_random(device: torch.device) -> dict[str, Tensor]:
+    """State of torch's own generators, from which a model with dropout draws."""
+    states = {"cpu": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def _set_global_random(states: Mapping[str, Tensor], device: torch.device) -> None:
+    with GLOBAL_RANDOM:
+        if "cpu" in states:
+            torch.set_rng_state(states["cpu"])
+        if "cuda" in states and device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _moved(state: Any, device: torch.device) -> Any:
+    """A state as a checkpoint gives it, its tensors where the run's are."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    if isinstance(state, Mapping):
+        return {name: _moved(value, device) for name, value in state.items()}
+    return [_moved(value, device) for value in state] if isinstance(state, list) else state
+
+
+def _with_text_keys(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state with text keys, as JSON wants them."""
+    return state | {"state": {str(k): v for k, v in state["state"].items()}}
+
+
+def _with_number_keys(state: dict[str, Any]) -> dict[str, Any]:
+    return state | {"state": {int(k): v for k, v in state["state"].items()}}

@@ -1,0 +1,126 @@
+"""Interrupts: Ctrl-C and SIGTERM arrive as exceptions, and Python loses an exception that is raised in a finaliser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+from equidp.system.threads import alone
+
+SIGTERM_STATUS = 128 + signal.SIGTERM
+"""Exit status of a process that SIGTERM ends."""
+
+SECONDS_LATER = 0.1
+
+
+def keep() -> None:
+    """From here on an interrupt that arrives in a finaliser is delivered once more.
+
+    Python only remarks on it ("Exception ignored in …") and goes on, for hours where a training follows. Database
+    clients run finalisers at every turn.
+    """
+    if not isinstance(sys.unraisablehook, _Again):
+        sys.unraisablehook = _Again(sys.unraisablehook)
+
+
+def end_quietly() -> None:
+    """From here on an interrupt that nobody catches ends the process with the word that click has for it.
+
+    Kedro imports a project before click is at work, which takes seconds: Ctrl-C then would print fifty lines.
+    """
+    earlier = sys.excepthook
+
+    def told(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            print("\nAborted!", file=sys.stderr)
+        else:
+            earlier(kind, value, trace)
+
+    sys.excepthook = told
+
+
+@contextmanager
+def handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """A handler of signals for a while. Only the main thread may set one: elsewhere nothing changes."""
+    before = {number: signal.signal(number, handler) for number in numbers} if alone() else {}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """An interrupt that arrives in here is delivered at its end, a second one at once.
+
+    For what must not be cut in two: of a run that a store has made, and of which it has not answered yet, nobody knows.
+    """
+    before = {n: h for n in (signal.SIGINT, signal.SIGTERM) if callable(h := signal.getsignal(n))}
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        if len(arrived) > 1:
+            before[signal.Signals(number)](number, frame)
+
+    try:
+        with handling(note, *before):
+            yield
+    finally:
+        if len(arrived) == 1:
+            signal.raise_signal(arrived[0])
+
+
+def raise_hidden(error: BaseException) -> None:
+    """Raise the interrupt during whose handling `error` arose, if there is one.
+
+    A database session that an interrupt cuts in two is closed on the way out, refuses, and what it raises then stands
+    for the interrupt: an ordinary error, which a run survives.
+    """
+    seen: set[int] = set()
+    ahead = [error]
+    while ahead:
+        one = ahead.pop()
+        if id(one) in seen:
+            continue
+        if isinstance(one, KeyboardInterrupt | SystemExit):
+            raise one
+        seen.add(id(one))
+        ahead += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Hands on what is no interrupt to the hook before it, which may in turn hand on to one of these."""
+
+    earlier: Callable[[Any], Any]
+
+    def __call__(self, lost: Any) -> None:
+        number = _signal_behind(lost.exc_type, lost.exc_value)
+        if number is None:
+            self.earlier(lost)
+            return
+        # later, and not from here: what is raised in this function is lost too
+        with suppress(RuntimeError):  # no thread can be started any more: the process is ending as it is
+            threading.Timer(SECONDS_LATER, _send, (number,)).start()
+
+
+def _send(number: signal.Signals) -> None:
+    if sys.platform == "win32":  # where `os.kill` ends the process on the spot
+        signal.raise_signal(number)
+    else:
+        os.kill(os.getpid(), number)
+
+
+def _signal_behind(kind: type[BaseException], value: BaseException | None) -> signal.Signals | None:
+    if issubclass(kind, KeyboardInterrupt):
+        return signal.SIGINT
+    return signal.SIGTERM if isinstance(value, SystemExit) and value.code == SIGTERM_STATUS else None

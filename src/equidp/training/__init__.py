@@ -1,0 +1,39 @@
+"""Train one model: from a split and settings to weights, history and a privacy statement. No Kedro, no MLflow.
+
+plan = plan_run(algorithm, units=len(split.train), groups=K, privacy=…, training=…)
+trained = train_model(algorithm, plan, split, grouping=…, model=…, privacy=…, training=…, seed=0)
+scores = predict(network, split.test.features)      # a `build_model` that has loaded trained.weights
+
+- `planning`: the run's public facts, and a part's promises tried out. `networks`: model, loss, predictions.
+- `preparation`: everything the loop needs. `running`: one process or several ranks. `conclusion`: what is left.
+- `statement`: the privacy statement. `digests`: what a checkpoint has to agree with.
+- `checkpoint`, `journal`: an interrupted run goes on, and its ledger never holds less than was spent.
+- `ranks/`: the same training on several processes.
+
+It imports `algorithms`, `models`, `data`, `parameters` and what stands below them. Begin with `running.train_model`.
+"""
+
+from __future__ import annotations
+
+from equidp.training.conclusion import Trained, conclude, forget
+from equidp.training.networks import make_model, predict, record_loss
+from equidp.training.planning import groups_of, plan_run, units_in
+from equidp.training.preparation import Prepared, prepare
+from equidp.training.running import train_model
+from equidp.training.statement import privacy_statement
+
+__all__ = [
+    "Prepared",
+    "Trained",
+    "conclude",
+    "forget",
+    "groups_of",
+    "make_model",
+    "plan_run",
+    "predict",
+    "prepare",
+    "privacy_statement",
+    "record_loss",
+    "train_model",
+    "units_in",
+]

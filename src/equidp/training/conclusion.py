@@ -1,0 +1,91 @@
+"""What a finished training leaves: weights, history and privacy statement."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from equidp.mechanism.trainer import Trainer
+from equidp.models import weights_of
+from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE
+from equidp.training.journal import unless_in_use
+from equidp.training.preparation import Prepared, named_columns
+from equidp.training.statement import privacy_statement
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training run leaves: weights by name, one history row per epoch, the privacy statement."""
+
+    weights: dict[str, Tensor]
+    history: pd.DataFrame
+    privacy: dict[str, Any]
+
+
+def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained:
+    """Weights, history and statement of a finished training."""
+    trainer, algorithm = prepared.trainer, prepared.trainer.algorithm
+    if trainer.sampling.exhausted and trainer.steps_done < trainer.plan.steps:
+        logger.warning(
+            "%s: the privacy budget was spent after step %d of %d, and training ended there. Steps that an interrupted "
+            "run had shown are paid for, whether or not it had saved them.",
+            algorithm.name,
+            trainer.steps_done,
+            trainer.plan.steps,
+        )
+    history = pd.DataFrame(named_columns(row, prepared.group_names) for row in rows)
+    statement = privacy_statement(
+        algorithm,
+        trainer.plan,
+        trainer.outcome(),
+        privacy=prepared.privacy,
+        training=prepared.training,
+        seed=prepared.seed,
+        public=prepared.public,
+    )
+    if algorithm.private:
+        history.insert(1, "epsilon", _epsilon_path(trainer, statement, history))
+        history["epsilon_rdp"] = _ending_in(statement["epsilon_rdp"], history["epsilon_rdp"])
+    return Trained(weights_of(trainer.model), history, statement)
+
+
+def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.DataFrame) -> Sequence[float]:
+    """ε after every epoch: the plan's, or what the ledger held then where a crash made it charge more.
+
+    It ends in the statement's, also where the run has stopped early: that it stopped there is an output too.
+    """
+    if trainer.algorithm.covers(trainer.plan, trainer.outcome().events, trainer.steps_done):
+        return [*trainer.algorithm.epsilon_path(trainer.plan)[: len(history) - 1], statement["epsilon"]]
+    return _ending_in(statement["epsilon"], history["epsilon_rdp"])
+
+
+def _ending_in(stated: float, live: pd.Series) -> list[float]:
+    """The live figures, which integer orders bound alone, with the statement's at the end and none above it."""
+    return [min(value, stated) for value in live[:-1]] + [stated]
+
+
+def forget(workplace: Path) -> None:
+    """Remove what a run kept to be resumed by: its results are written. It is as sensitive as the training data.
+
+    Unless another run has begun there since this one trained: the charges in the journal are then that one's.
+    """
+    checkpoint, journal = workplace / CHECKPOINT_FILE, workplace / JOURNAL_FILE
+    windows = sys.platform == "win32"  # it removes no open file, and so none of a run that has begun since
+    with unless_in_use(journal) as free:
+        if free:
+            checkpoint.unlink(missing_ok=True)
+            if not windows:
+                journal.unlink(missing_ok=True)
+    if free and windows:
+        with suppress(PermissionError):
+            journal.unlink(missing_ok=True)

@@ -1,0 +1,71 @@
+"""What a checkpoint has to agree with, as digests: the code, the records, the initial weights."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import equidp
+from equidp.data.records import Records
+
+CODE = (
+    "parameters.py",
+    "options.py",
+    "data/records.py",
+    "accounting",
+    "gradients",
+    "mechanism",
+    "models",
+    "algorithms",
+    "training",
+)
+"""What a trained model depends on, within the package."""
+
+LIBRARIES = ("kymatio", "llvmlite", "numpy", "opacus", "scipy", "torchvision")
+"""And beside it and torch: a model's forward pass may be theirs, llvmlite compiles sums, and DPIS chooses its noise by
+Opacus's divergences.
+
+A step done again with a noise that differs in its last digits would betray the sum, as both bear the same Gaussian.
+"""
+
+
+def _code_digest() -> str:
+    root = Path(equidp.__file__).parent
+    files = sorted(
+        file for part in CODE for file in ([root / part] if part.endswith(".py") else (root / part).rglob("*.py"))
+    )
+    versions = " ".join(map(_version, LIBRARIES))
+    return hashlib.sha256(b"".join([*(file.read_bytes() for file in files), versions.encode()])).hexdigest()
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # llvmlite is not asked for everywhere
+        return "none"
+
+
+CODE_DIGEST = _code_digest()
+"""Of the code that training runs: taken as it is imported, since files may be edited while a run trains."""
+
+
+def fingerprint(records: Records) -> str:
+    """sha256 of features, labels, groups and units: a checkpoint of other records is refused."""
+    digest = hashlib.sha256()
+    units = () if records.unit is None else (records.unit,)
+    for column in (records.features, records.labels, *records.groups.values(), *units):
+        digest.update(column.contiguous().cpu().numpy().data)
+    return digest.hexdigest()
+
+
+def initial_state(network: nn.Module) -> str:
+    """sha256 of layers, initial weights and buffers: a file of weights is a setting by its content."""
+    digest = hashlib.sha256(str(network).encode())
+    for name, value in (*network.named_parameters(), *network.named_buffers()):  # the standardisation's constants too
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.requires_grad}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

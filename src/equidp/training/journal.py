@@ -1,0 +1,351 @@
+"""The journal: events are written to disk before they happen, so that no crash can make the ledger forget one.
+
+One line per charge, each with a check over itself and all lines before it. A charge is made durable (flush, fsync)
+*before* the step that it pays for. As that takes milliseconds, equal events are charged a block ahead; what was charged
+and not used is cancelled as soon as the run knows it, that is when the events change, at a checkpoint and at the end. A
+crash in between leaves the whole block charged: too much by less than one block, never too little.
+
+After a crash, what a resumed run owes for the steps that it does again depends on whether they are *new releases*:
+
+* Seeded randomness on the same device and software, with a fixed order of sums (`checkpoint.repeats`): the generators
+  continue from the checkpoint, so each step done again draws the same batch and the same noise and releases the very
+  same values. A value told twice is told once. The journal's charges since the checkpoint are kept and *used up* by
+  those steps; they are never taken back, so that a run that stops again before it reaches the point of the crash still
+  owes for what was shown before.
+* Secure randomness, or another device or software: a step done again is another draw from the mechanism on the same
+  data. Both draws may have been seen (live figures, a copied checkpoint), so both are charged, and seeded streams are
+  drawn anew: the same noise on sums that round differently would cancel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from equidp.accounting.ledger import Event, Ledger, merged
+from equidp.errors import EquidpError
+from equidp.options import flat
+from equidp.system.files import durable, locked, private, replacing, storage_error
+
+BLOCK = 64
+"""Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
+
+SHOWN_DIFFERENCES = 6
+"""So many differing settings are named in a refusal."""
+
+DIGEST = re.compile(r"'[0-9a-f]{64}'")
+"""How a setting looks that is some content's sha256."""
+
+CHECK_LENGTH = 16
+"""Hexadecimal digits of a line's check."""
+
+
+class Journal:
+    """An append-only file of charges and cancellations; one process at a time.
+
+    Args:
+        path: the file; its folder is created.
+        settings: what the first line must say, so that a journal of other settings is not continued.
+        fresh: put an older journal aside, under another name because what it charged was spent on these data.
+        block: how many equal events are charged ahead.
+
+    Raises:
+        EquidpError: if the file is damaged, of other settings, in use, or cannot be written.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, fresh: bool = False, block: int = BLOCK) -> None:
+        self.path, self.block = path, block
+        self.abandoned: Path | None = None
+        """Where an older journal, with charges, was put aside."""
+        self._credit: Event | None = None
+        self._check = ""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a+b", opener=private)  # noqa: SIM115 (kept open, and locked)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        self._entries: list[dict[str, Any]] = []
+        try:
+            self._lock()
+            if fresh:
+                self._set_aside()
+            self._open(settings)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def lines(self) -> int:
+        """Lines written so far: the position that a checkpoint remembers."""
+        return len(self._entries)
+
+    @property
+    def lives(self) -> int:
+        """How many processes have begun."""
+        return sum("life" in entry for entry in self._entries)
+
+    def charge(self, event: Event) -> None:
+        """Make the charge durable; returns only when it is, or when it already was."""
+        credit = self._credit
+        if credit is not None and _same(credit, event) and credit.count >= event.count:
+            self._credit = _times(credit, credit.count - event.count)
+            return
+        self.settle()
+        ahead = dataclasses.replace(event, count=max(self.block, event.count))
+        self._write({"charge": ahead.to_dict()})
+        self._credit = _times(ahead, ahead.count - event.count)
+
+    def settle(self) -> None:
+        """Cancel what was charged ahead and has not been used; call only between steps."""
+        if self._credit is not None:
+            self._write({"cancel": self._credit.to_dict()})
+            self._credit = None
+
+    def cancel(self, events: Iterable[Event]) -> None:
+        """Cancel charges that are known never to have happened."""
+        for event in events:
+            self._write({"cancel": event.to_dict()})
+
+    def begin(self, life: str) -> None:
+        """Note that a process starts, and where it runs: `life` names what its randomness depends on."""
+        self._write({"life": life})
+
+    def lives_since(self, line: int) -> set[str]:
+        """Every `life` that may have made charges after the first `line` lines."""
+        return {entry["life"] for entry in self._entries[line:] if "life" in entry}
+
+    def charged_since(self, line: int, carried: Iterable[Event] = ()) -> tuple[Event, ...]:
+        """Charges after the first `line` lines, less the cancelled ones, in order.
+
+        Args:
+            line: the position that a checkpoint remembers.
+            carried: charges from before that position which are not used up.
+
+        Raises:
+            EquidpError: if the journal is shorter than that: then it is not the one the checkpoint was taken with.
+        """
+        if line > len(self._entries):
+            raise EquidpError(
+                f"{self.path} has {len(self._entries)} lines where the checkpoint knew {line}: charges are missing, so "
+                "the spent privacy cannot be told. Restore the file, or start again with resume=false."
+            )
+        charged = list(carried)
+        for entry in self._entries[line:]:
+            if "charge" in entry:
+                charged.append(Event.from_dict(entry["charge"]))
+            elif "cancel" in entry:
+                _take_back(charged, Event.from_dict(entry["cancel"]))
+        return merged(charged)
+
+    def close(self) -> None:
+        """Release the file."""
+        # a line that the disk refused was told by then, in a sentence; Python would try it once more, and say so alone
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _lock(self) -> None:
+        # removed between opening and locking, by the run that it belonged to: charges would go with it
+        if not locked(self._file) or not _is_file_of(self.path, self._file):
+            raise EquidpError(
+                f"{self.path} is in use by another run of the same settings: wait for it, or give this one a run_label."
+            )
+
+    def _set_aside(self) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        if content:
+            names = (self.path.with_name(f"{self.path.stem}-abandoned-{n}.jsonl") for n in itertools.count(1))
+            aside = next(name for name in names if not name.exists())
+            with replacing(aside) as part, open(part, "xb", opener=private) as file:
+                file.write(content)
+                file.flush()
+                durable(file.fileno())
+            sync_folder(self.path.parent)
+            self._file.truncate(0)
+            self.abandoned = aside
+
+    def _open(self, settings: Mapping[str, Any]) -> None:
+        self._entries = self._read()
+        if self._entries:
+            refuse_other_settings(self.path, self._entries[0]["settings"], settings)
+            return
+        self._write({"settings": dict(settings)})
+        sync_folder(self.path.parent)
+
+    def _read(self) -> list[dict[str, Any]]:
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            # a crash while writing: the charge was not yet durable, so its step had not begun
+            self._file.truncate(len(whole))
+        entries: list[dict[str, Any]] = []
+        for number, line in enumerate(whole.splitlines(), start=1):
+            check, _, body = line.decode(errors="replace").partition(" ")
+            expected = self._next_check(body)
+            if check != expected:
+                raise EquidpError(
+                    f"{self.path}, line {number}: the line is damaged or was edited, so the spent privacy cannot be "
+                    "told. Restore the file, or start again with resume=false."
+                )
+            self._check = expected
+            entries.append(json.loads(body))
+        return entries
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        body = json.dumps(entry)
+        check = self._next_check(body)
+        try:
+            self._file.write(f"{check} {body}\n".encode())
+            self._file.flush()
+            durable(self._file.fileno())
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        self._check = check
+        self._entries.append(entry)
+
+    def _next_check(self, body: str) -> str:
+        return hashlib.sha256(f"{self._check} {body}".encode()).hexdigest()[:CHECK_LENGTH]
+
+
+class JournaledLedger(Ledger):
+    """A ledger whose events are in a journal first.
+
+    Args:
+        journal: where charges are made durable.
+        spent: events of the steps that are done and will not be done again.
+        ahead: events already charged for steps that are about to be repeated identically; those steps use them up.
+    """
+
+    def __init__(self, journal: Journal, spent: Iterable[Event] = (), ahead: Iterable[Event] = ()) -> None:
+        super().__init__(spent, journal=journal.charge)
+        self.journal = journal
+        self._ahead = list(merged(ahead))
+
+    def append(self, event: Event) -> None:
+        """Charge an event, unless it repeats one that is charged already."""
+        if self._ahead and _same(self._ahead[0], event) and self._ahead[0].count >= event.count:
+            rest = _times(self._ahead[0], self._ahead[0].count - event.count)
+            self._ahead[:1] = [] if rest is None else [rest]
+            self._events = list(merged((*self._events, event)))
+            return
+        if self._ahead:
+            self._leave_behind()
+        super().append(event)
+
+    def _leave_behind(self) -> None:
+        """Another event than the next one that is charged ahead.
+
+        An identical life before this one went the same way, so what is left of its last block was never used. More than
+        that cannot be left by an identical life: then this is none, and what was charged stays charged.
+        """
+        unused = len(self._ahead) == 1 and self._ahead[0].count < self.journal.block
+        if unused:
+            self.journal.cancel(self._ahead)
+        else:
+            self._events = list(merged((*self._events, *self._ahead)))
+        self._ahead = []
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Everything charged: the steps done, and those that a crashed run may have done beyond them."""
+        return merged((*self._events, *self._ahead))
+
+    @property
+    def done(self) -> tuple[Event, ...]:
+        """Events of the steps done."""
+        return tuple(self._events)
+
+    @property
+    def ahead(self) -> tuple[Event, ...]:
+        """Events charged for steps that have yet to be repeated."""
+        return tuple(self._ahead)
+
+    def finish(self) -> None:
+        """Call when the last step is done: charges ahead of it cannot have happened, in this life or an earlier one."""
+        self.journal.settle()
+        self.journal.cancel(self._ahead)
+        self._ahead = []
+
+
+@contextlib.contextmanager
+def unless_in_use(path: Path) -> Iterator[bool]:
+    """Whether no run is at work with the journal `path`; none begins before the block ends."""
+    if not path.exists():
+        yield True
+        return
+    with path.open("rb") as file:
+        yield locked(file) and _is_file_of(path, file)
+
+
+def _is_file_of(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is still what its name leads to."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Compare the settings that a file was written with to those of now.
+
+    Raises:
+        EquidpError: naming the settings that differ and both their values.
+    """
+    before, now = flat(saved), flat(asked)
+    differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if not differing:
+        return
+    told = "; ".join(_change(key, before, now) for key in differing[:SHOWN_DIFFERENCES])
+    more = f"; and {len(differing) - SHOWN_DIFFERENCES} more" if len(differing) > SHOWN_DIFFERENCES else ""
+    raise EquidpError(
+        f"{path} belongs to a run with other settings: {told}{more}. Restore them, or start again with resume=false."
+    )
+
+
+def _change(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What became of a setting. Not of a digest: that of the records would tell, in a log, who is among them."""
+    values = [repr(some.get(key, "not set")) for some in (before, now)]
+    if any(DIGEST.fullmatch(value) for value in values):
+        return f"{key} was another, by its digest"
+    return f"{key} was {values[0]} and is {values[1]}"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new or replaced name in a folder durable; where the system cannot, it does so itself."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        durable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _same(one: Event, other: Event) -> bool:
+    return (one.sampling_rate, one.noise_multiplier) == (other.sampling_rate, other.noise_multiplier)
+
+
+def _times(event: Event, count: int) -> Event | None:
+    return dataclasses.replace(event, count=count) if count else None
+
+
+def _take_back(charged: list[Event], cancelled: Event) -> None:
+    """Remove the newest charges equal to `cancelled`; more than was charged is a fault of the file."""
+    left = cancelled.count
+    for index in range(len(charged) - 1, -1, -1):
+        if left and _same(charged[index], cancelled):
+            taken = min(left, charged[index].count)
+            left -= taken
+            rest = _times(charged[index], charged[index].count - taken)
+            charged[index : index + 1] = [] if rest is None else [rest]
+    if left:
+        raise EquidpError("The journal cancels more than it charged; start again with resume=false.")

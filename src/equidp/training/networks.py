@@ -1,0 +1,65 @@
+"""The model and the loss of a run, and its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equidp.data.records import Schema
+from equidp.errors import EquidpError
+from equidp.gradients.losses import CrossEntropy
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.noise import derived_seed
+from equidp.models import build_model
+from equidp.models.features import is_raw_image
+from equidp.parameters import ModelSettings
+
+PREDICTION_BATCH = 1024
+"""Records scored at once."""
+
+
+def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device) -> Any:
+    """Cross-entropy of each record on its own, optionally times its class's weight.
+
+    Never a weighted *mean*: its denominator would couple the records and break the sensitivity.
+
+    Raises:
+        EquidpError: there is not one weight for each class.
+    """
+    if weights is None:
+        return CrossEntropy()
+    if len(weights) != len(classes):
+        raise EquidpError(
+            f"training.class_weights has {len(weights)} numbers; give one for each of the {len(classes)} classes, in "
+            f"this order: {', '.join(classes)}."
+        )
+    scale = torch.tensor(weights, device=device)
+    plain = CrossEntropy()
+    return lambda outputs, labels: plain(outputs, labels) * scale[labels]
+
+
+def imposed(model: ModelSettings, algorithm: Algorithm, schema: Schema) -> ModelSettings:
+    """The run's model, with what the algorithm imposes on it: options, or another head for features of its own."""
+    if algorithm.model and schema.kind == "image" and not is_raw_image(schema):
+        model = ModelSettings(name=algorithm.model)
+    return model.model_copy(update={"options": {**model.options, **algorithm.model_options}})
+
+
+def make_model(schema: Schema, model: ModelSettings, algorithm: Algorithm, seed: int) -> nn.Module:
+    """The model an algorithm trains. Algorithms of one seed that train the same model start from the same weights."""
+    chosen = imposed(model, algorithm, schema)
+    return build_model(chosen.name, schema, options=chosen.options, seed=derived_seed(seed, "model"))
+
+
+@torch.no_grad()
+def predict(network: nn.Module, features: Tensor) -> Tensor:
+    """Class probabilities `[n, classes]` on the CPU, scored in batches."""
+    where = next(network.parameters()).device
+    was_training = network.training
+    network.eval()
+    parts = [torch.softmax(network(chunk.to(where)).float(), dim=1).cpu() for chunk in features.split(PREDICTION_BATCH)]
+    network.train(was_training)
+    return torch.cat(parts)

@@ -1,0 +1,252 @@
+"""A training made ready to run: model, population, random streams, ledger, checkpoints and loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.algorithms import algorithm_settings
+from equidp.data.records import Split
+from equidp.errors import EquidpError
+from equidp.gradients.recording import CudaGraphs
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.secure import SecureRandom
+from equidp.mechanism.trainer import EpochCallback, Trainer, choose_device
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.system.threads import GLOBAL_RANDOM
+from equidp.training.checkpoint import Checkpointer, life_of
+from equidp.training.digests import CODE_DIGEST, LIBRARIES, fingerprint, initial_state
+from equidp.training.journal import BLOCK
+from equidp.training.networks import make_model, record_loss
+from equidp.training.planning import groups_of
+from equidp.training.ranks.peers import Peers
+from equidp.training.ranks.trainer import ParallelTrainer
+
+logger = logging.getLogger(__name__)
+
+
+def settings_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What `prepare` takes, from plain values."""
+    return {
+        "algorithm": algorithm_settings(job["algorithm"], job["options"]).build(),
+        "plan": Plan(**job["plan"]),
+        "grouping": job["grouping"],
+        "model": ModelSettings(**job["model"]),
+        "privacy": PrivacySettings(**job["privacy"]),
+        "training": TrainingSettings(**job["training"]),
+        "seed": job["seed"],
+    }
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training that is ready to run: the loop, its keeper, and what the statement will need."""
+
+    trainer: Trainer
+    keeper: Checkpointer | None
+    group_names: tuple[str, ...]
+    privacy: PrivacySettings
+    training: TrainingSettings
+    seed: int
+    public: int
+
+    def run(self, on_epoch: EpochCallback | None, *, progress: bool) -> list[dict[str, float]]:
+        """Run it to its end; one row per epoch, those before a resumption included."""
+
+        def named(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
+            return on_epoch(named_columns(row, self.group_names), model) if on_epoch is not None else {}
+
+        if self.keeper is None:
+            return self.trainer.train(named, progress=progress)
+        try:
+            rows = self.keeper.train(self.trainer, named, progress=progress)
+            self.keeper.save(self.trainer)  # kept until the results are written, see `forget`
+            return rows
+        finally:
+            self.keeper.close()
+
+
+def prepare(
+    algorithm: Algorithm,
+    plan: Plan,
+    split: Split,
+    *,
+    grouping: str,
+    model: ModelSettings,
+    privacy: PrivacySettings,
+    training: TrainingSettings,
+    seed: int,
+    workplace: Path | None = None,
+    resume: bool = False,
+    peers: Peers | None = None,
+) -> Prepared:
+    """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
+    device = device_of(training)
+    loss = record_loss(training.class_weights, split.train.schema.classes, device)
+    train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
+    own_seed = seed if peers is None else peers.seed(seed)
+    random = _random(privacy, own_seed, device, peers)
+    network = make_model(train.schema, model, algorithm, seed).to(device)
+    keeper = None
+    if workplace is not None and algorithm.private and (peers is None or peers.first):
+        asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
+            "initial_model": initial_state(network),
+            "records": fingerprint(split.train),
+            "public": fingerprint(split.public) if algorithm.needs_public else None,
+        }
+        budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
+        keeper = Checkpointer(
+            workplace,
+            asked,
+            resume=resume,
+            every_epochs=training.checkpoint_every,
+            block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
+            code=CODE_DIGEST[:16],
+            repeating=not training.cuda_graphs,  # a resumed run makes other recordings, of other sizes
+        )
+        if resume and not keeper.found:
+            logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
+        if keeper.abandoned:
+            logger.warning(
+                "%s: this run begins anew, in the folder of one that was left behind (resume=true would have gone on). "
+                "What that one was charged is in %s and not in this ε; for whoever saw what it had shown, both count.",
+                algorithm.name,
+                keeper.abandoned,
+            )
+    try:
+        others = [] if peers is None else _others_of(peers, random)
+        ledger: Ledger = keeper.ledger(random, others) if keeper else Ledger()
+        ids, names = groups_of(algorithm, train, grouping)
+        arguments: dict[str, Any] = {
+            "model": network,
+            "loss": loss,
+            "algorithm": algorithm,
+            "plan": plan,
+            "population": Population(train, ids, by_unit=privacy.by_unit),
+            "random": random,
+            "ledger": ledger,
+            "learning_rate": algorithm.learning_rate or training.rate(plan.steps),
+            "optimizer": training.optimizer,
+            "physical_batch_size": training.physical_batch_size,
+            "precision": training.precision,
+            "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs and algorithm.private else None,
+            "diagnostics": training.diagnostics,
+            "public": split.public.to(device) if len(split.public) else None,
+        }
+        renewed = keeper.renewed if keeper else 0
+        if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
+            random.renew(renewed)
+        # of models that draw (dropout): a step done again must repeat, in a secure run nobody may foretell it, and no
+        # rank or life may draw what another does: a record would shift whose masks are alike
+        stream = f"dropout/life {renewed}" if renewed else "dropout"
+        with GLOBAL_RANDOM:
+            torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
+        saved = keeper.saved.state if keeper and keeper.saved else None
+        trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
+        return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
+    except BaseException:
+        if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
+            keeper.close()
+        raise
+
+
+def _others_of(peers: Peers, random: RandomSource) -> list[str]:
+    """`life_of` of the other ranks, on rank 0.
+
+    Raises:
+        EquidpError: where one runs other code, installed on another machine: its bounds may not be those that ε is of.
+    """
+    seen = peers.gather((life_of(random), CODE_DIGEST))
+    for rank, (_, code) in enumerate(seen):
+        if code != CODE_DIGEST:
+            raise EquidpError(
+                f"Rank {rank} runs another version of equidp, or of {', '.join(LIBRARIES)}, than rank 0: install the "
+                "same on all machines."
+            )
+    return [life for life, _ in seen[1:]]
+
+
+def device_of(training: TrainingSettings) -> torch.device:
+    """Where a training runs.
+
+    Raises:
+        EquidpError: for a device that is not here, or that cannot do what is asked of it.
+    """
+    if training.devices > 1 and sys.platform == "win32":
+        raise EquidpError(
+            f"training.devices={training.devices}: several processes do not train together on Windows: leave it out, "
+            "or take WSL."
+        )
+    device = choose_device(training.device)
+    if training.cuda_graphs and device.type != "cuda":
+        raise EquidpError(
+            f"training.cuda_graphs is for CUDA devices, and this run would train on the {device.type}: leave it out, "
+            "or set training.device=cuda where there is one."
+        )
+    return device
+
+
+def _random(privacy: PrivacySettings, seed: int, device: torch.device, peers: Peers | None) -> RandomSource:
+    own: RandomSource = SecureRandom(device) if privacy.secure else SeededRandom(seed, device)
+    return own if peers is None else peers.random(own)
+
+
+def _asked(
+    algorithm: Algorithm,
+    plan: Plan,
+    grouping: str,
+    model: ModelSettings,
+    privacy: PrivacySettings,
+    training: TrainingSettings,
+    seed: int,
+) -> dict[str, Any]:
+    """Everything a checkpoint must agree with.
+
+    Whatever changes a release belongs here: steps done again take the noise they took, so that the difference of two
+    releases under two settings would be exact.
+    """
+    return {
+        "algorithm": identity_of(algorithm),
+        "plan": dataclasses.asdict(plan),
+        "model": model.model_dump(mode="json"),
+        "privacy": privacy.model_dump(mode="json"),
+        "training": training.model_dump(mode="json"),
+        "grouping": grouping,
+        "seed": seed,
+    }
+
+
+def identity_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Everything about an algorithm by which two of one name may differ."""
+    return {
+        "name": algorithm.name,
+        "parts": [repr(part) for part in algorithm.parts],
+        "initial": dict(algorithm.initial),  # clip norms: no part's field
+        "model": algorithm.model,
+        "model_options": dict(algorithm.model_options),
+        "learning_rate": algorithm.learning_rate,
+    }
+
+
+def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    """Group numbers in a history row's column names replaced by the groups' names."""
+
+    def name(column: str) -> str:
+        head, _, tail = column.rpartition("/")
+        return f"{head}/{names[int(tail)]}" if head and tail.isdigit() and int(tail) < len(names) else column
+
+    return {name(column): value for column, value in row.items()}

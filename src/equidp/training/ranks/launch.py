@@ -1,0 +1,233 @@
+"""Asking for ranks: hand them a job, answer their calls, collect their results, tell what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from equidp.data import storage
+from equidp.data.records import Split
+from equidp.errors import EquidpError
+from equidp.mechanism.trainer import choose_device
+from equidp.system.files import replacing, sockets_fit
+from equidp.system.logs import held_back
+from equidp.system.threads import environment
+from equidp.training.ranks.job import FAILURE, HISTORY, JOB, MEETING, PUBLIC, SOCKET, STATEMENT, TRAIN, WEIGHTS
+from equidp.training.ranks.worker import work
+
+logger = logging.getLogger(__name__)
+
+NODES, NODE, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_NODE", "EQUIDP_RENDEZVOUS", "EQUIDP_JOB_FOLDER"
+"""Environment of a training over several machines: how many, which one this is, where they meet, a shared folder."""
+
+NO_PORT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Environment in which torch's launcher opens no port for its ranks."""
+
+Evaluation = Callable[[dict[str, float], dict[str, Tensor]], Mapping[str, float]]
+"""Of a history row and the weights after that epoch: further columns."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machines of one training, from the environment; one machine unless it says otherwise."""
+
+    nodes: int = 1
+    node: int = 0
+    rendezvous: str = ""
+
+    @classmethod
+    def from_environment(cls) -> Machines:
+        """Raises EquidpError for several machines without a place to meet."""
+        nodes, rendezvous = int(os.environ.get(NODES, "1")), os.environ.get(RENDEZVOUS, "")
+        if nodes > 1 and not (rendezvous and os.environ.get(FOLDER)):
+            raise EquidpError(
+                f"{NODES}={nodes} needs {RENDEZVOUS}=host:port, the same on all machines, and {FOLDER}, a folder that "
+                f"all of them see."
+            )
+        return cls(nodes, int(os.environ.get(NODE, "0")), rendezvous)
+
+    def launch(self, devices: int, folder: Path) -> LaunchConfig:
+        """Torch's launch configuration for so many ranks in all.
+
+        On one machine all meet over files in the job's `folder`, which is private: torch's store over TCP listens on
+        every interface, asks nobody for a password, and what is in it is unpickled here.
+
+        Raises:
+            EquidpError: where they cannot be divided among the machines.
+        """
+        if devices % self.nodes:
+            raise EquidpError(f"training.devices={devices} cannot be divided among {self.nodes} machines.")
+        common: dict[str, Any] = {
+            "min_nodes": self.nodes,
+            "max_nodes": self.nodes,
+            "nproc_per_node": devices // self.nodes,
+            "max_restarts": 0,  # a step done again is a step charged again: continuing is the user's decision
+            "monitor_interval": 0.1,
+            "logs_specs": DefaultLogsSpecs(log_dir=os.devnull),  # torch would leave a folder behind for every training
+        }
+        if self.nodes == 1:
+            return LaunchConfig(**common, run_id=uuid.uuid4().hex, rdzv_backend="c10d", local_addr="127.0.0.1",
+                                rdzv_endpoint=str(folder / MEETING), rdzv_configs={"store_type": "file"})  # fmt: skip
+        return LaunchConfig(**common, run_id="equidp", rdzv_backend="static", rdzv_endpoint=self.rendezvous,
+                            rdzv_configs={"rank": self.node})  # fmt: skip
+
+
+def train(
+    job: Mapping[str, Any],
+    split: Split,
+    devices: int,
+    on_epoch: Evaluation | None,
+) -> tuple[dict[str, Tensor], pd.DataFrame, dict[str, Any]]:
+    """Train on `devices` ranks; weights, history and privacy statement.
+
+    Args:
+        job: plain settings, as `training.settings_of` reads them.
+        on_epoch: called here after every epoch, with the row and the weights; returns further columns.
+
+    Raises:
+        EquidpError: where a rank fails or is killed.
+    """
+    machines = Machines.from_environment()
+    _refuse_too_many(job["training"]["device"], devices, machines, len(split.train))
+    with _job_folder() as folder, _listening(folder, on_epoch) as socket:
+        storage.save(split.train, folder / TRAIN)
+        if len(split.public):
+            storage.save(split.public, folder / PUBLIC)
+        # last: other machines begin once it is there
+        with replacing(folder / JOB) as part:
+            part.write_text(json.dumps({**job, "evaluated_at": socket}))
+        if machines.nodes > 1:
+            logger.info("Waiting at %s for python -m equidp.training.ranks of the other machines.", machines.rendezvous)
+        launch(machines.launch(devices, folder), folder, job)
+        return (
+            load_file(folder / WEIGHTS),
+            pd.read_parquet(folder / HISTORY),
+            json.loads((folder / STATEMENT).read_text()),
+        )
+
+
+def _refuse_too_many(device: str, devices: int, machines: Machines, records: int) -> None:
+    here = devices // machines.nodes
+    if choose_device(device).type == "cuda" and here > torch.cuda.device_count():
+        raise EquidpError(
+            f"training.devices={devices} asks for {here} GPUs here, and there are {torch.cuda.device_count()}: lower "
+            f"it, or set training.device=cpu."
+        )
+    if devices > records:
+        raise EquidpError(f"training.devices={devices} exceeds the {records} training records: lower it.")
+
+
+@contextlib.contextmanager
+def _job_folder() -> Iterator[Path]:
+    """A folder that nobody else may read; it holds records, and goes at the end."""
+    shared = os.environ.get(FOLDER)
+    if shared is None:
+        with tempfile.TemporaryDirectory(prefix="equidp-ranks-", ignore_cleanup_errors=True) as name:
+            yield Path(name)
+        return
+    folder = Path(shared)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=False)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _listening(folder: Path, on_epoch: Evaluation | None) -> Iterator[str | None]:
+    """Answer rank 0's calls in a thread, while the main one waits for the ranks; yields where to call, if anywhere."""
+    if on_epoch is None:
+        yield None
+        return
+    # not in the job's folder: the system wants a short path, and other machines' file systems may have no sockets
+    place = tempfile.TemporaryDirectory(prefix="equidp-", dir=None if sockets_fit() else "/tmp")
+    with place as own, Listener(address := str(Path(own) / SOCKET), family="AF_UNIX") as listener:
+        thread = threading.Thread(target=_answer, args=(listener, folder, on_epoch), daemon=True)
+        thread.start()
+        try:
+            yield address
+        finally:
+            # a call of our own ends a thread that nobody has called
+            with contextlib.suppress(OSError):
+                Client(address, family="AF_UNIX").close()
+            thread.join(timeout=60)
+
+
+def _answer(listener: Listener, folder: Path, on_epoch: Evaluation) -> None:
+    with contextlib.suppress(EOFError, OSError), listener.accept() as line:
+        while True:
+            _answer_one(line, folder, on_epoch)
+
+
+def _answer_one(line: Connection, folder: Path, on_epoch: Evaluation) -> None:
+    row = json.loads(line.recv_bytes())
+    try:
+        reply: dict[str, Any] = {"columns": dict(on_epoch(row, load_file(folder / WEIGHTS)))}
+    except Exception as error:  # the ranks must not wait for ever
+        reason = error.message if isinstance(error, EquidpError) else repr(error)
+        reply = {"error": f"After epoch {row['epoch']:g}: {reason}"}
+    line.send_bytes(json.dumps(reply).encode())
+
+
+def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker: Callable[[str], None] = work) -> None:
+    """Run `worker(folder)` on every rank, to its end.
+
+    Raises:
+        EquidpError: with the reason of the rank that failed first.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        # torch's launcher tells everything twice; we tell it once
+        with held_back("torch.distributed.elastic", below=logging.CRITICAL), environment(NO_PORT):
+            elastic_launch(config, worker)(str(folder))
+    except ChildFailedError as error:
+        raise _reason(error, folder, job) from None
+    except SignalException as error:
+        raise _told(folder) or KeyboardInterrupt from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _told(folder: Path) -> EquidpError | None:
+    """What a rank said before it stopped."""
+    if not (folder / FAILURE).exists():
+        return None
+    said = json.loads((folder / FAILURE).read_text())
+    error = EquidpError(said["message"])
+    error.exit_code = said["exit_code"]  # type: ignore[misc]
+    return error
+
+
+def _reason(error: ChildFailedError, folder: Path, job: Mapping[str, Any]) -> EquidpError:
+    if told := _told(folder):
+        return told
+    rank, failure = error.get_first_failure()
+    cause = f"was killed by signal {-failure.exitcode}" if failure.exitcode < 0 else "failed; its error is above"
+    remedy = (
+        "Continue with --params=resume=true: what was charged stays charged."
+        if job["workplace"]
+        else "Start the training again."
+    )
+    return EquidpError(f"Rank {rank} of {job['training']['devices']} {cause}, and the others were stopped. {remedy}")

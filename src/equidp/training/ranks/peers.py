@@ -1,0 +1,179 @@
+"""The ranks that train together: what they send each other, what each of them draws."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from equidp.data.records import Records
+from equidp.mechanism.noise import RandomSource, Stream, derived_seed
+from equidp.training.ranks.job import STORE
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others before it gives up."""
+
+
+LOOPBACK = ("lo", "lo0")
+"""What Linux and macOS call the interface that leads nowhere else."""
+
+
+def at_home() -> bool:
+    """Whether all ranks are on this machine."""
+    return os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
+
+
+def stay_at_home() -> None:
+    """Where all ranks are on this machine, have gloo listen to this machine alone; a choice of the user's stands.
+
+    It would take the address that the machine's name stands for, often one that others reach: exact sums go there, and
+    it asks nobody for a password.
+    """
+    if at_home():
+        here = {name for _, name in socket.if_nameindex()}
+        for name in LOOPBACK:
+            if name in here:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+class Peers:
+    """The ranks that train together, as one of them sees them.
+
+    Args:
+        device: where this rank's tensors are; NCCL connects GPUs, gloo everything else.
+        folder: the job's, which is private: ranks of one machine find each other there, and by no open port.
+    """
+
+    def __init__(self, device: torch.device, folder: Path) -> None:
+        stay_at_home()
+        meeting: dict[str, Any] = {}
+        if at_home():
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            meeting = {"store": dist.FileStore(str(folder / STORE), size), "rank": rank, "world_size": size}
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT, **meeting)
+        self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
+        # words, numbers and states travel on the CPU, whatever the sums travel on
+        self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which adds noise, keeps the books and writes the results."""
+        return self.rank == 0
+
+    def sum_to_first(self, total: Tensor) -> Tensor:
+        """The sum, on rank 0; what the others are left with means nothing."""
+        dist.reduce(total, dst=0)
+        return total
+
+    def sum_to_all(self, total: Tensor) -> Tensor:
+        """The sum, everywhere."""
+        dist.all_reduce(total)
+        return total
+
+    def from_first(self, value: Tensor) -> Tensor:
+        """Rank 0's value, everywhere; the others give a tensor of the same shape and type."""
+        value = value.contiguous()
+        dist.broadcast(value, src=0)
+        return value
+
+    def number_from_first(self, value: float) -> float:
+        """Rank 0's number, everywhere."""
+        carrier = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(carrier, src=0, group=self._control)
+        return float(carrier)
+
+    def object_from_first(self, value: Any) -> Any:
+        """Rank 0's object, everywhere: for what is small and sent once."""
+        carrier = [value]
+        dist.broadcast_object_list(carrier, src=0, group=self._control)
+        return carrier[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """On rank 0, every rank's object in their order; empty elsewhere."""
+        gathered: list[Any] = [None] * self.size if self.first else []
+        dist.gather_object(value, gathered if self.first else None, dst=0, group=self._control)
+        return gathered
+
+    def shard(self, records: Records, *, by_unit: bool) -> Records:
+        """This rank's records: every so-many-th unit, with all records of it."""
+        unit = torch.arange(len(records))
+        if by_unit:
+            assert records.unit is not None
+            unit = torch.unique(records.unit, return_inverse=True)[1]
+        return records.take(unit % self.size == self.rank)
+
+    def seed(self, seed: int) -> int:
+        """This rank's seed. Rank 0 keeps the run's, so noise and decisions are those of a run on one process."""
+        return seed if self.first else derived_seed(seed, f"rank {self.rank}")
+
+    def random(self, own: RandomSource) -> SharedRandom:
+        """This rank's coins, rank 0's noise."""
+        return SharedRandom(own, self)
+
+    def leave(self) -> None:
+        """Let go of the others."""
+        dist.destroy_process_group()
+
+
+class SharedRandom:
+    """Coins of one's own, noise and decisions of rank 0.
+
+    Args:
+        own: this rank's streams.
+        peers: the ranks.
+    """
+
+    def __init__(self, own: RandomSource, peers: Peers) -> None:
+        self.own, self.peers = own, peers
+        self.repeatable, self.device = own.repeatable, peers.device
+
+    def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
+        """`[size]` bool: coins about this rank's units."""
+        return self.own.bernoulli(probability, size)
+
+    def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
+        """`[size]` float64: about this rank's units; rank 0's where all must decide alike."""
+        if stream == "sampling":
+            return self.own.uniform(size, stream)
+        nothing = torch.empty(size, dtype=torch.float64, device=self.device)
+        return self.peers.from_first(self.own.uniform(size, stream) if self.peers.first else nothing)
+
+    def words(self, size: int) -> np.ndarray:
+        """`[size]` uint64: about this rank's units."""
+        return self.own.words(size)
+
+    def normal(self, size: int) -> Tensor:
+        """`[size]` float32, rank 0's."""
+        nothing = torch.empty(size, device=self.device)
+        return self.peers.from_first(self.own.normal(size) if self.peers.first else nothing)
+
+    def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
+        """Rank 0's total with its noise: the one place where a total leaves rank 0, and it is noised by then."""
+        if self.peers.first:
+            noised = self.own.perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
+            return self.peers.from_first(noised.to(values.dtype))
+        return self.peers.from_first(torch.empty_like(values))
+
+    def renew(self, life: int) -> None:
+        """Other values from this rank's streams."""
+        self.own.renew(life)
+
+    @property
+    def renewed(self) -> bool:
+        """Whether they were."""
+        return self.own.renewed
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's streams."""
+        return self.own.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue this rank's streams."""
+        self.own.load_state_dict(state)

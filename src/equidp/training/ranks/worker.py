@@ -1,0 +1,107 @@
+"""What each rank runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from equidp.data import storage
+from equidp.data.records import Split
+from equidp.errors import EquidpError
+from equidp.mechanism.trainer import EpochCallback, choose_device
+from equidp.models import weights_of
+from equidp.training.conclusion import conclude
+from equidp.training.preparation import prepare, settings_of
+from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS
+from equidp.training.ranks.peers import Peers
+from equidp.training.ranks.trainer import FollowedError
+
+AFTERMATH_SECONDS = 2.0
+"""A rank that has merely lost its peers waits so long, so that the one that died is found first."""
+
+
+def work(folder: str) -> None:
+    """What each rank runs: load the job, train, and on rank 0 write the results. Top-level, so that it can be sent."""
+    os.setsid()  # Ctrl-C reaches the process that was asked to train, and it tells us
+    peers = None
+    try:
+        job = json.loads((Path(folder) / JOB).read_text())
+        device = _device(job["training"]["device"])
+        peers = Peers(device, Path(folder))
+        _train(Path(folder), job, peers)
+        peers.leave()
+    except FollowedError:
+        pass
+    except EquidpError as error:
+        _tell_failure(Path(folder), error)
+        sys.exit(error.exit_code)
+    except Exception:
+        time.sleep(AFTERMATH_SECONDS)
+        traceback.print_exc()  # the launcher would keep it to itself
+        raise
+
+
+def _device(name: str) -> torch.device:
+    device = choose_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return device
+
+
+def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
+    if not peers.first:
+        # rank 0 decides when to stop, and takes the others along
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    train = storage.load(folder / TRAIN)
+    public = storage.load(folder / PUBLIC) if (folder / PUBLIC).exists() else train.take(torch.arange(0))
+    settings = settings_of(job)
+    workplace = Path(job["workplace"]) if job["workplace"] else None
+    prepared = prepare(
+        **settings, split=Split(train, train.take(torch.arange(0)), public), workplace=workplace,
+        resume=job["resume"], peers=peers,
+    )  # fmt: skip
+    with _evaluating(folder, job["evaluated_at"] if peers.first else None) as on_epoch:
+        rows = prepared.run(on_epoch, progress=job["progress"])
+    if peers.first:
+        trained = conclude(prepared, rows)
+        save_file(trained.weights, folder / WEIGHTS)
+        trained.history.to_parquet(folder / HISTORY)
+        (folder / STATEMENT).write_text(json.dumps(trained.privacy))
+
+
+@contextlib.contextmanager
+def _evaluating(folder: Path, address: str | None) -> Iterator[EpochCallback | None]:
+    """A callback that has the asking process evaluate, and waits for its columns."""
+    if address is None:
+        yield None
+        return
+    with Client(address, family="AF_UNIX") as line:
+
+        def on_epoch(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
+            save_file(weights_of(model), folder / WEIGHTS)
+            line.send_bytes(json.dumps(row).encode())
+            reply = json.loads(line.recv_bytes())
+            if "error" in reply:
+                raise EquidpError(reply["error"])
+            return reply["columns"]
+
+        yield on_epoch
+
+
+def _tell_failure(folder: Path, error: EquidpError) -> None:
+    with contextlib.suppress(FileExistsError), (folder / FAILURE).open("x") as file:
+        json.dump({"message": error.message, "exit_code": error.exit_code}, file)

@@ -1,0 +1,70 @@
+"""Budgets: conversions between Rényi divergence and ε, and the search for the smallest noise."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equidp.accounting.budget import Budget, renyi, smallest, total_for
+from equidp.accounting.ledger import Event, epsilon_of, rdp_epsilon, renyi_curve
+
+
+def test_a_plain_gaussian_costs_what_the_formula_says() -> None:
+    # D_α = α/(2σ²)
+    assert renyi([Event(1.0, 2.0)], 6) == pytest.approx(6 / 8)
+    assert renyi([Event(1.0, 2.0, 3)], 6) == pytest.approx(3 * 6 / 8)
+
+
+def test_a_sampled_gaussian_costs_what_the_sum_says() -> None:
+    # order 2: ln(1 + q²(e^{1/σ²} − 1))
+    assert renyi([Event(0.1, 1.5)], 2) == pytest.approx(math.log(1 + 0.01 * (math.exp(1 / 2.25) - 1)))
+
+
+def test_events_add_up_at_every_order() -> None:
+    a, b = Event(0.1, 1.0, 5), Event(1.0, 9.0)
+    orders = (2, 5, 30)
+    assert renyi_curve([a, b], orders) == pytest.approx(
+        [x + y for x, y in zip(renyi_curve([a], orders), renyi_curve([b], orders), strict=True)]
+    )
+
+
+@given(epsilon=st.floats(0.01, 50), order=st.integers(2, 200), delta=st.floats(1e-12, 1e-2))
+def test_the_two_conversions_are_inverse(epsilon: float, order: int, delta: float) -> None:
+    assert epsilon_of(total_for(epsilon, order, delta), order, delta) == pytest.approx(epsilon, abs=1e-9)
+
+
+def test_the_conversion_is_the_accountants() -> None:
+    events = [Event(0.01, 1.0, 1000)]
+    ours = min(epsilon_of(renyi(events, order), order, 1e-5) for order in range(2, 64))
+    assert ours == pytest.approx(rdp_epsilon(events, 1e-5), rel=1e-2)
+    assert ours >= rdp_epsilon(events, 1e-5) - 1e-9  # which may take fractional orders too
+
+
+def test_holds_to_rounding_and_no_further() -> None:
+    events = [Event(0.1, 1.0)] * 1000
+    exact = Budget(8, renyi(events, 8), 1.0)
+    assert exact.holds(events)
+    assert exact.holds([Event(0.1, 1.0, 1000)])
+    assert not exact.holds([*events, Event(0.1, 1.0)])
+
+
+@given(edge=st.floats(0.02, 1e5))
+def test_smallest_finds_the_edge_from_above(edge: float) -> None:
+    found = smallest(lambda x: x >= edge)
+    assert found is not None
+    assert edge <= found <= edge * (1 + 2e-6)
+
+
+def test_smallest_at_the_ends() -> None:
+    assert smallest(lambda x: True, low=0.5) == 0.5
+    assert smallest(lambda x: False) is None
+
+
+def test_a_budget_allows_for_rounding_and_no_more() -> None:
+    step = Event(0.01, 1.0, 1000)
+    spent = renyi([step], 8)
+    assert Budget(8, spent * (1 - 1e-12), 1.0).holds([step])
+    assert not Budget(8, spent * (1 - 1e-6), 1.0).holds([step])

@@ -1,0 +1,100 @@
+"""Columns: reading and encoding by a declared schema; the frame's index is the line a user would look at."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equidp.data.columns import Categorical, Numeric, band_ids, bands, encode, feature_names, read_rows
+from equidp.errors import EquidpError
+
+
+def test_rows_are_numbered_as_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('\ufeffname, note\n\nann, "two\nlines"\nbob, x\n')
+    frame = read_rows(path, None)
+    assert frame.columns.tolist() == ["name", "note"]
+    assert frame.index.tolist() == [4, 5]
+    assert frame.loc[5, "name"] == "bob"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "holds no rows"),
+        (b"a,b\n", "holds no rows"),
+        (b"a,b\n1,2\n1,2,3\n", "row 3: 3 fields where 2 are expected"),
+        (b"a,a\n1,2\n", "row 1: two columns have the same name"),
+        (b"a,b\n\xff\xfe,2\n", r"is not UTF-8 text \(byte 4\)"),
+        (b'a,b\n1,x\n2,"six\n3,y\n4,z\n', "the row that begins in line 3: unexpected end of data; write a quote"),
+        (b'a,b\n1,"six\n2,"seven\n3,y\n', "the row that begins in line 2: ',' expected after '\"'"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(text)
+    with pytest.raises(EquidpError, match=message):
+        read_rows(path, None)
+
+
+def test_encoding_needs_no_data() -> None:
+    columns = {"colour": Categorical(categories=("red", "blue")), "size": Numeric(minimum=10, maximum=20)}
+    assert feature_names(columns) == ("colour=red", "colour=blue", "size")
+    frame = pd.DataFrame({"size": [10, 15.0], "colour": ["blue", "red"]})
+    assert encode(frame, columns, "t").tolist() == [[0, 1, 0], [1, 0, 0.5]]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e999", "ten", ["1"]])
+def test_what_is_no_number_is_refused(value: object) -> None:
+    frame = pd.DataFrame({"size": ["12", value]}, dtype=object)
+    with pytest.raises(EquidpError, match=r"t, row 1, column 'size': .* is not a number; give a number from 0 to 20"):
+        encode(frame, {"size": Numeric(maximum=20)}, "t")
+
+
+def test_a_number_is_told_as_it_was_written() -> None:
+    with pytest.raises(EquidpError, match=r"column 'size': 21\.0 is out of bounds"):
+        encode(pd.DataFrame({"size": [21.0]}), {"size": Numeric(maximum=20)}, "t")
+
+
+@pytest.mark.parametrize("value", ["", None, math.nan, np.float64("nan"), pd.NA])
+def test_what_is_missing_is_called_so(value: object) -> None:
+    frame = pd.DataFrame({"cell": [value]}, dtype=object)
+    with pytest.raises(EquidpError, match=r"t, row 0, column 'cell': a number is missing; give a number from 0 to 20"):
+        encode(frame, {"cell": Numeric(maximum=20)}, "t")
+    with pytest.raises(EquidpError, match=r"t, row 0, column 'cell': a category is missing; give one of red, blue\."):
+        encode(frame, {"cell": Categorical(categories=("red", "blue"))}, "t")
+
+
+@given(st.floats(-50, 200, allow_nan=False))
+def test_a_value_lies_in_the_band_its_name_says(value: float) -> None:
+    edges = (30, 40, 60)
+    name = bands(edges)[int(band_ids(torch.tensor([value], dtype=torch.float64), edges))]
+    expected = "under 30" if value < 30 else "30-39" if value < 40 else "40-59" if value < 60 else "60 and over"
+    assert name == expected
+
+
+@pytest.mark.parametrize(
+    ("edges", "names"),
+    [
+        ((0.25, 0.5, 0.75), ("under 0.25", "0.25 to under 0.5", "0.5 to under 0.75", "0.75 and over")),
+        ((39.5, 65), ("under 39.5", "39.5 to under 65", "65 and over")),
+        ((1_200_000, 1_500_000, 1_500_001), ("under 1200000", "1200000-1499999", "1500000", "1500001 and over")),
+    ],
+)
+def test_bands_are_named_by_what_is_in_them(edges: tuple[float, ...], names: tuple[str, ...]) -> None:
+    assert bands(edges) == names
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_a_table_that_other_signs_separate_is_refused(tmp_path: Path, sign: str) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(f"age{sign}weight\n1{sign}2,5\n")
+    with pytest.raises(EquidpError, match=r"columns are separated by .* where commas are expected"):
+        read_rows(table, None)

@@ -1,0 +1,37 @@
+"""The reference that every gradient of the engine is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equidp.gradients import terms
+from equidp.gradients.compiled import openmp, registers_here
+
+
+def _materialise(model: nn.Module, features: Tensor, labels: Tensor, loss: Callable[..., Tensor]) -> Tensor:
+    named = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
+
+    def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(torch.func.functional_call(model, parameters, (x.unsqueeze(0),)), y.unsqueeze(0)).sum()
+
+    rows = [torch.func.grad(one)(named, x, y) for x, y in zip(features, labels, strict=True)]
+    return torch.stack([torch.cat([g.flatten() for g in row.values()]) for row in rows])
+
+
+@pytest.fixture(scope="session")
+def materialise() -> Callable[..., Tensor]:
+    """`(model, features, labels, loss)` to `[b, d]`: every record's gradient by torch.func, one record at a time."""
+    return _materialise
+
+
+@pytest.fixture(params=["compiled", "by torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over positions by compiled code, where this machine has any, and by torch's operations."""
+    if request.param == "by torch":
+        monkeypatch.setattr(terms, "compiled", lambda *_: None)
+    elif openmp() is None or registers_here() is None:
+        pytest.skip("no compiled code on this machine")

@@ -1,0 +1,302 @@
+"""Recorded passes give what passes computed afresh give, whatever was in the recording's rows before.
+
+A CUDA graph does again, in the same memory, what it was told once. `Again` stands in for it where there is no GPU: it
+does the work again and overwrites the first result, so that whatever keeps a result, or lays a batch into the wrong
+rows, is found here. What it cannot show is whether torch can capture the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.models.conftest import PRETRAINED, SCHEMAS, batch
+from tests.models.test_models import FIRST, cross_entropy
+from tests.pretended import pretended_gpu
+from torch import Tensor, nn
+
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.records import Records
+from equidp.errors import EquidpError
+from equidp.gradients import recording
+from equidp.gradients.engine import GradientEngine
+from equidp.gradients.recording import MOST, TRIALS, CudaGraphs, Recorder
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer
+from equidp.models import MODELS, build_model
+
+RECORDS = 60
+
+
+class Again:
+    """Stands in for CUDA graphs."""
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        result = work()
+        return lambda: result.copy_(work())
+
+
+class Stale:
+    """A graph that does not see new batches."""
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        result = work()
+        return lambda: result
+
+
+class Refusing:
+    """What torch says where it cannot capture."""
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand advice")
+
+
+def engine_of(network: nn.Module, new_recorder: Callable[[], Recorder] = Again) -> GradientEngine:
+    return GradientEngine(network.train(), cross_entropy, new_recorder=new_recorder)
+
+
+def mlp(new_recorder: Callable[[], Recorder] = Again) -> GradientEngine:
+    return engine_of(build_model("mlp", SCHEMAS["table"], options={}, seed=1), new_recorder)
+
+
+def rows(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(size, 40, generator=generator), torch.randint(0, 10, (size,), generator=generator)
+
+
+def compare(engine: GradientEngine, features: Tensor, labels: Tensor) -> None:
+    """One batch both ways, with weights as clipping gives them."""
+    norms = engine.norms(features, labels)
+    weights = torch.where(norms.isfinite(), (0.1 / norms).clamp(max=1.0), 0.0)
+    total = engine.weighted_sum(weights)
+    afresh = engine.twin()
+    torch.testing.assert_close(norms, afresh.norms(features, labels), rtol=1e-5, atol=1e-6, equal_nan=True)
+    expected = afresh.weighted_sum(weights)
+    assert (total - expected).norm() <= 1e-5 * expected.norm()
+
+
+def move(engine: GradientEngine) -> None:
+    """A step: a recording reads the parameters as they are by then."""
+    with torch.no_grad():
+        for parameter in engine.parameters:
+            parameter.add_(0.01 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
+def test_every_model_gives_the_same_when_trusted(model: str) -> None:
+    schema = SCHEMAS[FIRST[model]]
+    engine = engine_of(build_model(model, schema, options={}, seed=1))
+    for size in (6, 6, 5, 8, 4, 6, 7):
+        compare(engine, batch(schema, size), torch.arange(size) % len(schema.classes))
+        move(engine)
+    assert engine._recordings is not None
+    assert engine._recordings.current is not None
+    assert not engine._recordings.current.on_trial
+    assert len(engine._recordings._made) == 1
+
+
+def test_batches_of_all_sizes_are_served() -> None:
+    engine = mlp()
+    for size in (10, 1, 0, 22, 23, 100, 51, 400, 2, 3, 5_000, 30, 10):
+        compare(engine, *rows(size, seed=size))
+    assert engine._recordings is not None
+    assert len(engine._recordings._made) == MOST
+
+
+def test_a_recording_has_no_more_rows_than_may_be_in_memory() -> None:
+    engine = trained("dpsgd", Again, "cpu", 7).engine
+    assert engine._recordings is not None
+    sizes = [len(made._features) for made in engine._recordings._made]
+    assert max(sizes) == 7
+
+
+def test_what_rows_held_before_adds_nothing() -> None:
+    engine = mlp()
+    features, labels = rows(20)
+    for _ in range(TRIALS + 1):
+        compare(engine, features, labels)
+        move(engine)
+    poisoned = features.clone()
+    poisoned[5:] = torch.inf
+    compare(engine, poisoned, labels)
+    norms = engine.norms(features[:12], labels[:12])
+    assert norms.isfinite().all()
+    assert engine.weighted_sum(torch.ones(12)).isfinite().all()
+    compare(engine, features[:12], labels[:12])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_nobody_ends_a_trial(value: float) -> None:
+    """Whose gradient is no number weighs nothing, from the first batch on: a run that ended would tell of it."""
+    engine = mlp()
+    features, labels = rows(20)
+    compare(engine, features, labels)
+    features[3] = value
+    for _ in range(TRIALS):
+        compare(engine, features, labels)
+        move(engine)
+
+
+def test_norms_and_sums_are_their_own() -> None:
+    engine = mlp()
+    first, second = engine.norms(*rows(20, 1)), engine.norms(*rows(20, 2))
+    assert torch.equal(first, engine.twin().norms(*rows(20, 1)))
+    one, two = engine.weighted_sum(torch.ones(20)), engine.weighted_sum(torch.zeros(20))
+    assert one.norm() > 0
+    assert two.norm() == 0
+    assert not torch.equal(first, second)
+
+
+def test_units_and_iterates_are_computed_afresh() -> None:
+    engine = mlp()
+    features, labels = rows(8)
+    engine.norms(features, labels)
+    owners = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2])
+    for how in ({"owners": owners}, {"iterates": [(None, 1.0), (engine.flatten() + 0.1, 0.5)]}):
+        norms = engine.norms(features, labels, **how)
+        afresh = engine.twin()
+        assert torch.equal(norms, afresh.norms(features, labels, **how))
+        weights = torch.ones_like(norms)
+        assert torch.equal(engine.weighted_sum(weights), afresh.weighted_sum(weights))
+
+
+def test_a_recording_that_does_not_see_its_batch_is_not_trusted() -> None:
+    engine = mlp(Stale)
+    with pytest.raises(EquidpError, match=r"other gradients.*leave training\.cuda_graphs out"):
+        engine.norms(*rows(20))
+
+
+def test_a_wrong_sum_is_not_trusted() -> None:
+    class WrongSum(Again):
+        def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            again = super().record(work)
+            return lambda: again() if again().dim() == 1 and len(again()) < 100 else again() * 0.9
+
+    engine = mlp(WrongSum)
+    engine.norms(*rows(20))
+    with pytest.raises(EquidpError, match="other gradients"):
+        engine.weighted_sum(torch.ones(20))
+
+
+def test_a_look_at_many_batches_ends_no_trial() -> None:
+    """Norms alone, at the same parameters: of sums, and of a step's new parameters, nothing was seen."""
+
+    class OldParameters(Again):
+        def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            result, old = work(), engine.flatten()
+
+            def again() -> Tensor:
+                with engine._parameters_at(old):
+                    return result.copy_(work())
+
+            return again
+
+    engine = mlp(OldParameters)
+    for seed in range(2 * TRIALS):
+        compare(engine, *rows(20, seed))
+    move(engine)
+    with pytest.raises(EquidpError, match="other gradients"):
+        engine.norms(*rows(20))
+
+
+def test_a_model_that_draws_is_refused() -> None:
+    engine = engine_of(nn.Sequential(nn.Linear(40, 30), nn.Dropout(0.5), nn.Linear(30, 10)))
+    with pytest.raises(EquidpError, match="dropout"):
+        engine.norms(*rows(20))
+
+
+def test_what_torch_cannot_record_is_one_sentence() -> None:
+    with pytest.raises(EquidpError, match=r"cannot be recorded .*stream is capturing\): leave") as refused:
+        mlp(Refusing).norms(*rows(20))
+    assert "advice" not in refused.value.message
+
+
+def trained(algorithm: str, new_recorder: Callable[[], Recorder] | None, device: str, chunk: int | None) -> Trainer:
+    """A run of eight steps of about twenty records."""
+    schema = SCHEMAS["table"]
+    labels = (torch.arange(RECORDS) % len(schema.classes)).to(device)
+    records = Records(batch(schema, RECORDS).to(device), labels, {"class": labels}, schema)
+    trainer = Trainer(
+        model=build_model("mlp", schema, options={}, seed=1).to(device),
+        loss=cross_entropy,
+        algorithm=algorithm_settings(algorithm).build(),
+        plan=Plan(RECORDS, 20, 8, len(schema.classes), 1e-3, 1.0),
+        population=Population(records, labels),
+        random=SeededRandom(3, device),
+        ledger=Ledger(),
+        learning_rate=0.1,
+        physical_batch_size=chunk,
+        new_recorder=new_recorder,
+        diagnostics=True,
+        public=records,
+    )
+    trainer.train(progress=False)
+    return trainer
+
+
+def same_run(algorithm: str, new_recorder: Callable[[], Recorder], device: str, chunk: int | None) -> None:
+    afresh, recorded = (trained(algorithm, how, device, chunk) for how in (None, new_recorder))
+    assert recorded.ledger.done == afresh.ledger.done
+    parameters = afresh.engine.flatten()
+    assert (recorded.engine.flatten() - parameters).norm() < 1e-4 * parameters.norm()
+    assert recorded.shown.keys() == afresh.shown.keys()
+    for name, value in afresh.shown.items():
+        torch.testing.assert_close(recorded.shown[name], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("custom", "sgd")])
+def test_every_algorithm_runs_the_same(algorithm: str, chunk: int | None) -> None:
+    same_run(algorithm, Again, "cpu", chunk)
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_on_a_pretended_gpu_too(chunk: int | None) -> None:
+    on_cpu = trained("dpsgd_f", None, "cpu", chunk)
+    with pretended_gpu():
+        there = trained("dpsgd_f", Again, "cuda", chunk)
+        parameters = there.engine.flatten().cpu()
+    assert there.ledger.done == on_cpu.ledger.done
+    assert (parameters - on_cpu.engine.flatten()).norm() < 1e-4 * parameters.norm()
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
+def test_recorded_passes_ask_the_device_for_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a GPU records it answers no question. The meta device, which has no values, never answers any."""
+    monkeypatch.setattr(recording, "TRIALS", 0)  # they compare numbers
+    schema = SCHEMAS[FIRST[model]]
+    engine = engine_of(build_model(model, schema, options={}, seed=1).to("meta"))
+    engine._probed = True  # so does the probe
+    for size in (8, 6):
+        norms = engine.norms(batch(schema, size).to("meta"), torch.zeros(size, dtype=torch.long, device="meta"))
+        assert engine.weighted_sum(norms).shape == (engine.dimension,)
+
+
+def test_without_trials_the_stand_in_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That runs are the same is not the trials' doing: recordings are what runs use."""
+    monkeypatch.setattr(recording, "TRIALS", 0)
+    with pytest.raises(AssertionError):
+        same_run("dpsgd", Stale, "cpu", None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("custom", "sgd")])
+def test_on_a_gpu_every_algorithm_runs_the_same(algorithm: str, chunk: int | None) -> None:
+    same_run(algorithm, CudaGraphs, "cuda", chunk)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
+def test_on_a_gpu_every_model_gives_the_same(model: str) -> None:
+    schema = SCHEMAS[FIRST[model]]
+    engine = engine_of(build_model(model, schema, options={}, seed=1).cuda(), CudaGraphs)
+    for size in (30, 28, 33, 25, 30, 40):
+        compare(engine, batch(schema, size).cuda(), (torch.arange(size) % len(schema.classes)).cuda())
+        move(engine)

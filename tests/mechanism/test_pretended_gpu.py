@@ -1,0 +1,112 @@
+"""On another device than the CPU a training gives the CPU's result: tried without a GPU, on a pretended one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.models.conftest import SCHEMAS, batch
+from tests.models.test_models import FIRST, cross_entropy
+from tests.pretended import GPU, OnGpu, pretended_gpu
+from tests.training.test_checkpoint import EMPTY
+
+from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.plan import Plan
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.records import Records
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer, choose_device
+from equidp.models import MODELS, build_model
+from equidp.training.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
+
+RECORDS = 40
+TRANSFORMS = ("psasc_momentum_gd",)
+"""`torch.func` sees through a pretended tensor."""
+
+PRETRAINED = ("frozen_backbone", "resnet_finetune")
+"""They want a file of weights; their layers are those of others."""
+
+
+@pytest.fixture
+def gpu():
+    with pretended_gpu():
+        yield
+
+
+def new_trainer(algorithm: str, model: str, device: str, *, by_unit: bool, chunk: int | None) -> Trainer:
+    """A run of four steps."""
+    schema = SCHEMAS[FIRST[model]]
+    labels = (torch.arange(RECORDS) % len(schema.classes)).to(device)
+    unit = (torch.arange(RECORDS) // 2).to(device)
+    records = Records(batch(schema, RECORDS).to(device), labels, {"class": labels}, schema, unit=unit)
+    population = Population(records, labels, by_unit=by_unit)
+    return Trainer(
+        model=build_model(model, schema, options={}, seed=1).to(device),
+        loss=cross_entropy,
+        algorithm=algorithm_settings(algorithm).build(),
+        plan=Plan(population.size, 10, 1, len(schema.classes), 1e-3, 1.0),
+        population=population,
+        random=SeededRandom(3, device),  # the pretended GPU draws the CPU's numbers
+        ledger=Ledger(),
+        learning_rate=0.1,
+        physical_batch_size=chunk,
+        diagnostics=True,
+        public=records,
+    )
+
+
+def trained(algorithm: str, model: str, device: str, **how) -> tuple[list[Event], torch.Tensor]:
+    """What a run charges, and its parameters on the CPU."""
+    trainer = new_trainer(algorithm, model, device, **how)
+    trainer.train(progress=False)
+    flat = trainer.engine.flatten()
+    assert isinstance(flat, OnGpu) == (device != "cpu")
+    return trainer.ledger.done, flat.cpu()
+
+
+def compare(algorithm: str, model: str, **how) -> None:
+    charged, parameters = trained(algorithm, model, "cpu", **how)
+    assert choose_device("auto") == torch.device("cuda")
+    charged_there, parameters_there = trained(algorithm, model, "cuda", **how)
+    assert charged_there == charged
+    assert (parameters_there - parameters).norm() < 1e-4 * parameters.norm()
+
+
+@pytest.mark.parametrize("how", [{"by_unit": False, "chunk": None}, {"by_unit": True, "chunk": 4}], ids=["", "units"])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("custom", *TRANSFORMS)])
+def test_every_algorithm_gives_the_cpus_result(gpu, algorithm: str, how: dict) -> None:
+    compare(algorithm, "mlp", **how)
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
+def test_every_model_gives_the_cpus_result(gpu, model: str) -> None:
+    compare("dpsgd_f", model, by_unit=False, chunk=None)
+
+
+def test_the_pretended_gpu_refuses_what_a_gpu_does(gpu) -> None:
+    there = torch.ones(2, device="cuda")
+    assert there.device == GPU
+    with pytest.raises(RuntimeError, match="same device"):
+        there + torch.ones(2)
+    with pytest.raises(TypeError, match="to numpy"):
+        there.numpy()
+    with pytest.raises(RuntimeError, match="generator of the tensor's own device"):
+        torch.rand(2, generator=torch.Generator(), device="cuda")
+    assert float((there + torch.tensor(1.0)).sum()) == 4.0
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("custom", *TRANSFORMS)])
+def test_a_run_goes_on_from_a_checkpoint_which_lies_on_the_cpu(gpu, algorithm: str, tmp_path) -> None:
+    whole = new_trainer(algorithm, "mlp", "cuda", by_unit=False, chunk=None)
+    whole.train(progress=False)
+    first = new_trainer(algorithm, "mlp", "cuda", by_unit=False, chunk=None)
+    first.run_steps(2)
+    content = EMPTY | {"state": first.state_dict()}
+    write_checkpoint(tmp_path / CHECKPOINT_FILE, content, {})
+    second = new_trainer(algorithm, "mlp", "cuda", by_unit=False, chunk=None)
+    for event in first.ledger.done:
+        second.ledger.append(event)
+    second.load_state_dict(read_checkpoint(tmp_path / CHECKPOINT_FILE, {}).state)
+    second.train(progress=False)
+    assert second.ledger.done == whole.ledger.done
+    assert torch.equal(second.engine.flatten().cpu(), whole.engine.flatten().cpu())

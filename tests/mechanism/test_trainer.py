@@ -1,0 +1,377 @@
+"""The loop on its own: devices, denominators, gradient masking, losses."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equidp.accounting.ledger import Event, Ledger, rdp_epsilon
+from equidp.accounting.plan import Plan
+from equidp.algorithms import algorithm_settings
+from equidp.data.records import Records, Schema
+from equidp.errors import EquidpError
+from equidp.gradients.losses import Loss
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.parts import Objective, Public, Pursuing
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import SHORTEST, Diagnostics, Trainer, choose_device
+from equidp.training.journal import Journal, JournaledLedger
+
+
+def records(size: int = 12, *, unit: Tensor | None = None) -> Records:
+    features = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(size) % 2
+    schema = Schema(
+        name="toy", kind="tabular", shape=(4,), classes=("a", "b"), groupings={"class": ("a", "b")},
+        feature_names=tuple("abcd"),
+    )  # fmt: skip
+    return Records(features=features, labels=labels, groups={"class": labels}, schema=schema, unit=unit)
+
+
+def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def trainer(
+    data: Records,
+    name: str = "dpsgd",
+    *,
+    by_unit: bool = False,
+    seed: int = 0,
+    model: nn.Module | None = None,
+    noise: float = 1.0,
+    epochs: int = 1,
+    algorithm: Algorithm | None = None,
+    **options: Any,
+) -> Trainer:
+    torch.manual_seed(0)
+    population = Population(data, data.groups["class"], by_unit=by_unit)
+    return Trainer(
+        model=model or nn.Linear(4, 2),
+        loss=loss,
+        algorithm=algorithm or algorithm_settings(name, options).build(),
+        plan=Plan(12, 6, epochs, 2, 1e-5, 0.0 if name == "sgd" else noise),
+        population=population,
+        random=SeededRandom(seed, "cpu"),
+        ledger=Ledger(),
+        learning_rate=1.0,
+    )
+
+
+class Weighed(Objective):
+    """Losses times the bound that the side release leads."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Weighing(loss)
+
+
+class Weighing(Pursuing):
+    """Its factor is multiplied by parameters' functions, so autograd keeps it."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(lambda outputs, labels: loss(outputs, labels) * self.factor)
+        self.factor = torch.ones(())
+
+    def follow(self, public: Public) -> None:
+        self.factor = public["clip_norm"]
+
+
+def test_an_objective_may_multiply_by_a_value_that_a_side_release_leads() -> None:
+    algorithm = algorithm_settings("dpsgd_quantile").build()
+    run = trainer(records(), algorithm=dataclasses.replace(algorithm, objective=Weighed()))
+    run.run_steps(2)
+    assert float(run.pursuing.factor) == float(run.public["clip_norm"]) != 1.0
+
+
+class TestDevice:
+    """Where to train."""
+
+    def test_auto_is_one_that_exists(self) -> None:
+        assert choose_device("auto").type in ("cpu", "cuda")
+        assert choose_device("cpu").type == "cpu"
+
+    def test_auto_on_a_mac_is_the_cpu(self, monkeypatch) -> None:
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert choose_device("auto").type == "cpu"  # coins are float64, and MPS has none
+
+    @pytest.mark.parametrize("name", ["mps", "meta", "xpu", "gpu"])
+    def test_refuses_another_kind(self, name: str) -> None:
+        with pytest.raises(EquidpError, match=f"training.device='{name}' is not supported: use auto, cpu or cuda"):
+            choose_device(name)
+
+    @pytest.mark.parametrize("name", ["cuda:x", "cuda:99"])
+    def test_refuses_one_that_does_not(self, name: str) -> None:
+        with pytest.raises(EquidpError, match=r"training\.device"):
+            choose_device(name)
+
+
+class TestLoopOfOnesOwn:
+    """What a user's loop around `run_steps` may do."""
+
+    def test_it_ends_with_the_plan(self) -> None:
+        run = trainer(records(), epochs=2)
+        while not run.finished:
+            run.run_steps(1)
+        assert run.steps_done == run.plan.steps == 4
+        with pytest.raises(EquidpError, match="all 4 steps of its plan"):
+            run.run_steps(1)
+        assert sum(event.count for event in run.ledger.events) == 4
+
+    def test_a_schedule_of_torchs_leads_the_rate_and_has_nothing_to_warn_of(self) -> None:
+        run, other = trainer(records(), epochs=2), trainer(records(), epochs=2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.5)
+        for step in range(4):
+            run.run_steps(1)
+            schedule.step()  # a warning would be an error
+            other.optimizer.param_groups[0]["lr"] = 0.5**step
+            other.run_steps(1)
+        assert torch.equal(run.engine.flatten(), other.engine.flatten())
+
+    def test_another_optimiser_may_take_the_place_of_the_first(self) -> None:
+        run, plain = trainer(records()), trainer(records())
+        run.optimizer = torch.optim.AdamW(run.engine.parameters, lr=1.0, weight_decay=0.1)
+        plain.optimizer = torch.optim.Adam(plain.engine.parameters, lr=1.0)
+        before = run.engine.flatten()
+        run.run_steps(1)
+        plain.run_steps(1)
+        torch.testing.assert_close(run.engine.flatten(), plain.engine.flatten() - 0.1 * before)
+
+    def test_an_optimiser_that_forgets_its_gradients_is_given_the_next_ones(self) -> None:
+        run, forgetting = trainer(records()), trainer(records())
+        for _ in range(2):
+            run.run_steps(1)
+            forgetting.optimizer.zero_grad()
+            forgetting.run_steps(1)
+        assert torch.equal(run.engine.flatten(), forgetting.engine.flatten())
+
+    def test_a_continuation_that_forgot_the_ledger_is_refused(self) -> None:
+        first, again = trainer(records(), epochs=2), trainer(records(), epochs=2)
+        first.run_steps(3)
+        with pytest.raises(EquidpError, match="of 3 steps, and the ledger holds 0 events"):
+            again.load_state_dict(first.state_dict())
+        again.ledger = Ledger(first.ledger.events)
+        again.load_state_dict(first.state_dict())
+        again.run_steps(1)
+        assert sum(event.count for event in again.ledger.events) == 4
+
+    def test_groups_that_the_plan_does_not_have_are_refused(self) -> None:
+        data = records()
+        with pytest.raises(EquidpError, match="groups are from 1 to 2, and the plan has 2"):
+            trainer(dataclasses.replace(data, groups={"class": data.labels + 1}, schema=dataclasses.replace(
+                data.schema, groupings={"class": ("a", "b", "c")}
+            )), "dpsgd_f")  # fmt: skip
+
+    def test_an_optimiser_of_no_such_name_is_refused(self) -> None:
+        run = trainer(records())
+        with pytest.raises(EquidpError, match="Did you mean 'adam'"):
+            Trainer(
+                model=nn.Linear(4, 2), loss=loss, algorithm=run.algorithm, plan=run.plan, population=run.population,
+                random=run.random, ledger=Ledger(), learning_rate=1.0, optimizer="adamm",
+            )  # fmt: skip
+
+
+class TestBuilding:
+    """What is seen before the first step."""
+
+    @pytest.mark.parametrize("clip_norm", [1e-46, 1e-40, 1e-30])
+    def test_a_bound_that_float32_does_not_hold_is_refused_as_it_does_not_hold_the_noise(
+        self, clip_norm: float
+    ) -> None:
+        with pytest.raises(EquidpError, match=r"bounded by .*in float32"):
+            trainer(records(), clip_norm=clip_norm)
+
+    @pytest.mark.parametrize("size", [1e14, 1e16, 1e18, 6e18])
+    def test_the_least_bound_holds_for_gradients_as_long_as_float32_has(self, size: float) -> None:
+        """Weights without their digits let one of 1e14 go a quarter beyond a bound of 1e-30."""
+        data = records()
+        trained = trainer(dataclasses.replace(data, features=size * data.features), clip_norm=SHORTEST)
+        public = trained.public_values(trained.segments[0])
+        moved = [trained.weighted_sum([trained.population.batch(torch.tensor([i]))], public) for i in range(len(data))]
+        lengths = torch.stack(moved).double().norm(dim=1) / SHORTEST
+        assert lengths.max() == pytest.approx(1.0, rel=1e-5)
+
+    def test_a_bound_that_is_led_far_down_and_then_scheduled_is_refused(self) -> None:
+        schedule = {"name": "phases", "phases": 2, "clip_decay": 1e-6}
+        with pytest.raises(EquidpError, match="bounded by 1e-18"):
+            trainer(records(), "custom", side_release="quantile", schedule=schedule)
+
+    @pytest.mark.parametrize(
+        ("name", "options", "words"),
+        [
+            (
+                "custom",
+                {
+                    "side_release": {"name": "group_clip_counts", "max_clip_ratio": 1e-12},
+                    "initial": {"clip_norm": 1e-16},
+                },
+                "bounded by 1e-28",
+            ),
+            ("naive", {"base_clip_norm": 1e-7, "count_noise_multiplier": 1e30}, "bounded by 5e-38"),
+            ("dpsgd_f", {"count_noise_multiplier": 3e38}, r"side release's noise would be 3e\+38"),
+        ],
+        ids=["clip norms", "weights", "counts"],
+    )
+    def test_a_bound_that_a_side_release_gives_beyond_float32_is_refused(
+        self, name: str, options: dict[str, Any], words: str
+    ) -> None:
+        """Of 1e-28, one gradient of 8e16 was rounded to 1.6 times that."""
+        with pytest.raises(EquidpError, match=words):
+            trainer(records(), name, **options)
+
+    def test_a_noise_that_float32_does_not_hold_is_refused(self) -> None:
+        with pytest.raises(EquidpError, match=r"noise be 1e\+42, in float32"):
+            trainer(records(), clip_norm=1e12, noise=1e30)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"clip_norm": 1e-36, "noise_decay": 1e-3, "clip_decay": 1.0}, {"clip_norm": 1e-38, "clip_decay": 1e3}],
+        ids=["noise of the first phase", "bound of the last"],
+    )
+    def test_so_is_one_that_a_schedule_comes_to_in_some_step(self, options: dict[str, float]) -> None:
+        with pytest.raises(EquidpError, match="in some step"):
+            trainer(records(), "sad_dpsgd", phases=2, phase_decay=1.0, **options)
+
+    def test_so_is_one_that_a_side_release_gives_where_nobody_is_counted(self) -> None:
+        with pytest.raises(EquidpError, match=r"noise be 1\.5e\+37"):  # θ = B/K = 3; where 18 are counted it is 1/6
+            trainer(records(), "naive", noise=5e36, count_noise_multiplier=1.0)
+
+    def test_a_weight_that_would_be_infinite_is_refused_as_a_nan_would_tell_who_has_it(self) -> None:
+        with pytest.raises(EquidpError, match="infinite weight"):
+            trainer(records(), "dpsgd_global", strict_clip_norm=1e-300)
+
+    def test_a_batch_norm_that_was_frozen_stays_so(self) -> None:
+        frozen = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Linear(3, 2))
+        trainer(records(), model=frozen).train(progress=False)
+        assert frozen[1].running_mean.eq(0).all()
+        assert frozen[0].training
+
+
+class TestStep:
+    """One step, recomputed by hand."""
+
+    def test_done_again_after_a_crash_drops_out_the_same(self) -> None:
+        dropping = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        first, again = (trainer(records(), model=copy.deepcopy(dropping)) for _ in range(2))
+        first.run_steps(1)
+        state = first.state_dict()
+        first.run_steps(1)
+        torch.rand(3)  # whatever else the process draws
+        again.ledger = first.ledger
+        again.load_state_dict(state)
+        again.run_steps(1)
+        assert torch.equal(first.engine.flatten(), again.engine.flatten())
+
+    def test_divides_by_the_expected_batch_size(self) -> None:
+        run = trainer(records(), "sgd")
+        before = run.engine.flatten()
+        units = SeededRandom(0, "cpu").bernoulli(0.5, 12).nonzero().squeeze(1)
+        assert len(units) != 6  # the actual size differs
+        expected = run.engine.plain_sum(run.population.records.features[units], run.population.records.labels[units])
+        run.run_steps(1)
+        torch.testing.assert_close(before - run.engine.flatten(), expected / 6)
+
+    def test_a_record_without_a_finite_gradient_adds_nothing(self) -> None:
+        data = records()
+        data.features[5] = torch.inf
+        spoilt, without = trainer(data), trainer(data)
+        everyone = torch.arange(12)
+        public = spoilt.public_values(spoilt.segments[0])
+        whole = spoilt.weighted_sum([spoilt.population.batch(everyone)], public)
+        rest = without.weighted_sum([without.population.batch(everyone[everyone != 5])], public)
+        torch.testing.assert_close(whole, rest)
+
+    def test_a_record_without_a_finite_gradient_is_counted_as_one_of_length_0(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = trainer(records(), "dpsgd_quantile", clip_norm=2.0)
+        exact: list[float] = []
+        monkeypatch.setattr(run.random, "perturb", lambda values, **how: exact.append(float(values)) or values)
+        norms = torch.tensor([1.0, 3.0, torch.inf, torch.nan])
+        run._side_release(norms, torch.zeros(4, dtype=torch.int64), run.public_values(run.segments[0]), finite=False)
+        assert exact == [3.0]  # within 2 are 1, and the two that are not finite
+
+    @pytest.mark.parametrize("centred", [False, True])
+    def test_the_noise_of_a_side_release_is_the_one_it_names_whatever_its_sensitivity(
+        self, monkeypatch: pytest.MonkeyPatch, centred: bool
+    ) -> None:
+        run = trainer(records(), "dpsgd_quantile", centred=centred, count_noise_multiplier=3.0)
+        told: list[tuple[float, float]] = []
+
+        def listen(values: Tensor, *, sensitivity: float, noise_multiplier: float) -> Tensor:
+            told.append((sensitivity, sensitivity * noise_multiplier))
+            return values
+
+        monkeypatch.setattr(run.random, "perturb", listen)
+        public = run.public_values(run.segments[0])
+        run._side_release(torch.ones(4), torch.zeros(4, dtype=torch.int64), public, finite=True)
+        assert told == [(0.5 if centred else 1.0, 3.0)]
+
+    def test_a_step_is_charged_at_its_own_rate_and_noise_whatever_the_last_one_was(self) -> None:
+        run = trainer(records())
+        steps = [(0.5, 1.0), (0.25, 1.0), (0.25, 2.0), (0.25, 2.0)]
+        assert [run._event(*step) for step in steps] == [Event(*step) for step in steps]
+
+    def test_private_and_plain_runs_of_a_seed_draw_the_same_batches(self) -> None:
+        private, plain = trainer(records()), trainer(records(), "sgd")
+        for _ in range(2):
+            assert torch.equal(private.draw().units, plain.draw().units)
+            private.random.normal(1000)  # noise has a stream of its own
+
+    def test_losses_of_units_are_means_over_their_records(self) -> None:
+        data = records(unit=torch.arange(12) // 3)
+        run = trainer(data, by_unit=True)
+        with torch.no_grad():
+            single = loss(run.model(data.features), data.labels)
+        torch.testing.assert_close(run.losses(torch.tensor([2, 0])), single.view(4, 3).mean(1)[[2, 0]])
+
+    def test_norms_of_all_do_not_depend_on_the_chunks(self) -> None:
+        run = trainer(records())
+        whole = run.norms_of_all()
+        run.physical_batch_size = 5
+        torch.testing.assert_close(run.norms_of_all(), whole)
+
+    def test_diagnostics_count_what_was_sampled(self) -> None:
+        run = trainer(records(), clip_norm=1e-3)
+        run.diagnostics = Diagnostics()
+        copy = SeededRandom(0, "cpu")
+        sizes = [int(copy.bernoulli(0.5, 12).sum()) for _ in range(2)]
+        (row,) = run.train(progress=False)
+        assert row["nonprivate/batch_size"] == sum(sizes) / 2
+        assert sum(v for k, v in row.items() if "gradient_norm_histogram" in k) == sum(sizes)
+        assert -1 <= row["nonprivate/cosine"] <= 1
+        assert 0 < row["nonprivate/mean_weight"] < 1
+
+    def test_the_figure_shown_on_the_way_is_that_of_the_charges_at_the_runs_own_delta(self) -> None:
+        run = trainer(records())
+        (row,) = run.train(progress=False)
+        charged = rdp_epsilon(run.ledger.events, run.plan.delta)
+        assert charged * (1 - 1e-9) <= row["epsilon_rdp"] <= charged * 1.02  # of integer orders alone
+
+    def test_it_leaves_out_what_is_charged_ahead_for_steps_that_are_yet_to_be_repeated(self, tmp_path: Path) -> None:
+        whole, again = trainer(records(), epochs=2), trainer(records(), epochs=2)
+        ahead = whole.algorithm.events(whole.plan)
+        with contextlib.closing(Journal(tmp_path / "journal.jsonl", {})) as journal:
+            again.ledger = JournaledLedger(journal, ahead=ahead)
+            assert again.train(progress=False) == whole.train(progress=False)
+
+    @pytest.mark.parametrize("name", ["sgd", "dpsgd"])
+    def test_progress_goes_to_a_file_in_few_frames(self, capsys, name: str) -> None:
+        trainer(records(), name, epochs=50).train()
+        assert 1 <= capsys.readouterr().err.count("epoch/s]") <= 2
+
+    def test_the_model_is_trained_in_training_mode(self) -> None:
+        run = trainer(records())
+        run.model.eval()
+        run.train(progress=False)
+        assert run.model.training

@@ -1,0 +1,219 @@
+"""Asking for ranks: a whole training, killed and stopped on its way; refusals; machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+from multiprocessing import Pipe
+from multiprocessing.connection import Client
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.training.ranks.ranks import RECORDS, toy
+
+from equidp.algorithms import algorithm_settings
+from equidp.errors import EquidpError
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.sweep.cell import forks
+from equidp.training import Trained, plan_run, train_model
+from equidp.training.checkpoint import CHECKPOINT_FILE
+from equidp.training.ranks import launch as launching
+from equidp.training.ranks.job import WEIGHTS
+from equidp.training.ranks.launch import Machines, _answer_one
+from equidp.training.ranks.peers import stay_at_home
+
+EPOCHS = 5
+OPTIONS = {"base_clip_norm": 0.7}
+
+
+def train(workplace: Path, *, resume: bool = False, at_epoch: Any = None, rows: list | None = None) -> Trained:
+    """Five epochs of DPSGD-F on two ranks; `at_epoch` is called with the epoch's number."""
+    algorithm = algorithm_settings("dpsgd_f", OPTIONS).build()
+    privacy = PrivacySettings(noise_multiplier=1.0, delta=1e-2)
+    training = TrainingSettings(
+        epochs=EPOCHS, batch_size=8, learning_rate=0.5, device="cpu", devices=2, checkpoint_every=1
+    )
+
+    def on_epoch(row: dict[str, float], network: torch.nn.Module) -> dict[str, float]:
+        if rows is not None:
+            rows.append(row)
+        if at_epoch is not None:
+            at_epoch(int(row["epoch"]))
+        return {"size": float(sum(p.detach().abs().sum() for p in network.parameters()))}
+
+    return train_model(
+        algorithm,
+        plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training),
+        toy(),
+        grouping="sex",
+        model=ModelSettings(name="logistic"),
+        privacy=privacy,
+        training=training,
+        seed=5,
+        options=OPTIONS,
+        on_epoch=on_epoch,
+        workplace=workplace,
+        resume=resume,
+        progress=False,
+    )
+
+
+def kill_a_rank(epoch: int) -> None:
+    """SIGKILL to the rank started last, after epoch 2."""
+    if epoch == 2:
+        children = psutil.Process().children()
+        ranks = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        max(ranks, key=lambda child: child.create_time()).kill()
+
+
+def stop_us(epoch: int) -> None:
+    """What Ctrl-C or a scheduler does, after epoch 4."""
+    if epoch == 4:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def listening() -> set[tuple[int, str, int]]:
+    """Process, address and port of every socket on which this process, or one that it started, waits for others."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    lines = [(process.pid, line) for process in processes for line in process.net_connections("inet")]
+    return {(pid, *line.laddr) for pid, line in lines if line.status == psutil.CONN_LISTEN}
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory):
+    """A training that lost a rank, was stopped after it was resumed, and then ended: what was told and seen of it."""
+    place, rows, heard, before = tmp_path_factory.mktemp("lives"), [], [], listening()
+    (temporary := place / "temporary").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        with pytest.raises(EquidpError) as killed:
+            train(place, at_epoch=kill_a_rank, rows=rows)
+        kept, handler = (place / CHECKPOINT_FILE).exists(), signal.getsignal(signal.SIGTERM)
+        with pytest.raises(EquidpError) as stopped:
+            train(place, resume=True, at_epoch=stop_us, rows=rows)
+        ended = train(place, resume=True, at_epoch=lambda epoch: heard.extend(listening() - before), rows=rows)
+    return SimpleNamespace(
+        killed=killed.value, kept=kept, handler=handler, stopped=stopped.value, ended=ended, rows=rows, heard=heard,
+        left=list(temporary.glob("torchelastic*")),
+    )  # fmt: skip
+
+
+def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, lives):
+    whole = found[0]["whole"]
+    assert re.search(r"Rank \d of 2 was killed by signal 9.*resume=true", str(lives.killed))
+    assert lives.kept
+    assert lives.handler == signal.SIG_DFL
+    assert "Stopped by SIGTERM" in str(lives.stopped)
+    assert lives.stopped.exit_code == 128 + signal.SIGTERM
+
+    weights = torch.cat([lives.ended.weights[name].flatten() for name in ("layers.2.weight", "layers.2.bias")])
+    assert weights.tolist() == whole["weights"]
+    assert lives.ended.privacy["ledger"] == whole["ledger"]
+    assert not lives.left
+    # the asking process has evaluated every epoch, with the weights of that epoch
+    assert {row["epoch"] for row in lives.rows} == set(range(1, EPOCHS + 1))
+    sizes = lives.ended.history["size"]
+    assert sizes.nunique() == EPOCHS
+    assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
+
+
+def test_ranks_of_one_machine_open_no_port_to_others(lives):
+    """Whoever reaches torch's store over TCP can have the asking process run code: it unpickles what is there."""
+    assert os.getpid() not in {pid for pid, _, _ in lives.heard}
+    assert {address for _, address, _ in lives.heard} == {"127.0.0.1"}  # gloo's
+
+
+@pytest.mark.parametrize("options", [{"ratio_over": "counted"}, {"base_clip_norm": 0.01}])
+def test_options_that_were_left_out_are_noticed(options):
+    """One is a part's field, the other a value that training begins with: ranks would clip at the default instead."""
+    algorithm = algorithm_settings("dpsgd_f", options).build()
+    privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(batch_size=8, device="cpu", devices=2)
+
+    with pytest.raises(EquidpError, match="needs the options that dpsgd_f was built from"):
+        train_model(
+            algorithm,
+            plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training),
+            toy(),
+            grouping="sex",
+            model=ModelSettings(name="logistic"),
+            privacy=privacy,
+            training=training,
+            seed=0,
+        )
+
+
+def test_an_evaluation_that_fails_is_told_to_the_ranks(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / WEIGHTS)
+    ours, theirs = Pipe()
+    theirs.send_bytes(json.dumps({"epoch": 3.0}).encode())
+
+    def fails(row: dict[str, float], weights: dict[str, torch.Tensor]) -> dict[str, float]:
+        raise EquidpError(f"no room for {len(weights)} weights")
+
+    _answer_one(ours, tmp_path, fails)
+
+    assert json.loads(theirs.recv_bytes()) == {"error": "After epoch 3: no room for 1 weights"}
+
+
+@pytest.fixture
+def deep(tmp_path, monkeypatch) -> Path:
+    """The folder for temporary files, under a longer path than a socket may have."""
+    folder = tmp_path / ("x" * 60) / ("y" * 60)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_ranks_reach_who_asked_from_a_deep_temporary_folder(deep):
+    save_file({"w": torch.ones(2)}, deep / WEIGHTS)
+    with launching._listening(deep, lambda row, weights: {"seen": row["epoch"]}) as address:
+        with Client(address, family="AF_UNIX") as line:
+            line.send_bytes(json.dumps({"epoch": 3.0}).encode())
+            assert json.loads(line.recv_bytes()) == {"columns": {"seen": 3.0}}
+        assert not forks()  # a server of forks has a socket too: runs of a sweep start without one
+    assert not Path(address).parent.exists()
+
+
+def test_more_ranks_than_gpus_or_records_are_refused(monkeypatch):
+    with pytest.raises(EquidpError, match="exceeds the 3 training records"):
+        launching._refuse_too_many("cpu", 4, Machines(), 3)
+    monkeypatch.setattr(launching, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(EquidpError, match="asks for 4 GPUs here, and there are 1"):
+        launching._refuse_too_many("auto", 4, Machines(), 100)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here", "chosen", "interface"),
+    [(2, 2, None, "lo"), (2, 1, None, None), (2, 2, "eth7", "eth7")],
+)
+def test_sums_stay_on_the_machine_that_has_all_ranks(monkeypatch, ranks, here, chosen, interface):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(here)})
+    if chosen:
+        os.environ["GLOO_SOCKET_IFNAME"] = chosen
+    stay_at_home()
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
+
+
+def test_several_machines_need_a_place_to_meet(monkeypatch, tmp_path):
+    monkeypatch.setenv("EQUIDP_NODES", "2")
+    with pytest.raises(EquidpError, match="EQUIDP_RENDEZVOUS=host:port"):
+        Machines.from_environment()
+    monkeypatch.setenv("EQUIDP_RENDEZVOUS", "there:1")
+    monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
+
+    machines = Machines.from_environment()
+
+    assert machines.launch(4, tmp_path).nproc_per_node == 2
+    with pytest.raises(EquidpError, match="cannot be divided among 2 machines"):
+        machines.launch(3, tmp_path)

@@ -1,0 +1,41 @@
+"""What is told while a run trains: every epoch's row, with groups called by their names."""
+
+from __future__ import annotations
+
+import torch
+
+from equidp.algorithms import algorithm_settings
+from equidp.data.records import Records, Schema
+from equidp.data.splitting import split
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.training import plan_run, train_model
+
+
+def test_an_epochs_row_calls_groups_by_their_names_as_the_history_does() -> None:
+    features = torch.rand(200, 3, generator=torch.Generator().manual_seed(0))
+    labels = (features[:, 0] > 0.5).long()
+    schema = Schema(
+        name="toy", kind="tabular", shape=(3,), classes=("ill", "well"), groupings={"class": ("ill", "well")},
+        feature_names=tuple("xyz"),
+    )  # fmt: skip
+    parts = split(Records(features=features, labels=labels, groups={"class": labels}, schema=schema), seed=0)
+    algorithm = algorithm_settings("dpsgd_f").build()
+    privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=3, batch_size=50, device="cpu")
+    told = []
+    trained = train_model(
+        algorithm,
+        plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=training),
+        parts,
+        grouping="class",
+        model=ModelSettings(name="logistic"),
+        privacy=privacy,
+        training=training,
+        seed=0,
+        on_epoch=lambda row, network: told.append(dict(row)) or {"seen": float(len(told))},
+        progress=False,
+    )
+    # the last epsilon_rdp of a finished run is its statement's
+    rows = trained.history.drop(columns=["epsilon", "epsilon_rdp", "seen"]).to_dict("records")
+    assert rows == [{name: value for name, value in row.items() if name != "epsilon_rdp"} for row in told]
+    assert {"clip_norm/ill", "clip_norm/well"} <= told[0].keys()
+    assert list(trained.history["seen"]) == [1, 2, 3]

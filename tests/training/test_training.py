@@ -1,0 +1,221 @@
+"""Training from plain tensors: the loss of a record, what is stated, and the code that a run depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.plan import Plan, Segment
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.records import Records, Schema
+from equidp.data.splitting import split
+from equidp.errors import EquidpError
+from equidp.mechanism.algorithm import Outcome
+from equidp.mechanism.parts import FlatClip, Part, Public, Schedule
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.reporting.privacy_report import privacy_report
+from equidp.training import digests, plan_run, privacy_statement, record_loss, train_model
+
+CPU = torch.device("cpu")
+
+
+def test_a_records_loss_is_weighed_by_its_own_class_alone() -> None:
+    outputs, labels = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]]), torch.tensor([0, 1, 1])
+    plain = record_loss(None, ("ill", "well"), CPU)(outputs, labels)
+    loss = record_loss((2.0, 0.25), ("ill", "well"), CPU)  # whose mean over these labels is not 1
+    torch.testing.assert_close(loss(outputs, labels), plain * torch.tensor([2.0, 0.25, 0.25]))
+    torch.testing.assert_close(loss(outputs[:1], labels[:1]), 2.0 * plain[:1])
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0, 3.0)])
+def test_weights_that_are_not_one_per_class_are_refused(weights: tuple[float, ...]) -> None:
+    words = rf"class_weights has {len(weights)} numbers; give one for each of the 2 classes, in this order: ill, well\."
+    with pytest.raises(EquidpError, match=words):
+        record_loss(weights, ("ill", "well"), CPU)
+
+
+PLAN = Plan(records=120, batch_size=10, epochs=3, groups=2, delta=1e-5, noise_multiplier=1.0)  # 36 steps
+
+
+def stated(*spent: Event, secure: bool = False, diagnostics: bool = False) -> dict[str, Any]:
+    """The privacy statement of a dpsgd run that charged these events."""
+    return privacy_statement(
+        algorithm_settings("dpsgd").build(),
+        PLAN,
+        Outcome(spent, 36, 36),
+        privacy=PrivacySettings(noise_multiplier=1.0, secure=secure),
+        training=TrainingSettings(diagnostics=diagnostics),
+        seed=7,
+    )
+
+
+@pytest.mark.parametrize(
+    "spent",
+    [
+        pytest.param((), id="nothing"),
+        pytest.param((Event(1 / 12, 1.0, 35),), id="a step too few"),
+        pytest.param((Event(1 / 12, 0.9, 36),), id="less noise"),
+        pytest.param((Event(1 / 12, 1.0, 36), Event(1.0, 50.0)), id="a release that nobody planned"),
+    ],
+)
+def test_a_ledger_that_is_not_the_plans_has_no_epsilon(spent: tuple[Event, ...]) -> None:
+    with pytest.raises(EquidpError, match="The ledger differs from the plan"):
+        stated(*spent)
+
+
+def test_to_resume_without_a_workplace_is_no_second_training_in_silence() -> None:
+    records = Records(
+        torch.zeros(150, 2), torch.zeros(150, dtype=torch.int64), {}, Schema("toy", "tabular", (2,), ("a",), {})
+    )
+    with pytest.raises(EquidpError, match="resume=True needs the workplace"):
+        train_model(
+            algorithm_settings("dpsgd").build(),
+            PLAN,
+            split(records, seed=0),
+            grouping="class",
+            model=ModelSettings(name="logistic"),
+            privacy=PrivacySettings(noise_multiplier=1.0),
+            training=TrainingSettings(),
+            seed=0,
+            resume=True,
+        )
+
+
+def test_steps_that_a_crash_has_charged_twice_are_in_epsilon() -> None:
+    planned, again = stated(Event(1 / 12, 1.0, 36)), stated(Event(1 / 12, 1.0, 40))
+    assert planned["epsilon"] == epsilon([Event(1 / 12, 1.0, 36)], 1e-5).value
+    assert again["epsilon"] == epsilon([Event(1 / 12, 1.0, 40)], 1e-5).value > planned["epsilon"]
+
+
+def test_the_history_of_a_run_that_stops_early_ends_in_its_epsilon() -> None:
+    """In that of the cap: an epoch's own ε is less, and that the run has stopped there depended on outputs."""
+    features = torch.rand(200, 2, generator=torch.Generator().manual_seed(0))
+    labels = (features[:, 0] > 0.5).long()
+    schema = Schema("toy", "tabular", (2,), ("a", "b"), {"class": ("a", "b")}, ("x", "y"))
+    parts = split(Records(features, labels, {"class": labels}, schema), seed=0, public_fraction=0.1)
+    # by the paper's count it may take 10 steps, hence 30 candidates, five epochs of them
+    options = {"energy_records": 16, "max_rejections": 2, "stop_on": "published_epsilon", "published_epsilon": 6.0}
+    algorithm = algorithm_settings("sa_dpsgd", options).build()
+    privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=8, batch_size=24, device="cpu")
+    plan = plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=settings)
+    trained = train_model(
+        algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+        training=settings, seed=0, progress=False,
+    )  # fmt: skip
+    path, capped = trained.history["epsilon"], [Event.from_dict(event) for event in trained.privacy["capped_ledger"]]
+    assert len(path) < 5
+    assert capped == [Event(1 / 6, 1.0, 30)]
+    assert path.iloc[-1] == trained.privacy["epsilon"] == epsilon(capped, 1e-5).value
+    assert path.is_monotonic_increasing
+
+
+@pytest.mark.parametrize(("name", "told"), [("sa_dpsgd", 30), ("dpsgd", 0)])
+def test_a_public_part_is_told_of_where_it_is_used(name: str, told: int) -> None:
+    """Of others it would be untrue, and its size, a share of all records, tells DPIS's N, which may be private."""
+    algorithm = algorithm_settings(name).build()
+    settings = {"privacy": PrivacySettings(noise_multiplier=1.0), "training": TrainingSettings(), "seed": 7}
+    spent = Outcome(algorithm.events(PLAN), 36, 36)
+    assert privacy_statement(algorithm, PLAN, spent, public=30, **settings)["public_records"] == told
+
+
+@pytest.mark.parametrize(("options", "declared"), [({}, False), ({"declared_records": 100}, True)])
+def test_a_number_of_records_that_stands_for_the_private_one_is_not_stated_as_theirs(
+    options: dict[str, Any], declared: bool
+) -> None:
+    """Of DPIS's N_0 it was said that so many were trained on, and that their number was public."""
+    algorithm = algorithm_settings("dpis", options).build()
+    settings = {"privacy": PrivacySettings(noise_multiplier=1.0), "training": TrainingSettings(), "seed": 7}
+    spent = Outcome(algorithm.sampler.releases(algorithm.adapt(PLAN)), 0, 0)
+    facts = privacy_statement(algorithm, PLAN, spent, **settings)
+    assert (facts["records"], facts["records_declared"]) == (100 if declared else 120, declared)
+    for text in (facts["assumptions"][0], privacy_report(facts)):
+        assert ("how many there are is protected" in text) == declared
+    assert ("(120 of them)" in privacy_report(facts)) == (not declared)
+    assert ("number of training records (120)" in facts["assumptions"][0]) == (not declared)
+
+
+def test_exact_figures_and_predictable_noise_are_stated() -> None:
+    spent = Event(1 / 12, 1.0, 36)
+    plain, watched = stated(spent, secure=True), stated(spent, diagnostics=True)
+    assert (plain["diagnostics_published"], watched["diagnostics_published"]) == ([], ["nonprivate/*"])
+    assert (plain["secure"], plain["seed"]) == (True, None)
+    assert (watched["secure"], watched["seed"]) == (False, 7)
+
+
+@pytest.mark.parametrize("library", ["kymatio", "numpy", "opacus", "scipy", "torchvision"])
+def test_another_version_of_what_sets_sums_and_noise_is_other_code(
+    monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    known = digests.version
+    monkeypatch.setattr(digests, "version", lambda name: "another" if name == library else known(name))
+    assert digests._code_digest() != digests.CODE_DIGEST
+
+
+class BoundTooSmall(FlatClip):
+    def bound(self, public: Public) -> Tensor:
+        return public["clip_norm"] / 2
+
+
+class LooksAtOthers(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return (public["clip_norm"] / norms.max()).clamp(max=1.0).expand(len(norms))
+
+
+class Negative(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return -super().weights(norms, public)
+
+
+class OneForAll(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public).sum()
+
+
+class HalfTheRun(Schedule):
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        return (Segment(plan.steps // 2),)
+
+
+def planned(name: str = "dpsgd", **parts: Part) -> Plan:
+    algorithm = dataclasses.replace(algorithm_settings(name).build(), **parts)
+    privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=3, batch_size=10)
+    return plan_run(algorithm, units=100, groups=3, privacy=privacy, training=settings)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (BoundTooSmall(), r"lets a record add 1, more than the 0\.5 of its `bound`"),
+        (LooksAtOthers(), "weighs a record by the others of its batch"),
+        (Negative(), "gives weights that are below 0"),
+        (OneForAll(), r"gives weights of shape \(\) for 55 records"),
+    ],
+)
+def test_a_weight_rule_that_breaks_its_promise_is_refused_before_an_epsilon_is_told(
+    rule: FlatClip, reason: str
+) -> None:
+    with pytest.raises(EquidpError, match=f"the weight rule {type(rule).__name__} {reason}"):
+        planned(weights=rule)
+
+
+def test_a_schedule_of_other_steps_than_the_run_is_refused() -> None:
+    with pytest.raises(EquidpError, match=r"HalfTheRun come to 15 steps where the run has 30"):
+        planned(schedule=HalfTheRun())
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_keeps_its_promises(name: str) -> None:
+    assert planned(name).steps
+
+
+def test_settings_are_not_the_algorithm_that_they_build() -> None:
+    with pytest.raises(EquidpError, match=r"no algorithm: build one.*\.build\(\)"):
+        plan_run(
+            algorithm_settings("dpsgd"), units=100, groups=2, privacy=PrivacySettings(noise_multiplier=1.0),
+            training=TrainingSettings(batch_size=10),
+        )  # fmt: skip
