@@ -13,14 +13,14 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 nodes.encode_records,
-                inputs=["raw_folder", "params:data", "params:dataset"],
+                inputs=["raw_folder", "records_cache", "params:data", "params:dataset"],
                 outputs=["records", "provenance"],
                 name="encode_records",
                 namespace=GROUP,
             ),
             Node(
                 nodes.extract_features,
-                inputs=["records", "provenance", "params:model", "params:training"],
+                inputs=["records", "features_cache", "provenance", "params:model", "params:training"],
                 outputs="features",
                 name="extract_features",
                 namespace=GROUP,

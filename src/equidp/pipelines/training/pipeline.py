@@ -26,9 +26,9 @@ def create_pipeline(algorithm: str) -> Pipeline:
     body = _body(algorithm)
     name = ALGORITHMS[algorithm].features
     if name is None:
-        return pipeline(body, namespace=algorithm, inputs=PARTS, parameters=SHARED_PARAMETERS)
+        return pipeline(body, namespace=algorithm, inputs={*PARTS, "on_epoch"}, parameters=SHARED_PARAMETERS)
     whole = _own_features(name) + body
-    shared = {"records", "provenance", "algorithms"}
+    shared = {"records", "features_cache", "provenance", "algorithms", "on_epoch"}
     return pipeline(whole, namespace=algorithm, inputs=shared, parameters=SHARED_PARAMETERS)
 
 
@@ -37,7 +37,7 @@ def _own_features(name: str) -> Pipeline:
         [
             Node(
                 given(nodes.extract_own_features, name=name),
-                inputs=["records", "provenance", "params:training"],
+                inputs=["records", "features_cache", "provenance", "params:training"],
                 outputs="features",
                 name="extract_features",
             ),
@@ -75,6 +75,7 @@ def _body(algorithm: str) -> Pipeline:
                     "params:options",
                     "params:seed",
                     "params:resume",
+                    "on_epoch",
                 ],
                 outputs=["model", "history", "privacy"],
                 name="train_model",

@@ -25,8 +25,7 @@ from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.models import model_features
 from equidp.models.features import is_raw_image
-from equidp.pipelines.datasets import WeightsDataset
-from equidp.pipelines.training.nodes import load_network
+from equidp.models.weights import load_weights, network_of
 from equidp.training import predict
 
 
@@ -43,9 +42,9 @@ class ServedModel(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Rebuild the network from the artifact `weights`."""
-        weights = WeightsDataset(filepath=str(Path(context.artifacts["weights"]))).load()
+        weights = load_weights(Path(context.artifacts["weights"]))
         self.card = weights.card
-        self.network = load_network(weights)
+        self.network = network_of(weights)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """`[n, classes]` probabilities, columns named by class; takes arrays too, but MLflow warns of such a hint.
