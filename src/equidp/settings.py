@@ -17,7 +17,9 @@ interrupts.end_quietly()  # before what takes seconds to import
 
 from equidp.config_loader import EquidpConfigLoader  # noqa: E402
 from equidp.errors import EquidpError  # noqa: E402
-from equidp.hooks import RunHook, TrackingHook  # noqa: E402
+from equidp.hooks.guard import GuardHook  # noqa: E402
+from equidp.hooks.print import PrintHook  # noqa: E402
+from equidp.hooks.track import TrackHook  # noqa: E402
 
 # A remark to callers, which a user of this project can do nothing about.
 warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
@@ -66,7 +68,8 @@ def _refuse_no_pipeline(command: click.Context | None) -> None:
             )
 
 
-HOOKS = (TrackingHook(), RunHook())
+HOOKS = (TrackHook(), PrintHook(), GuardHook())
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro-mlflow",)  # where it is still installed: it would open runs of its own
 CONFIG_LOADER_CLASS = EquidpConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",

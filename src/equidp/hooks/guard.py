@@ -7,7 +7,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
@@ -15,11 +15,14 @@ from kedro.framework.project import pipelines
 from kedro.io import DataCatalog, DatasetError, MemoryDataset, SharedMemoryDataCatalog
 from kedro.pipeline import Pipeline
 
-from equidp.config_loader import project_is_at
+from equidp.config_loader import EquidpConfigLoader, project_is_at
 from equidp.errors import EquidpError
 from equidp.system import interrupts
 from equidp.system.files import REFUSALS, locked, storage_error
 from equidp.system.notebooks import without_ipython
+
+if TYPE_CHECKING:
+    from equidp.parameters import Settings
 
 ARTIFACTS = (
     "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
@@ -93,21 +96,28 @@ class GuardHook:
     def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
         """Validate all settings before another hook imports MLflow: a mistyped one ends here, in one sentence."""
         interrupts.keep()
-        self._parameters = context.config_loader["parameters"]
+        assert isinstance(context.config_loader, EquidpConfigLoader)
+        self._settings = context.config_loader.settings
         project_is_at(context.project_path)
         return (yield)
+
+    @hook_impl
+    def after_catalog_created(self, catalog: DataCatalog) -> None:
+        """Nodes are given the settings themselves: they were validated, and nothing builds them again."""
+        catalog["settings"] = MemoryDataset(self._settings, copy_mode="assign")
 
     @hook_impl(wrapper=True)
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Refuse what cannot hold together, and say which algorithms run: ingestion sets public records aside for some."""
-        options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
-        if audits(pipeline):
-            options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]
-        _refuse_impossible(options, self._parameters["training"])
-        _tell_unread(run_params, sorted(options))
-        catalog["algorithms"] = options
+        names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) else [])]
+        # parts that cannot hold together are refused before anything runs
+        algorithms = {name: self._settings.algorithm(name) for name in names}
+        if algorithms:
+            _refuse_missing_device(self._settings)
+        _tell_unread(run_params, sorted(algorithms))
+        catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
         catalog["on_epoch"] = MemoryDataset(_nothing, copy_mode="assign")  # unless the run is tracked
         _refuse_misleading(run_params, pipeline, catalog)
         for name in pipeline.datasets():  # a wrong entry of the catalog is told now, not after hours of training
@@ -198,17 +208,10 @@ def _nothing(algorithm: str, figures: Mapping[str, float]) -> None:
     """What training calls after an epoch that nobody follows."""
 
 
-def _refuse_impossible(options: Mapping[str, Mapping[str, Any]], training: Mapping[str, Any]) -> None:
-    """Refuse parts that cannot hold together, and a device that is not here."""
-    if not options:
-        return
-    from equidp.algorithms import algorithm_settings
-    from equidp.parameters import TrainingSettings
+def _refuse_missing_device(settings: Settings) -> None:
     from equidp.training.preparation import device_of
 
-    for name, chosen in options.items():
-        algorithm_settings(name, chosen).build()
-    device_of(TrainingSettings(**training))
+    device_of(settings.training)
 
 
 def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:

@@ -84,7 +84,7 @@ class Recorder:
         mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))
         if audits(pipeline):
             runs.open_run(client, AUDIT, active.info.run_id)
-            runs.log_params(AUDIT, self._inputs(pipeline))
+            runs.log_params(AUDIT, self._settings_of(BASELINE, more=("resume", "audit", "audited")))
             return
         if len(names) == 1 and names[0] in algorithms:
             algorithms = (names[0],)
@@ -95,10 +95,10 @@ class Recorder:
             for name in algorithms:
                 runs.open_run(client, name, self._child(client, active, name), child=True)
             runs.open_run(client, COMPARISON, active.info.run_id)
-            runs.log_params(COMPARISON, self._inputs(pipeline))
+            runs.log_params(COMPARISON, self._settings_of(*algorithms, more=("resume",)))
         for name in algorithms:
-            own = self._inputs(pipeline) if len(algorithms) == 1 else {}
-            runs.log_params(name, own | self._settings_of(name))
+            more = ("resume",) if len(algorithms) == 1 else ()
+            runs.log_params(name, self._settings_of(name, more=more))
             runs.log_tags(name, self._tags(name))
 
     def node_done(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
@@ -181,19 +181,10 @@ class Recorder:
         settings = ",".join(f"{name}={value}" for name, value in self._given.items())
         return " ".join(["kedro run", *words, *([f"--params={settings}"] if settings else [])])
 
-    def _inputs(self, pipeline: Pipeline) -> dict[str, Any]:
-        """All settings that the pipeline's nodes read."""
-        found: dict[str, Any] = {}
-        for name in sorted(pipeline.inputs()):
-            if name.startswith("params:"):
-                section, _, rest = name.removeprefix("params:").partition(".")
-                value = self._parameters[section][rest] if rest else self._parameters[section]
-                found |= runs.flatten({name.removeprefix("params:"): value})
-        return found
-
-    def _settings_of(self, algorithm: str) -> dict[str, Any]:
-        shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS)}
-        own = {f"{name}.options": self._parameters[name]["options"] for name in (BASELINE, algorithm)}
+    def _settings_of(self, *algorithms: str, more: tuple[str, ...]) -> dict[str, Any]:
+        """By dotted name: the shared settings, the algorithms' options and the baseline's, and more blocks."""
+        shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS, *more)}
+        own = {f"{name}.options": self._parameters[name]["options"] for name in dict.fromkeys((BASELINE, *algorithms))}
         return runs.flatten(shared | own)
 
     def _tags(self, algorithm: str | None) -> dict[str, Any]:
