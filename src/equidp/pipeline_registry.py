@@ -49,7 +49,7 @@ class Experiment(Pipeline):
         return Experiment(self.algorithms, self.beside + other) if isinstance(other, Pipeline) else NotImplemented
 
     def __radd__(self, other: object) -> Pipeline:
-        return self if other == 0 else self + other  # type: ignore[operator]
+        return self if other == 0 else self + other
 
 
 def register_pipelines() -> Registry:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from equidp.pipelines.served_model import ServedModel, _as_read
 from tests.data.sources.tiny import write_tiny
 
 from equidp.data.records import Records
@@ -17,7 +18,6 @@ from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.models import build_model
 from equidp.pipelines.datasets import Weights, WeightsDataset
-from equidp.pipelines.served_model import ServedModel, _as_read
 from equidp.training import predict
 
 Served = tuple[partial[pd.DataFrame], Records, np.ndarray]

@@ -1,4 +1,4 @@
-"""Guards a run: refuses what cannot run or would mislead, keeps its files to it alone, and removes what became untrue."""
+"""Guards a run: refuses what cannot run or would mislead, keeps its files to it alone, removes what became untrue."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class GuardHook:
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
-        """Refuse what cannot hold together, and say which algorithms run: ingestion sets public records aside for some."""
+        """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
         names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) else [])]
         # parts that cannot hold together are refused before anything runs
         algorithms = {name: self._settings.algorithm(name) for name in names}
@@ -215,7 +215,7 @@ def _refuse_missing_device(settings: Settings) -> None:
 
 
 def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
-    """Warn of settings of algorithms that do not run: in a file they are fine, on the command line they are a mistake."""
+    """Warn of settings of algorithms that do not run: in a file they are fine, on the command line a mistake."""
     from equidp.algorithms import ALGORITHMS
     from equidp.reporting.tables import BASELINE
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -14,12 +13,21 @@ from kedro.pipeline import Pipeline
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
 from equidp.hooks import runs, store
 from equidp.hooks.guard import (
-    ARTIFACTS, AUDIT, COMPARISON, SHARED_ARTIFACTS, algorithms_in, audits, names_of, refusal_in, written_to,
+    ARTIFACTS,
+    AUDIT,
+    COMPARISON,
+    SHARED_ARTIFACTS,
+    algorithms_in,
+    audits,
+    names_of,
+    refusal_in,
+    written_to,
 )  # fmt: skip
 from equidp.mechanism.trainer import choose_device
 from equidp.pipelines.provenance import git_commit
@@ -113,7 +121,7 @@ class Recorder:
                 runs.log_metrics(AUDIT, _bounds(found))
             elif kind == "plan":
                 facts = ("noise_multiplier", "sampling_rate", "steps", "records")
-                runs.log_params(owner, {f"resolved.{fact}": found[fact] for fact in facts})
+                runs.log_params(owner, {f"resolved.{fact}": getattr(Plan(**found), fact) for fact in facts})
             elif kind == "history":
                 runs.log_history(owner, found.to_dict("records"))
 
@@ -124,7 +132,9 @@ class Recorder:
             EquidpError: the store fails; all results are on disk.
         """
         again = "the same command" + ("" if audits(pipeline) else " with resume=true, which does not train again,")
-        left = f"All results are on disk, but the run in MLflow is incomplete: once the store answers, {again} logs them."
+        left = (
+            f"All results are on disk, but the run in MLflow is incomplete: once the store answers, {again} logs them."
+        )
         with self._refusing(left, OSError):
             self._log_results(pipeline, catalog)
             runs.catch_up()
@@ -153,9 +163,10 @@ class Recorder:
     @contextmanager
     def _refusing(self, consequence: str, *others: type[Exception]) -> Iterator[None]:
         """A store that fails in here ends the command in a sentence."""
+        failures: tuple[type[Exception], ...] = (*store.FAILURES, *others)
         try:
             yield
-        except (*store.FAILURES, *others) as error:
+        except failures as error:
             refusal = store.refusal(self._uri, error, consequence)
             _abandon()
             raise refusal from error
@@ -198,9 +209,7 @@ class Recorder:
         return shared | {name: value for name, value in given.items() if value}
 
 
-def run_name(
-    algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, Any], row: str | None = None
-) -> str:
+def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, Any], row: str | None = None) -> str:
     """A run's name in MLflow: algorithm, what the command line set, dataset and seed.
 
     In this order: MLflow's list of runs shows some twenty letters.

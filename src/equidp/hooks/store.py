@@ -42,11 +42,14 @@ DEFAULTS = {
 
 
 def connect(settings: Mapping[str, Any], credentials: Mapping[str, str]) -> str:
-    """Point MLflow at the store and the experiment of mlflow.yml, both made where they are not there; the experiment's id.
+    """Point MLflow at the store and the experiment of mlflow.yml, and make them where they are missing.
 
     Args:
         settings: of mlflow.yml, validated.
         credentials: environment variables that MLflow's client reads.
+
+    Returns:
+        The experiment's id.
 
     Raises:
         EquidpError: a store that cannot be written to.

@@ -1,4 +1,4 @@
-"""A trained model as a file: weights as safetensors, and a card from which the model is built again. Nothing is pickled."""
+"""A trained model as a file: weights as safetensors, and a card to build it again from. Nothing is pickled."""
 
 from __future__ import annotations
 
