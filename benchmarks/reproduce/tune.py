@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
+from equidp.cli import project_at
 from equidp.data.records import Records, Split
 from equidp.data.sources import source
 from equidp.errors import EquidpError
@@ -46,7 +47,7 @@ def main() -> None:
     arguments.add_argument("grid", nargs="?", default="tuning")
     torch.set_num_threads(1)
     bootstrap_project(ROOT)
-    project = Project(ROOT)
+    project = project_at(ROOT)
     cells, raw = project.cells(choose_grid(project.grids(), arguments.parse_args().grid, {})), raw_folder(project)
     for cell in cells:
         if cell.settings["data"]["evaluate_on"] != "validation":

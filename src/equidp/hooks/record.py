@@ -15,7 +15,6 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS
-from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
 from equidp.hooks import runs, store
 from equidp.hooks.guard import (
@@ -61,9 +60,8 @@ class Recorder:
         self._settings = config["mlflow"]
         self._uri = self._settings["server"]["mlflow_tracking_uri"]
         runs.end_interrupted()  # of the same notebook
-        with self._refusing("Nothing was run."):
-            active = mlflow.active_run()  # the user's own: this run is logged to it, in the store that it is in
-            self._experiment = active.info.experiment_id if active else store.connect(self._settings, _secret(config))
+        active = mlflow.active_run()  # the user's own: this run is logged to it, in the store that it is in
+        self._experiment = active.info.experiment_id if active else store.connect(config)
 
     @property
     def on_epoch(self) -> Callable[[str, Mapping[str, float]], None]:
@@ -251,16 +249,6 @@ def _abandon() -> None:
     with suppress(*store.FAILURES):
         runs.abandon()
     runs.forget_runs()
-
-
-def _secret(config: AbstractConfigLoader) -> dict[str, str]:
-    name = config["mlflow"]["server"]["credentials"]
-    if name is None:
-        return {}
-    known = config["credentials"]
-    if name not in known:
-        raise EquidpError(f"mlflow.yml: server.credentials names {name!r}, which conf/local/credentials.yml lacks.")
-    return {key: str(value) for key, value in known[name].items()}
 
 
 def _bounds(findings: Mapping[str, Any]) -> dict[str, float]:

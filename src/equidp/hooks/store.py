@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 import mlflow
+from kedro.config import AbstractConfigLoader
 from mlflow import MlflowClient
 from mlflow.entities import ExperimentTag
 from mlflow.exceptions import MlflowException
@@ -41,31 +42,44 @@ DEFAULTS = {
 """How MLflow behaves unless its user has set something else."""
 
 
-def connect(settings: Mapping[str, Any], credentials: Mapping[str, str]) -> str:
+def connect(config: AbstractConfigLoader) -> str:
     """Point MLflow at the store and the experiment of mlflow.yml, and make them where they are missing.
-
-    Args:
-        settings: of mlflow.yml, validated.
-        credentials: environment variables that MLflow's client reads.
 
     Returns:
         The experiment's id.
 
     Raises:
-        EquidpError: a store that cannot be written to.
+        EquidpError: a store that cannot be used.
     """
-    os.environ.update(credentials)
-    uri, experiment = str(settings["server"]["mlflow_tracking_uri"]), settings["tracking"]["experiment"]
+    settings = config["mlflow"]
+    uri = settings["server"]["mlflow_tracking_uri"]
+    os.environ.update(_credentials(config, settings["server"]["credentials"]))
     check_store(uri)
-    make_store(uri, experiment)
-    mlflow.set_tracking_uri(uri)
+    try:
+        make_store(uri, settings["tracking"]["experiment"])
+        mlflow.set_tracking_uri(uri)
+        return _chosen(settings["tracking"]["experiment"])
+    except FAILURES as error:
+        raise refusal(uri, error, "Nothing was run.") from error
+
+
+def _chosen(experiment: Mapping[str, Any]) -> str:
     client = MlflowClient()
     found = client.get_experiment_by_name(experiment["name"])
     if found is None:
-        client.create_experiment(experiment["name"], **(experiment.get("create_experiment_kwargs") or {}))
+        client.create_experiment(experiment["name"], **experiment["create_experiment_kwargs"])
     elif found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return mlflow.set_experiment(experiment["name"]).experiment_id
+
+
+def _credentials(config: AbstractConfigLoader, name: str | None) -> dict[str, str]:
+    if name is None:
+        return {}
+    known = config["credentials"]
+    if name not in known:
+        raise EquidpError(f"mlflow.yml: server.credentials names {name!r}, which conf/local/credentials.yml lacks.")
+    return {key: str(value) for key, value in known[name].items()}
 
 
 def check_store(uri: str) -> None:

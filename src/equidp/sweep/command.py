@@ -30,7 +30,7 @@ WIDTH = 100
 
 
 def run_command(
-    project_path: Path,
+    project: Project,
     name: str | None,
     *,
     algorithms: str | None,
@@ -43,7 +43,6 @@ def run_command(
     gpus_per_cell: int | None,
     dashboard: int,
     retries: int,
-    env: str | None,
     dry_run: bool,
     listing: bool,
 ) -> None:
@@ -53,7 +52,6 @@ def run_command(
         EquidpError: for any wrong name or value, before anything runs.
     """
     console = _console()
-    project = Project(project_path, env)
     grids = project.grids()
     if listing:
         return _list(grids, console)
@@ -194,7 +192,7 @@ def fan_out(
 ) -> list[Outcome]:
     """Run the cells on the machines. Ctrl-C ends the process, with what is finished kept."""
     from equidp.sweep.fanout import Sweep
-    from equidp.sweep.records import encode
+    from equidp.sweep.records import encode_for
     from equidp.sweep.signals import stopping_on_sigterm
 
     sweep = None
@@ -206,7 +204,7 @@ def fan_out(
             workers = client.dashboard_link.replace("/status", "/info/main/workers.html")
             console.print(f"Dask's workers: {workers}", highlight=False, soft_wrap=True)
             display = Display(len(cells), sum(client.nthreads().values()) or 1, console)
-            sweep = Sweep(client, dict(jobs), partial(encode, project), machines.resources)
+            sweep = Sweep(client, dict(jobs), encode_for, machines.resources)
             with display.progress:
                 return sweep.run(cells, display)
     except KeyboardInterrupt:
