@@ -35,8 +35,7 @@ from equidp.data.records import Records
 from equidp.data.sources import source
 from equidp.data.splitting import split
 from equidp.evaluation.seeds import mean_interval
-from equidp.pipelines.datasets import WeightsDataset
-from equidp.pipelines.training.nodes import load_network
+from equidp.models.weights import load_weights, network_of
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Cell, by_seed
 
@@ -96,7 +95,7 @@ def training_records(cell: Cell) -> Records:
 def trained_model(client: MlflowClient, run: Run) -> nn.Module:
     """The model that a run has published."""
     [weights] = Path(client.download_artifacts(run.info.run_id, "model")).rglob("*.safetensors")
-    return load_network(WeightsDataset(filepath=str(weights)).load())
+    return network_of(load_weights(weights))
 
 
 def mean_gradient_norms(model: nn.Module, train: Records, grouping: str, groups: Iterable[int]) -> list[float]:

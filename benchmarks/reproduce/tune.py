@@ -32,7 +32,7 @@ from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.evaluation.live import live_metrics
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
-from equidp.pipelines.ingestion.nodes import split_records
+from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Project
@@ -112,7 +112,7 @@ def divided(settings: Mapping[str, Any], name: str, raw: Path) -> Split:
     data = DataSettings(**settings["data"])
     records = records_of(data.source, json.dumps(data.options), raw)
     algorithm = algorithm_settings(name, settings[name]["options"]).build()
-    return Split(*split_records(records, settings["data"], settings["seed"], {name: algorithm}))
+    return divide(records, data, settings["seed"], [algorithm])
 
 
 def trained(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[Split, Tensor]:

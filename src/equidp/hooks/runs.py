@@ -240,12 +240,12 @@ def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
     names = numbered(params, slug)  # two names in other scripts may share a slug, and MLflow takes each once
     entries = [Param(names[name], str(value)[:MAX_PARAM_VAL_LENGTH]) for name, value in params.items()]
     for start in range(0, len(entries), BATCH):
-        _write(algorithm, params=entries[start : start + BATCH])
+        write(algorithm, params=entries[start : start + BATCH])
 
 
 def log_tags(algorithm: str, tags: Mapping[str, Any]) -> None:
     """Write tags to the algorithm's run."""
-    _write(algorithm, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+    write(algorithm, tags=[RunTag(name, str(value)) for name, value in tags.items()])
 
 
 def log_dataset(algorithm: str, name: str, fingerprint: str, folder: Path) -> None:
@@ -299,7 +299,7 @@ def _metrics(figures: Mapping[str, float], step: int) -> list[Metric]:
 
 def _write_metrics(algorithm: str, entries: Sequence[Metric]) -> None:
     for start in range(0, len(entries), MOST_METRICS):
-        _write(algorithm, metrics=entries[start : start + MOST_METRICS])
+        write(algorithm, metrics=entries[start : start + MOST_METRICS])
 
 
 def _write_rows() -> None:
@@ -310,7 +310,8 @@ def _write_rows() -> None:
     _current.written = time.monotonic()
 
 
-def _write(algorithm: str, **entries: Any) -> None:
+def write(algorithm: str, **entries: Any) -> None:
+    """Write `metrics`, `params` or `tags` to the algorithm's run; kept for the end where the store has failed."""
     run_id = _current.runs.get(algorithm)
     if _current.client is None or run_id is None:
         return

@@ -57,7 +57,7 @@ class ServedModel(PythonModel):
             if rows is None:
                 features = self._stored(model_input)
             else:
-                features = source(self.card["source"], self.card["source_options"]).encode(_as_read(rows))
+                features = source(self.card["source"], self.card["source_options"]).encode(as_read(rows))
         except EquidpError as error:
             raise RefusedInputError(error.message) from error
         # the rows' own index: joined back to a part of a table, scores must not land on other rows
@@ -103,7 +103,7 @@ def _as_rows(given: Any) -> pd.DataFrame | None:
     return given if isinstance(given, pd.DataFrame) else None
 
 
-def _as_read(rows: pd.DataFrame) -> pd.DataFrame:
+def as_read(rows: pd.DataFrame) -> pd.DataFrame:
     """Cells as a file's are read: as stripped text; missing ones stay missing, whichever pandas this is."""
     if rows.columns.has_duplicates:
         twice = rows.columns[rows.columns.duplicated()][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.trainer import choose_device
 from equidp.models import features, model_features
 from equidp.models.features import is_raw_image
-from equidp.parameters import Settings
+from equidp.parameters import DataSettings, Settings
 from equidp.reporting.figures import group_counts
 
 logger = logging.getLogger(__name__)
@@ -59,25 +59,29 @@ def mapped(
 def split_records(
     records: Records, settings: Settings, algorithms: Mapping[str, Algorithm]
 ) -> tuple[Records, Records, Records]:
-    """Training, test and public part. A public part is set aside only if an algorithm of this run needs one."""
-    data = settings.data
-    needed = any(algorithm.needs_public for algorithm in algorithms.values())
-    if records.unit is not None and records.part is None and data.split_unit == "record":
+    """Training, test and public part."""
+    if records.unit is not None and records.part is None and settings.data.split_unit == "record":
         logger.warning(
             "data.split_by=%s: records that belong together (one person's, say) may both train and test, and figures "
             "of the test part are then too good. Set data.split_by=unit.",
-            data.split_by,
+            settings.data.split_by,
         )
-    parts = split(
+    parts = divide(records, settings.data, settings.seed, algorithms.values())
+    return parts.train, parts.test, parts.public
+
+
+def divide(records: Records, data: DataSettings, seed: int, algorithms: Iterable[Algorithm]) -> Split:
+    """The parts of a run. A public part is set aside only if one of its algorithms needs one."""
+    needed = any(algorithm.needs_public for algorithm in algorithms)
+    return split(
         records,
-        seed=settings.seed,
+        seed=seed,
         keep=data.keep,
         split_by=data.split_unit,
         public_fraction=data.public_fraction if data.public_fraction is not None else needed * PUBLIC_FRACTION,
         test_fraction=data.test_fraction,
         evaluate_on=data.evaluate_on,
     )
-    return parts.train, parts.test, parts.public
 
 
 def label_groups(train: Records, test: Records, public: Records, settings: Settings) -> pd.DataFrame:
