@@ -18,7 +18,8 @@ from typing import Any
 from equidp import __version__
 from equidp.data import storage
 from equidp.data.records import Records
-from equidp.data.sources import Source, source
+from equidp.data.sources import source
+from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
 
 ENCODING = 4
