@@ -124,17 +124,18 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         made for name, kinds in SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     data = _sourced(data, dataset)
-    _refuse_other_units(data, privacy)
-    from equidp.models import model_options  # late: it imports torch, and names are refused before
-
-    model_options(model.name, model.options)
-    algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
     audit, report = (
         made for name, kinds in PIPELINE_SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     audited = str(given.get("algorithm") or AUDITED)
     if audited not in ALGORITHMS:
         raise unknown_name("algorithm", audited, ALGORITHMS)
+    # from here on torch is imported, which takes longer than all before
+    algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
+    from equidp.models import model_options
+
+    model_options(model.name, model.options)
+    _refuse_other_units(data, privacy)
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
         audit, report,
