@@ -40,7 +40,9 @@ from equidp.gradients.losses import Loss
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.poisson import poisson_sample
 from equidp.mechanism.sampling import Batch, Population
+from equidp.options import HUGE as HUGE
 from equidp.options import RATIO, Declared
+from equidp.options import Positive as Positive
 
 if TYPE_CHECKING:
     from equidp.mechanism.algorithm import Algorithm
