@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
@@ -46,7 +47,6 @@ from equidp.gradients import terms
 from equidp.gradients.losses import CrossEntropy
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.noise import SeededRandom
-from equidp.mechanism.parts import Plan
 from equidp.mechanism.poisson import poisson_sample
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom

@@ -23,7 +23,8 @@ from equidp.accounting.ledger import Ledger, live_epsilon
 from equidp.mechanism.noise import SeededRandom
 from equidp.accounting.plan import Plan
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import OPTIMIZERS, Trainer
+from equidp.mechanism.optimizers import OPTIMIZERS
+from equidp.mechanism.trainer import Trainer
 from equidp.data.records import Records, Schema
 
 labels = torch.arange(40) % 2

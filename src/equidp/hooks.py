@@ -29,7 +29,7 @@ from equidp.audit.run import REMEDY
 from equidp.config_loader import project_is_at
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.device import choose_device
 from equidp.parameters import TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit

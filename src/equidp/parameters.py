@@ -25,8 +25,8 @@ from pydantic import (
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.sources import SOURCES, source
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
+from equidp.mechanism.optimizers import OPTIMIZERS
 from equidp.mechanism.parts import HUGE, Positive
-from equidp.mechanism.trainer import OPTIMIZERS
 from equidp.models import MODELS, model_options
 from equidp.options import Declared, Number, listed, refusal_of
 

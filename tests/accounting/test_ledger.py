@@ -23,9 +23,9 @@ from equidp.accounting.ledger import (
     published_epsilon,
     rdp_epsilon,
 )
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
-from equidp.mechanism.parts import Plan
 
 
 def run(records: int, batch_size: int, noise: float, epochs: int, delta: float) -> tuple[list[Event], float]:

@@ -19,10 +19,13 @@ from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.device import choose_device
+from equidp.mechanism.diagnostics import Diagnostics
+from equidp.mechanism.float32 import SHORTEST
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.parts import Objective, Public, Pursuing
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import SHORTEST, Diagnostics, Trainer, choose_device
+from equidp.mechanism.trainer import Trainer
 from equidp.training.journal import Journal, JournaledLedger
 
 

@@ -23,7 +23,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.terms import norms_of, refuse_autocast, refuse_short_products
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
+from equidp.mechanism.parts import Combination, Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
 from equidp.mechanism.sampling import Batch
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -84,9 +84,9 @@ class RecordMomentum(Contribution):
             )
         return RunningMeans(self, run)
 
-    def objection(self, algorithm: Algorithm) -> str | None:
+    def objection(self, combination: Combination) -> str | None:
         """A mean over steps needs the record in every step."""
-        return None if isinstance(algorithm.sampler, FullBatch) else "it needs the sampler full_batch"
+        return None if isinstance(combination.sampler, FullBatch) else "it needs the sampler full_batch"
 
 
 class RunningMeans(Contributing):

@@ -22,10 +22,11 @@ from equidp.data.records import Split
 from equidp.errors import EquidpError
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.device import choose_device
 from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom
-from equidp.mechanism.trainer import EpochCallback, Trainer, choose_device
+from equidp.mechanism.trainer import EpochCallback, Trainer
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of

@@ -11,7 +11,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.audit.figures import exposure_by_group
 from equidp.audit.page import audit_report
 from equidp.data.records import Records, Split
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.device import choose_device
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import provenance_facts

@@ -21,7 +21,7 @@ from equidp.data.records import Records, Split
 from equidp.data.sources import Source, source
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.device import choose_device
 from equidp.models import features, model_features
 from equidp.models.features import is_raw_image
 from equidp.parameters import DataSettings
