@@ -21,7 +21,8 @@ from equidp.accounting.plan import Plan
 from equidp.algorithms.psasc import PSASC
 from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
-from equidp.gradients.terms import norms_of, refuse_autocast, refuse_short_products
+from equidp.gradients.precision import refuse_autocast, refuse_short_products
+from equidp.gradients.rounding import norms_of
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import Combination, Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
 from equidp.mechanism.sampling import Batch
