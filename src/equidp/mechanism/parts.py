@@ -33,7 +33,8 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from equidp.accounting.budget import Budget
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import Loss
