@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from equidp.accounting.ledger import Event, counted, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event, counted
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.sa_dpsgd import published_count

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tests.gradients.test_recording import Again
 
-from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema, Split
 from equidp.errors import EquidpError

@@ -9,7 +9,8 @@ from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import GPU, OnGpu, pretended_gpu
 from tests.training.test_checkpoint import EMPTY
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records

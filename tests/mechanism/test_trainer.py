@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Event, Ledger, rdp_epsilon
+from equidp.accounting.epsilon import rdp_epsilon
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.mechanism.noise import RandomSource, SeededRandom
 

@@ -40,7 +40,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.accounting.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
-from equidp.accounting.ledger import Event, epsilon_of, published_epsilon, renyi_curve
+from equidp.accounting.epsilon import epsilon_of, published_epsilon, renyi_curve
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.errors import EquidpError

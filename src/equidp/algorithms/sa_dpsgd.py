@@ -28,7 +28,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from equidp.accounting.ledger import Event, published_epsilon
+from equidp.accounting.epsilon import published_epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, Outcome, Published

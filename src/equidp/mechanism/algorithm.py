@@ -8,19 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
-from equidp.accounting.ledger import (
-    Conversion,
-    Epsilon,
-    Event,
-    calibrate,
-    counted,
-    epsilon,
-    epsilon_path,
-    fuse,
-    merged,
-    published_epsilon,
-    smallest_noise,
-)
+from equidp.accounting.calibration import calibrate, smallest_noise
+from equidp.accounting.epsilon import Conversion, Epsilon, epsilon, epsilon_path, published_epsilon
+from equidp.accounting.events import Event, counted, fuse, merged
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.mechanism.parts import (

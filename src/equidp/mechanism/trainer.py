@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from equidp.accounting.ledger import Ledger, live_epsilon
+from equidp.accounting.epsilon import live_epsilon
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment, segment_at
 from equidp.errors import EquidpError, unknown_name
 from equidp.gradients.engine import GradientEngine, all_finite

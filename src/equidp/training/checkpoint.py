@@ -33,7 +33,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import RandomSource

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equidp.accounting.ledger import Event
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.mechanism.parts.base import Part, Run, Running
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equidp.accounting.budget import Budget
-from equidp.accounting.ledger import Event
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.mechanism.parts.base import Part, Run, Running
 from equidp.mechanism.poisson import poisson_sample
