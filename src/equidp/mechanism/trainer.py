@@ -16,7 +16,8 @@ from equidp.accounting.epsilon import live_epsilon
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment, segment_at
 from equidp.errors import EquidpError, unknown_name
-from equidp.gradients.engine import GradientEngine, all_finite
+from equidp.gradients.bookkeeping import all_finite
+from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import Loss
 from equidp.gradients.recording import Recorder
 from equidp.mechanism.algorithm import Algorithm, Outcome

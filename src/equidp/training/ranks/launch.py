@@ -101,7 +101,7 @@ def train(
     """Train on `devices` ranks; weights, history and privacy statement.
 
     Args:
-        job: plain settings, as `training.settings_of` reads them.
+        job: plain settings, as `job.arguments_of` reads them.
         on_epoch: called here after every epoch, with the row and the weights; returns further columns.
 
     Raises:
