@@ -26,7 +26,8 @@ from equidp.algorithms import ALGORITHMS
 from equidp.algorithms.auto_dpsgd import OwnThreshold
 from equidp.algorithms.dpis import ImportanceSampler
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Draw, FlatClip, PoissonSampler, PoissonSampling, Public, Run, Sampling, sensitivity
+from equidp.mechanism.parts import Draw, FlatClip, PoissonSampler, Public, Run, Sampling, sensitivity
+from equidp.mechanism.parts.sampler import PoissonSampling
 from equidp.mechanism.trainer import Trainer
 
 # ----------------------------------------------------------------------------------------------------- two more checks
