@@ -132,7 +132,7 @@ class TrainingSettings(Section):
     devices: Annotated[int, Field(ge=1)] = 1
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """At most so many units in memory at once; the result does not depend on it."""
+    """At most so many units in memory at once; beyond rounding the result does not depend on it."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
     cuda_graphs: bool = False
