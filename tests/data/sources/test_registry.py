@@ -8,8 +8,9 @@ import pytest
 import torch
 from tests.data.sources.tiny import CSV_OPTIONS, WRITERS, write_tiny
 
+from equidp.data.raw_files import RawFiles
 from equidp.data.records import Records
-from equidp.data.sources import SOURCES, RawFiles, Source, source
+from equidp.data.sources import SOURCES, Source, source
 from equidp.data.splitting import split
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import DataSettings, PrivacySettings
