@@ -26,12 +26,13 @@ from tqdm import tqdm
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
+from equidp.cli import project_at
 from equidp.data.records import Records, Split
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.evaluation.live import live_metrics
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
-from equidp.pipelines.ingestion.nodes import split_records
+from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Project
@@ -46,7 +47,7 @@ def main() -> None:
     arguments.add_argument("grid", nargs="?", default="tuning")
     torch.set_num_threads(1)
     bootstrap_project(ROOT)
-    project = Project(ROOT)
+    project = project_at(ROOT)
     cells, raw = project.cells(choose_grid(project.grids(), arguments.parse_args().grid, {})), raw_folder(project)
     for cell in cells:
         if cell.settings["data"]["evaluate_on"] != "validation":
@@ -111,7 +112,7 @@ def divided(settings: Mapping[str, Any], name: str, raw: Path) -> Split:
     data = DataSettings(**settings["data"])
     records = records_of(data.source, json.dumps(data.options), raw)
     algorithm = algorithm_settings(name, settings[name]["options"]).build()
-    return Split(*split_records(records, settings["data"], settings["seed"], {name: algorithm}))
+    return divide(records, data, settings["seed"], [algorithm])
 
 
 def trained(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[Split, Tensor]:

@@ -23,11 +23,10 @@ from kedro.framework.project import LOGGING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
-from pydantic import ValidationError
 
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError, unknown_name
-from equidp.options import refusal_of
+from equidp.hooks.mlflow_yml import checked
 from equidp.parameters import SECTIONS, TOP_LEVEL, Settings, block, check_names, resolve
 
 PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
@@ -71,9 +70,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
                     "setting", lambda name: functools.reduce(getitem, name.split("."), parameters), replace=True
                 )
             found = super().__getitem__(key)
-            if key == "mlflow":
-                _check_mlflow(found)
-            return found
+            return checked(found) if key == "mlflow" else found
         except OmegaConfBaseException as error:
             place = f" ({error.full_key})" if error.full_key else ""
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
@@ -137,18 +134,6 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
-
-
-def _check_mlflow(settings: Mapping[str, Any]) -> None:
-    """Refuse what kedro-mlflow would refuse with a traceback. Values are not shown: an address may hold a password."""
-    # later than `equidp.hooks`, which holds back what kedro-mlflow warns of as it is imported
-    from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
-
-    try:
-        KedroMlflowConfig.model_validate(settings)
-    except ValidationError as error:
-        first, why = refusal_of(error)
-        raise EquidpError(f"mlflow.yml: {'.'.join(map(str, first['loc']))} is not valid: {why}.") from None
 
 
 def project_is_at(folder: Path) -> None:

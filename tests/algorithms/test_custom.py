@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from equidp.accounting.events import fuse
-from equidp.algorithms import ALGORITHMS, PARTS, algorithm_settings
-from equidp.algorithms.custom import make_part
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms.custom import PARTS, make_part
 from equidp.errors import EquidpError
 from equidp.mechanism.parts import Part
 

@@ -23,9 +23,9 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records
 from equidp.data.sources import source
 from equidp.errors import EquidpError
-from equidp.hooks import refusal_in
+from equidp.hooks.guard import refusal_in
 from equidp.models import MODELS, model_options
-from equidp.pipelines.datasets import Weights
+from equidp.models.weights import Weights
 from equidp.pipelines.training.baseline import trained_once
 
 SOURCE_ROOT = Path(equidp.__file__).parent

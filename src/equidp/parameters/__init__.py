@@ -22,7 +22,6 @@ from equidp.parameters.resolved import (
     resolve,
 )
 from equidp.parameters.sections import (
-    RECORDS,
     AuditSettings,
     DataSettings,
     ModelSettings,
@@ -35,7 +34,6 @@ from equidp.parameters.sections import (
 __all__ = [
     "PIPELINE_SECTIONS",
     "PLAIN",
-    "RECORDS",
     "SECTIONS",
     "TOP_LEVEL",
     "AuditSettings",

@@ -6,18 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from equidp.algorithms import ALGORITHMS, AlgorithmSettings, algorithm_settings
-from equidp.data.sources import SOURCES, source
-from equidp.errors import EquidpError, refuse_unknown, unknown_name
-from equidp.mechanism.algorithm import Algorithm
-from equidp.models import model_options
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.sources import SOURCES, record_words, source
+from equidp.errors import EquidpError, nearest, refuse_unknown, unknown_name
 from equidp.options import refusal_of
 from equidp.parameters.sections import (
-    RECORDS,
     AuditSettings,
     DataSettings,
     ModelSettings,
@@ -26,6 +23,10 @@ from equidp.parameters.sections import (
     ReportSettings,
     TrainingSettings,
 )
+
+if TYPE_CHECKING:
+    from equidp.algorithms.settings import AlgorithmSettings
+    from equidp.mechanism.algorithm import Algorithm
 
 PLAIN = ("dataset", "seed", "raw_dir", "run_label", "resume", "algorithm")
 """Settings that are single values."""
@@ -123,15 +124,18 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         made for name, kinds in SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     data = _sourced(data, dataset)
-    _refuse_other_units(data, privacy)
-    model_options(model.name, model.options)
-    algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
     audit, report = (
         made for name, kinds in PIPELINE_SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     audited = str(given.get("algorithm") or AUDITED)
     if audited not in ALGORITHMS:
         raise unknown_name("algorithm", audited, ALGORITHMS)
+    # from here on torch is imported, which takes longer than all before
+    algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
+    from equidp.models import model_options
+
+    model_options(model.name, model.options)
+    _refuse_other_units(data, privacy)
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
         audit, report,
@@ -170,9 +174,11 @@ def _refuse_other_units(data: DataSettings, privacy: PrivacySettings) -> None:
     """Refuse words for units that the source does not know, and units that the split would divide."""
     chosen = source(data.source, data.options)
     for setting, word in (("data.split_by", data.split_by), ("privacy.unit", privacy.unit)):
-        if chosen.split_level(setting, word) == "unit" and word in RECORDS:  # a table's column called `image`, say
+        if (
+            chosen.split_level(setting, word) == "unit" and word in record_words()
+        ):  # a table's column called `image`, say
             raise EquidpError(f"{setting}={word} means one record elsewhere: write {setting}=unit.")
-    if privacy.unit not in RECORDS and data.split_by in RECORDS:
+    if privacy.unit not in record_words() and data.split_by in record_words():
         raise EquidpError(
             f"privacy.unit={privacy.unit} protects all records of a {privacy.unit}, and data.split_by={data.split_by} "
             f"may put some of them into the test or the public part, which nothing protects: set "
@@ -198,8 +204,11 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
         if key not in valid:
             blocks = {**SECTIONS, **PIPELINE_SECTIONS}
             nested = [f"{name}.{key}" for name in blocks for kind in blocks[name] if key in kind.model_fields]
-            takers = [name for name, kind in ALGORITHMS.items() if kind.below_options and key in kind.model_fields]
-            if takers and not nested:
+            if nested or nearest(key, valid):  # before the algorithms are imported, which takes seconds
+                takers = []
+            else:
+                takers = [name for name, kind in ALGORITHMS.items() if kind.below_options and key in kind.model_fields]
+            if takers:
                 nested = [f"{takers[0] if len(takers) == 1 else '<algorithm>'}.options.{key}"]
             if nested:
                 raise EquidpError(f"Unknown setting {key!r}. Did you mean {' or '.join(map(repr, nested))}?")

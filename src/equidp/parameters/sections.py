@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from equidp.data.sources import SOURCES
+from equidp.data.sources import record_words
 from equidp.errors import unknown_name
 from equidp.mechanism.optimizers import OPTIMIZERS
-from equidp.mechanism.parts import HUGE, Positive
 from equidp.models import MODELS
-from equidp.options import Declared, Number, listed
+from equidp.options import HUGE, Declared, Number, Positive, listed
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
 """A learning rate that falls with the length of the run, as in DPSGD-F's census experiments."""
@@ -24,10 +23,6 @@ class Section(Declared, BaseModel):  # the second for ruff, which knows by it th
     """A block of settings; frozen, and refusing keys it does not know."""
 
     model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-RECORDS = {"record", *(kind.unit_names[0] for kind in SOURCES.values())}
-"""The sources' words for one record; any other word of `data.split_by` and `privacy.unit` is for several together."""
 
 
 class DataSettings(Section):
@@ -65,7 +60,7 @@ class DataSettings(Section):
     @property
     def split_unit(self) -> Literal["record", "unit"]:
         """`record` or `unit`, whatever the dataset calls them."""
-        return "record" if self.split_by in RECORDS else "unit"
+        return "record" if self.split_by in record_words() else "unit"
 
 
 class PrivacySettings(Section):
@@ -101,7 +96,7 @@ class PrivacySettings(Section):
     @property
     def by_unit(self) -> bool:
         """Whether a unit spans several records."""
-        return self.unit not in RECORDS
+        return self.unit not in record_words()
 
 
 class TrainingSettings(Section):
@@ -145,6 +140,7 @@ class TrainingSettings(Section):
     @field_validator("optimizer")
     @classmethod
     def _known(cls, name: str) -> str:
+
         if name not in OPTIMIZERS:
             raise unknown_name("training.optimizer", name, OPTIMIZERS)
         return name
@@ -180,6 +176,7 @@ class ModelSettings(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
+
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)
         return name

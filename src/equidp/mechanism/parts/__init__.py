@@ -24,7 +24,7 @@ The plain parts live here; the others in the file of the algorithm that introduc
 from __future__ import annotations
 
 from equidp.mechanism.parts.acceptance import Acceptance, Accepting, AlwaysAccept
-from equidp.mechanism.parts.base import HUGE, TINY, Combination, NoiseLevel, Part, Positive, Run, Running
+from equidp.mechanism.parts.base import TINY, Combination, NoiseLevel, Part, Run, Running
 from equidp.mechanism.parts.contribution import Contributing, Contribution
 from equidp.mechanism.parts.objective import Objective, Pursuing
 from equidp.mechanism.parts.public import Public, per_record, scheduled, tensors
@@ -33,6 +33,7 @@ from equidp.mechanism.parts.schedule import Constant, Schedule
 from equidp.mechanism.parts.side_release import SideRelease, counts, noise_level
 from equidp.mechanism.parts.update import Update, Updating
 from equidp.mechanism.parts.weights import FlatClip, UnitWeight, WeightRule, sensitivity
+from equidp.options import HUGE, Positive
 
 __all__ = [
     "HUGE",

@@ -19,11 +19,8 @@ from equidp.options import RATIO, Declared
 NoiseLevel = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=RATIO)]
 """A side noise: a number, or a ratio to the gradient's noise multiplier such as `"10x"`."""
 
-TINY, HUGE = 1e-12, 1e12
+TINY = 1e-12
 """Range that adapted thresholds are kept in: a weight must stay a finite number for every record, always."""
-
-Positive = Annotated[float, Field(gt=0, le=HUGE)]
-"""Bounds, factors and rates; beyond what any run needs, single precision overflows."""
 
 
 class Part(Declared):
