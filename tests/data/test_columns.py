@@ -12,8 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equidp.data.columns import Categorical, Numeric, band_ids, bands, feature_names, read_rows
-from equidp.data.encoding import encode
+from equidp.data.columns import Categorical, Numeric, band_ids, bands, encode, feature_names, read_rows
 from equidp.errors import EquidpError
 
 

@@ -14,8 +14,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from equidp.data.columns import Categorical, Numeric, band_ids, bands, codes, feature_names, numbers, read_rows, require
-from equidp.data.encoding import encode
+from equidp.data.columns import (
+    Categorical,
+    Numeric,
+    band_ids,
+    bands,
+    codes,
+    encode,
+    feature_names,
+    numbers,
+    read_rows,
+    require,
+)
 from equidp.data.raw_files import Published, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source

@@ -12,8 +12,7 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
-from equidp.data.columns import Column, codes, feature_names, read_rows, require
-from equidp.data.encoding import encode
+from equidp.data.columns import Column, codes, encode, feature_names, read_rows, require
 from equidp.data.groupings import MISSING, Grouping, check_shown, group_ids, group_names, unit_ids
 from equidp.data.raw_files import Published, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import PRODUCT, Records, Schema

@@ -11,8 +11,17 @@ from collections.abc import Mapping
 import pandas as pd
 from torch import Tensor
 
-from equidp.data.columns import Categorical, Numeric, band_ids, codes, feature_names, numbers, read_rows, require
-from equidp.data.encoding import encode
+from equidp.data.columns import (
+    Categorical,
+    Numeric,
+    band_ids,
+    codes,
+    encode,
+    feature_names,
+    numbers,
+    read_rows,
+    require,
+)
 from equidp.data.raw_files import Published, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
