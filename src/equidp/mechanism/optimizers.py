@@ -1,8 +1,8 @@
 """Optimisers by name. Each sees nothing but the noisy mean, so any of them is post-processing.
 
 The arithmetic is torch's (`torch.optim.sgd.sgd`, `torch.optim.adam.adam`), and so are the settings and the form of the
-state. What is our own is what surrounds it: torch's `add_param_group`, `state_dict`, `load_state_dict` and `step` import
-torch's compiler when they are first called, which costs every run more than a second.
+state. What is our own is what surrounds it: torch's `add_param_group`, `state_dict`, `load_state_dict` and `step`
+import torch's compiler when they are first called, which costs every run more than a second.
 """
 
 from __future__ import annotations
