@@ -31,9 +31,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.records import Records, Schema, Split
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.data.records import Records, Schema, Split
 from equidp.training import conclude, plan_run, predict, prepare
 
 FORMAT = "equidp unchanged 1"
