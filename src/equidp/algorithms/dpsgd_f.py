@@ -33,6 +33,7 @@ from equidp.mechanism.parts import (
     Positive,
     Public,
     SideRelease,
+    StepFacts,
     counts,
     noise_level,
 )
@@ -60,12 +61,12 @@ class GroupClipCounts(SideRelease):
         entries = torch.add(groups, norms <= public["clip_norm"], alpha=plan.groups)
         return counts(entries, 2 * plan.groups)
 
-    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """C^k, `[K]`."""
         above, not_above = noised.clamp(min=0.0).chunk(2)
         counted = above + not_above
         group_ratio = above / counted.clamp(min=TINY)
-        ratio = above.sum() / (plan.batch_size if self.ratio_over == "batch" else counted.sum().clamp(min=TINY))
+        ratio = above.sum() / (facts.plan.batch_size if self.ratio_over == "batch" else counted.sum().clamp(min=TINY))
         growth = group_ratio / ratio.clamp(min=TINY)  # no count is above without some ratio above 0: 0/TINY = 0
         return {"clip_norm": public["clip_norm"] * (1.0 + growth).clamp(max=self.max_clip_ratio)}
 

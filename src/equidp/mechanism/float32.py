@@ -10,7 +10,7 @@ import torch
 from equidp.accounting.plan import Plan, Segment
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import TINY, per_record, scheduled, sensitivity, tensors
+from equidp.mechanism.parts import TINY, StepFacts, known_sensitivity, per_record, scheduled, sensitivity, tensors
 
 SMALLEST, LARGEST = 1e-37, 1e37
 """What a noise must stay within, for float32 to hold it with all its digits; a bound too, which must also not be below
@@ -21,7 +21,7 @@ SHORTEST = 1e-16
 float32 has no digits for, and by whose rounding, up to 1e-26, it would stay longer than its bound."""
 
 
-def refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment]) -> None:
+def refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment], dimension: int) -> None:
     """Bounds, noises and weights that float32 takes for 0 or infinite: noise would vanish, or the sum be NaN.
 
     Where it loses digits, close to 0, a weighted gradient may even be rounded to more than its bound. Values that a
@@ -30,6 +30,7 @@ def refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segmen
     rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
     if rule is None:
         return
+    rate = algorithm.sampler.sampling_rate(plan)
     led = rule.reads & side.steers if side else frozenset()
     least = public | {name: torch.tensor(TINY) for name in led}
     if side is not None and side.noise(plan) > LARGEST:
@@ -42,8 +43,11 @@ def refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segmen
         values = scheduled(values, segment)
         if side is not None:
             nobody = side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), values, plan)
-            values |= side.consequences(torch.full_like(nobody, count), public, values, plan)[1]
-        known = rule.reads <= public.keys()  # else the sampler's, below the clip norm
+            facts = StepFacts(
+                plan, 0, plan.noise_multiplier * segment.noise, known_sensitivity(rule, values), dimension, rate
+            )
+            values |= side.consequences(torch.full_like(nobody, count), public, values, facts)[1]
+        known = rule.reads <= values.keys()  # else the sampler's, below the clip norm
         bound = float(sensitivity(rule, values) if known else values["clip_norm"])
         noise = bound * plan.noise_multiplier * segment.noise
         if not (SHORTEST <= bound <= LARGEST and SMALLEST <= noise <= LARGEST):

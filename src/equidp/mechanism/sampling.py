@@ -119,6 +119,19 @@ class Population:
         features, labels = (part.index_select(0, rows) for part in (self.records.features, self.records.labels))
         return Batch(units, features, labels, owners, self.groups)
 
+    def refuse_other_groups(self, groups: int) -> None:
+        """Refuse groups that a plan of so many does not have; as in `Records`, only where the answer is at hand.
+
+        Raises:
+            EquidpError: for an id that is not from 0 to `groups` − 1.
+        """
+        ids = self.groups
+        if len(ids) and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < groups:
+            raise EquidpError(
+                f"The population's groups are from {ids.min()} to {ids.max()}, and the plan has {groups}: plan with as "
+                "many (`groups` of `plan_run`), and number them from 0 on."
+            )
+
     def _rows(self, units: Tensor) -> tuple[Tensor, Tensor | None]:
         if self._members is None or self._starts is None:
             return units, None

@@ -1,4 +1,4 @@
-"""Pieces of the loop's state: torch's own generators, tensors moved to a device, keys as JSON has them."""
+"""Pieces of the loop's state and rows: torch's generators, tensors on a device, keys and figures as JSON has them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ import torch
 from torch import Tensor
 
 from equidp.system.threads import GLOBAL_RANDOM
+
+
+def columns(values: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """A history row's columns: of a value per group one for each, named by its number."""
+    row: dict[str, float] = {}
+    for name, value in values.items():
+        entries = torch.as_tensor(value).detach().float().cpu()
+        if entries.dim():
+            row |= {f"{name}/{k}": float(v) for k, v in enumerate(entries)}
+        else:
+            row[name] = float(entries)
+    return row
 
 
 def global_random(device: torch.device) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from equidp.accounting.epsilon import live_epsilon
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment, segment_at
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import all_finite
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import Loss
@@ -25,10 +25,9 @@ from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
-from equidp.mechanism.optimizers import OPTIMIZERS
-from equidp.mechanism.parts import Draw, per_record, scheduled, sensitivity, tensors
+from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, per_record, scheduled, sensitivity, tensors
 from equidp.mechanism.sampling import Batch, Labelled, Population
-from equidp.mechanism.states import global_random, moved, set_global_random, with_number_keys, with_text_keys
+from equidp.mechanism.states import columns, global_random, moved, set_global_random, with_number_keys, with_text_keys
 
 SECONDS_IN_A_FILE = 10.0
 """Between two frames of the progress bar where nobody watches it move, as every one of them stays."""
@@ -79,13 +78,12 @@ class Trainer(Looking):
         diagnostics: bool = False,
         public: Labelled | None = None,
     ) -> None:
-        if optimizer not in OPTIMIZERS:
-            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+        make_optimizer = algorithm.optimizer_beside(optimizer)
         if algorithm.needs_public and not (public is not None and len(public.labels)):
             raise EquidpError(
                 f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
             )
-        _refuse_other_groups(population.groups, plan.groups)
+        population.refuse_other_groups(plan.groups)
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.combination, self.sampling_rate = algorithm.combination, algorithm.sampler.sampling_rate(self.plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
@@ -93,15 +91,17 @@ class Trainer(Looking):
         self.engine = GradientEngine(
             model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, limit=physical_batch_size
         )
-        self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
+        self.optimizer = make_optimizer(self.engine.parameters, learning_rate)
         self.physical_batch_size = physical_batch_size
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
-        refuse_vanishing(algorithm, self.plan, self.segments)
+        refuse_vanishing(algorithm, self.plan, self.segments, self.engine.dimension)
         self.steps_done, self.epochs_begun = 0, 0
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
-        self._event = lru_cache(maxsize=1)(partial(algorithm.step_event, self.plan))  # most steps' is the last one's
+        self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
+        self._release_steps = algorithm.release_steps(self.plan)
+        self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
@@ -109,6 +109,7 @@ class Trainer(Looking):
         self.contributing = algorithm.contribution.start(self)
         self.updating = algorithm.update.start(self)
         self.accepting = algorithm.acceptance.start(self)
+        self.releasing = algorithm.released_weights.start(self)
 
     # ------------------------------------------------------------------------------------------------------ epochs
 
@@ -134,7 +135,7 @@ class Trainer(Looking):
                     break
                 row = self._epoch(epoch, segments, on_step)
                 if on_epoch is not None:
-                    row |= on_epoch(row, self.model)
+                    row |= on_epoch(row, self.released_model())
                 history.append(row)
                 if self.algorithm.private:
                     bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f} by RDP", refresh=False)
@@ -164,6 +165,10 @@ class Trainer(Looking):
             if self.finished:  # what an epoch's beginning costs may leave no room for its steps
                 return
             self.step(segment_at(self.segments, self.steps_done))
+
+    def released_model(self) -> nn.Module:
+        """The model with the weights that leave the run: the trained model itself, or a copy with others."""
+        return self.releasing.model()
 
     def outcome(self) -> Outcome:
         """What the run has come to so far."""
@@ -198,7 +203,7 @@ class Trainer(Looking):
                 on_step()
         row: dict[str, float] = {"epoch": float(epoch + 1)}
         if self.algorithm.private:
-            row |= {"epsilon_rdp": self._epsilon_so_far(), **self._shown_values()}
+            row |= {"epsilon_rdp": self._epsilon_so_far(), **columns(self.shown)}
             row |= self.sampling.shown() | self.accepting.shown()
         if self.diagnostics is not None:
             row |= self._diagnostic_row()
@@ -209,16 +214,6 @@ class Trainer(Looking):
         budget = self.algorithm.sampler.budget(self.plan)
         return live_epsilon(self.ledger.done, self.plan.delta) if budget is None else budget.epsilon
 
-    def _shown_values(self) -> dict[str, float]:
-        row: dict[str, float] = {}
-        for name, value in self.shown.items():
-            entries = torch.as_tensor(value).detach().float().cpu()
-            if entries.dim():
-                row |= {f"{name}/{k}": float(v) for k, v in enumerate(entries)}
-            else:
-                row[name] = float(entries)
-        return row
-
     # -------------------------------------------------------------------------------------------------------- step
 
     def step(self, segment: Segment) -> None:
@@ -228,19 +223,27 @@ class Trainer(Looking):
         rollback = None if self.algorithm.acceptance.always else self._rollback()
         before = self.engine.flatten() if rollback or self.contributing.remembers else None
         self.accepting.begin()
-        total = self._noisy_sum(draws, batches, segment) if self.algorithm.private else self._plain_sum(batches)
+        if self.algorithm.private:
+            total, facts = self._noisy_sum(draws, batches, segment)
+        else:
+            total, facts = self._plain_sum(batches), self._facts(0.0, torch.zeros((), device=self.population.device))
         self._observe_step(total)
         # divided by the *expected* batch size: the actual one is private
-        self.engine.apply_gradient(self.updating.direction(total), over=self.plan.batch_size)
+        self.engine.apply_gradient(self.updating.direction(total, facts), over=self.plan.batch_size)
         self.optimizer.step()
         self.steps_done += 1
         if rollback is not None and not self.accepting.accept():
             assert before is not None
             self.engine.load_(before)
             rollback()
-        elif before is not None:
-            self.contributing.advance(before)
+        else:
+            if before is not None:
+                self.contributing.advance(before)
+            self.releasing.follow()
         self._tell_objective()
+
+    def _facts(self, noise_multiplier: float, delta: Tensor) -> StepFacts:
+        return StepFacts(self.plan, self.steps_done, noise_multiplier, delta, self.engine.dimension, self.sampling.rate)
 
     def _tell_objective(self) -> None:
         """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
@@ -258,29 +261,35 @@ class Trainer(Looking):
         """The sum over all processes that train together: here there is one. Exact, so noise it before it is seen."""
         return total
 
-    def _noisy_sum(self, draws: list[Draw], batches: list[Batch], segment: Segment) -> Tensor:
-        """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`; charges the step's event first."""
+    def _noisy_sum(self, draws: list[Draw], batches: list[Batch], segment: Segment) -> tuple[Tensor, StepFacts]:
+        """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`, and the step's facts; charges the step's event first."""
         rule, release = self.algorithm.weights, self.algorithm.side_release
         assert rule is not None
         noise_multiplier = self.sampling.noise(segment)
         public = self.public_values(segment)
         norms, finite = None, None
-        self.ledger.append(self._event(self.sampling.rate, noise_multiplier))
-        if release is not None:
+        released = self.steps_done in self._release_steps
+        self.ledger.append(self._event(self.sampling.rate, noise_multiplier, released=released))
+        if not released:
+            public |= self.given
+        else:
             norms = [self.contributing.norms(batch) for batch in batches]
             together = _joined(norms)
             finite = all_finite(together)
-            public |= self._side_release(together, _joined([b.groups for b in batches]), public, finite=finite)
+            facts = self._facts(noise_multiplier, known_sensitivity(rule, public))
+            groups = _joined([b.groups for b in batches])
+            public |= self._side_release(together, groups, public, facts, finite=finite)
         total = self.reduce(self.weighted_sum(batches, public, norms, draws, finite=finite))
         delta = sensitivity(rule, public)
         self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
         kept = release.keeps if release is not None else frozenset()
         self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
-        return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
+        noised = self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
+        return noised, self._facts(noise_multiplier, delta)
 
     @torch.inference_mode()
     def _side_release(
-        self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor], *, finite: bool
+        self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor], facts: StepFacts, *, finite: bool
     ) -> dict[str, Tensor]:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
         release, noise = self.algorithm.side_release, self._side_noise
@@ -289,8 +298,10 @@ class Trainer(Looking):
         seen = norms if finite else torch.where(norms < torch.inf, norms, 0.0)
         exact = self.reduce(release.statistic(seen, groups, public, self.plan))
         noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
-        later, now = release.consequences(noised, self.public, public, self.plan)
+        later, now = release.consequences(noised, self.public, public, facts)
         self.public |= later
+        if len(self._release_steps) < self.plan.steps:
+            self.given = now
         return now
 
     def weighted_sum(
@@ -397,7 +408,11 @@ class Trainer(Looking):
                 "accepting": self.accepting.state_dict(),
                 "diagnostics": None if self.diagnostics is None else vars(self.diagnostics),
             }
+            | {name: value for name, value in self._seldom_kept().items() if value}
         )
+
+    def _seldom_kept(self) -> dict[str, Any]:
+        return {"given": self.given, "releasing": self.releasing.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`.
@@ -423,17 +438,11 @@ class Trainer(Looking):
             set_global_random(state.get("global_random", {}), device)
         for name in ("sampling", "contributing", "updating", "accepting"):
             getattr(self, name).load_state_dict(moved(state[name], device))
+        self.given = moved(state.get("given", {}), device)
+        if "releasing" in state:
+            self.releasing.load_state_dict(moved(state["releasing"], device))
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**moved(state["diagnostics"], device))
-
-
-def _refuse_other_groups(ids: Tensor, groups: int) -> None:
-    # as in `Records`, only where an answer need not be waited for
-    if len(ids) and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < groups:
-        raise EquidpError(
-            f"The population's groups are from {ids.min()} to {ids.max()}, and the plan has {groups}: plan with as "
-            "many (`groups` of `plan_run`), and number them from 0 on."
-        )
 
 
 def _joined(chunks: list[Tensor]) -> Tensor:

@@ -227,6 +227,7 @@ def identity_of(algorithm: Algorithm) -> dict[str, Any]:
         "model": algorithm.model,
         "model_options": dict(algorithm.model_options),
         "learning_rate": algorithm.learning_rate,
+        "optimizer": getattr(algorithm.optimizer, "__qualname__", algorithm.optimizer),
     }
 
 

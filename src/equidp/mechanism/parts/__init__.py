@@ -1,6 +1,6 @@
 """What an algorithm is made of, and what each part must promise.
 
-An algorithm is one combination of eight kinds of parts, a file each:
+An algorithm is one combination of nine kinds of parts, a file each:
 
     sampler        who is in the batch                          Poisson
     objective      which loss a record has                      the run's
@@ -10,6 +10,7 @@ An algorithm is one combination of eight kinds of parts, a file each:
     schedule       noise and clip norm over the steps           constant
     update         what the optimiser is given                  the noisy mean
     acceptance     whether the step is taken                    always
+    released       which weights leave the run                  the trained ones
 
 Each part states its own bound and its own event, so that the sensitivity and the ε of any combination follow from the
 parts; a part that does not hold beside another says so (`objection`).
@@ -26,13 +27,15 @@ from __future__ import annotations
 from equidp.mechanism.parts.acceptance import Acceptance, Accepting, AlwaysAccept
 from equidp.mechanism.parts.base import TINY, Combination, NoiseLevel, Part, Run, Running
 from equidp.mechanism.parts.contribution import Contributing, Contribution
+from equidp.mechanism.parts.facts import StepFacts
 from equidp.mechanism.parts.objective import Objective, Pursuing
 from equidp.mechanism.parts.public import Public, per_record, scheduled, tensors
+from equidp.mechanism.parts.released import ExponentialAverage, Released, Releasing
 from equidp.mechanism.parts.sampler import Draw, PoissonSampler, Sampler, Sampling
 from equidp.mechanism.parts.schedule import Constant, Schedule
 from equidp.mechanism.parts.side_release import SideRelease, counts, noise_level
 from equidp.mechanism.parts.update import Update, Updating
-from equidp.mechanism.parts.weights import FlatClip, UnitWeight, WeightRule, sensitivity
+from equidp.mechanism.parts.weights import FlatClip, UnitWeight, WeightRule, known_sensitivity, sensitivity
 from equidp.options import HUGE, Positive
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "Contributing",
     "Contribution",
     "Draw",
+    "ExponentialAverage",
     "FlatClip",
     "NoiseLevel",
     "Objective",
@@ -54,17 +58,21 @@ __all__ = [
     "Positive",
     "Public",
     "Pursuing",
+    "Released",
+    "Releasing",
     "Run",
     "Running",
     "Sampler",
     "Sampling",
     "Schedule",
     "SideRelease",
+    "StepFacts",
     "UnitWeight",
     "Update",
     "Updating",
     "WeightRule",
     "counts",
+    "known_sensitivity",
     "noise_level",
     "per_record",
     "scheduled",

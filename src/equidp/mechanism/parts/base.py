@@ -65,6 +65,7 @@ class Combination:
     side_release: Part | None
     update: Part
     acceptance: Part
+    released_weights: Part
 
 
 class Running:

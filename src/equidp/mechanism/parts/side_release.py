@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from equidp.accounting.plan import Plan
 from equidp.mechanism.parts.base import Combination, Part, listed
+from equidp.mechanism.parts.facts import StepFacts
 from equidp.mechanism.parts.public import Public
 
 
@@ -20,6 +22,9 @@ class SideRelease(Part, ABC):
     The trainer adds N(0, `noise(plan)`²) to each entry of `statistic` before anything else sees it; `now` and `later`
     are post-processing of the noised values.
     """
+
+    every: Annotated[int, Field(ge=1)] = 1
+    """Steps from one release to the next; what it gives holds until then, and the steps between do not pay for it."""
 
     keeps: ClassVar[frozenset[str]] = frozenset()
     """Names of the carried values that `later` keeps for the release itself; the history does not show them."""
@@ -39,20 +44,24 @@ class SideRelease(Part, ABC):
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
         """`[m]` exact statistic of `[u]` norms (non-finite ones set to 0) and group ids; on an empty batch too."""
 
-    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def at(self, plan: Plan) -> range:
+        """The steps t, from 0, at which it is released: fixed before training, as the events follow from it."""
+        return range(0, plan.steps, self.every)
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """Public values that hold from the next step on."""
         return {}
 
-    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
-        """Public values that hold for this step only; those it `keeps` are `later`'s already."""
+    def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        """Public values that hold from this step to the next release; those it `keeps` are `later`'s already."""
         return {}
 
     def consequences(
-        self, noised: Tensor, carried: Public, public: Public, plan: Plan
+        self, noised: Tensor, carried: Public, public: Public, facts: StepFacts
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """`later` of the carried values, and `now` of this step's public ones."""
-        later = self.later(noised, carried, plan)
-        return later, self.now(noised, {**public, **{name: later[name] for name in self.keeps}}, plan)
+        later = self.later(noised, carried, facts)
+        return later, self.now(noised, {**public, **{name: later[name] for name in self.keeps}}, facts)
 
     def objection(self, combination: Combination) -> str | None:
         """A statistic that nobody uses costs privacy for nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from equidp.mechanism.parts.base import Part, Run, Running
+from equidp.mechanism.parts.facts import StepFacts
 
 
 class Update(Part):
@@ -18,6 +19,6 @@ class Update(Part):
 class Updating(Running):
     """An update during one run."""
 
-    def direction(self, noisy_sum: Tensor) -> Tensor:
-        """Flat `[d]`, divided by B afterwards."""
+    def direction(self, noisy_sum: Tensor, facts: StepFacts) -> Tensor:
+        """Flat `[d]`, from the step's noisy sum `[d]`; divided by B afterwards."""
         return noisy_sum

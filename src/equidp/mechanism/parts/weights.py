@@ -64,3 +64,8 @@ def sensitivity(rule: WeightRule, public: Public) -> Tensor:
     """
     bounds = rule.bound(public) * public["scale"]
     return bounds.max() if bounds.dim() else bounds
+
+
+def known_sensitivity(rule: WeightRule, public: Public) -> Tensor:
+    """Δ where these values give one; infinite where the rule needs others."""
+    return sensitivity(rule, public) if rule.reads <= public.keys() else torch.full_like(public["scale"], torch.inf)
