@@ -39,6 +39,7 @@ class Schema:
         feature_names: one per column, tabular data only.
         mean, sd: published per-channel constants of images on the 0..1 scale; models apply `(x/255 − mean)/sd`.
         vocabulary: number of token ids, text only (id 0 is padding).
+        words: what ids 2, 3, … stand for (1 is any other word), where they are a public list's; empty for hashed ids.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Schema:
     mean: tuple[float, ...] = ()
     sd: tuple[float, ...] = ()
     vocabulary: int = 0
+    words: tuple[str, ...] = ()
 
     def to_dict(self) -> dict:
         """Plain JSON types; `from_dict` reads it back."""

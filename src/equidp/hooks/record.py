@@ -28,7 +28,7 @@ from equidp.hooks.guard import (
     refusal_in,
     written_to,
 )  # fmt: skip
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.device import choose_device
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE

@@ -57,7 +57,8 @@ class ServedModel(PythonModel):
             if rows is None:
                 features = self._stored(model_input)
             else:
-                features = source(self.card["source"], self.card["source_options"]).encode(as_read(rows))
+                encoder = source(self.card["source"], self.card["source_options"])
+                features = encoder.as_in(Schema.from_dict(self.card["schema"])).encode(as_read(rows))
         except EquidpError as error:
             raise RefusedInputError(error.message) from error
         # the rows' own index: joined back to a part of a table, scores must not land on other rows

@@ -8,6 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from equidp.data.sources import record_words
 from equidp.errors import unknown_name
+from equidp.mechanism.optimizers import OPTIMIZERS
+from equidp.models import MODELS
 from equidp.options import HUGE, Declared, Number, Positive, listed
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
@@ -125,7 +127,7 @@ class TrainingSettings(Section):
     devices: Annotated[int, Field(ge=1)] = 1
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """At most so many units in memory at once; the result does not depend on it."""
+    """At most so many units in memory at once; beyond rounding the result does not depend on it."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
     cuda_graphs: bool = False
@@ -138,7 +140,6 @@ class TrainingSettings(Section):
     @field_validator("optimizer")
     @classmethod
     def _known(cls, name: str) -> str:
-        from equidp.mechanism.trainer import OPTIMIZERS  # late: it imports torch
 
         if name not in OPTIMIZERS:
             raise unknown_name("training.optimizer", name, OPTIMIZERS)
@@ -175,7 +176,6 @@ class ModelSettings(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        from equidp.models import MODELS  # late: it imports torch
 
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)

@@ -21,10 +21,11 @@ from equidp.data.records import Split
 from equidp.errors import EquidpError
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.device import choose_device
 from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom
-from equidp.mechanism.trainer import EpochCallback, Trainer, choose_device
+from equidp.mechanism.trainer import EpochCallback, Trainer
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
@@ -226,6 +227,7 @@ def identity_of(algorithm: Algorithm) -> dict[str, Any]:
         "model": algorithm.model,
         "model_options": dict(algorithm.model_options),
         "learning_rate": algorithm.learning_rate,
+        "optimizer": getattr(algorithm.optimizer, "__qualname__", algorithm.optimizer),
     }
 
 

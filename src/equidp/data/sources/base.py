@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import pandas as pd
 from torch import Tensor
 
 from equidp.data.raw_files import Published, RawFiles, find, fingerprint, missing, verified
-from equidp.data.records import Records
+from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Declared, checked_options
 from equidp.system.network import attempt
@@ -89,6 +89,10 @@ class Source(ABC):
         Raises:
             EquidpError: the data break the schema; the message names file, row and column.
         """
+
+    def as_in(self, schema: Schema) -> Self:
+        """The source as it encoded the records of this schema; for one whose `read` finds public facts in a file."""
+        return self
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Features of rows with the provider's column names, for a model that is served; tables only.

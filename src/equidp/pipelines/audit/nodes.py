@@ -10,7 +10,7 @@ from equidp import audit
 from equidp.audit.figures import exposure_by_group
 from equidp.audit.page import audit_report
 from equidp.data.records import Records, Split
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.device import choose_device
 from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings

@@ -16,7 +16,7 @@ from equidp.data.labelling import group_table
 from equidp.data.records import Records, Split
 from equidp.data.splitting import split
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.device import choose_device
 from equidp.models import features, model_features
 from equidp.models.features import is_raw_image
 from equidp.parameters import DataSettings, Settings

@@ -28,7 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from equidp.data import storage
 from equidp.data.records import Split
 from equidp.errors import EquidpError
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.device import choose_device
 from equidp.system.files import replacing, sockets_fit
 from equidp.system.logs import held_back
 from equidp.system.threads import environment

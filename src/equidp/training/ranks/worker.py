@@ -21,7 +21,8 @@ from torch import nn
 from equidp.data import storage
 from equidp.data.records import Split
 from equidp.errors import EquidpError
-from equidp.mechanism.trainer import EpochCallback, choose_device
+from equidp.mechanism.device import choose_device
+from equidp.mechanism.trainer import EpochCallback
 from equidp.models import weights_of
 from equidp.training.conclusion import conclude
 from equidp.training.preparation import prepare
