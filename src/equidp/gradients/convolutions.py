@@ -10,6 +10,7 @@ from functools import reduce
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 from equidp.gradients import compiled
 from equidp.gradients.precision import as_precise_as_norms
@@ -159,11 +160,9 @@ class Convolutions(Term):
     def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> Tensor:
         images, backprops = weighted(images, backprops, weights, silent)
         c, o = self.kernel.channels
-        shape = images.new_empty(o, c, *self.kernel.size)
-        geometry = (None, self.kernel.stride, (0, 0), self.kernel.dilation, False, (0, 0), 1)
+        shape = (o, c, *self.kernel.size)
         with as_precise_as_norms():
-            gradient = torch.ops.aten.convolution_backward(backprops, images, shape, *geometry, (False, True, False))
-        return gradient[1]
+            return conv2d_weight(images, shape, backprops, self.kernel.stride, 0, self.kernel.dilation)
 
     def gradients(self, start: int, stop: int) -> Tensor:
         if self._compiled is not None:

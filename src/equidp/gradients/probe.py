@@ -50,7 +50,7 @@ def probe(passes: Passes, plain_sum: Callable[[Tensor, Tensor], Tensor], feature
         _compare_kept(passes, before)
         ours = passes.weighted_sum(torch.ones_like(norms))
         _reseed(passes, seed)
-        expected = plain_sum(features, labels)
+        expected = _by_autograd(plain_sum, features, labels)
         if not (norms.isfinite().all() and expected.isfinite().all()):
             return False
         _compare_sums(passes, ours, expected, norms)
@@ -70,6 +70,18 @@ def probe(passes: Passes, plain_sum: Callable[[Tensor, Tensor], Tensor], feature
         # by now a model that remembers, however slowly, has seen others
         _compare_norms(passes, norms, _norms(passes, features, labels, seed), share=0.01)
     return True
+
+
+def _by_autograd(plain_sum: Callable[[Tensor, Tensor], Tensor], features: Tensor, labels: Tensor) -> Tensor:
+    try:
+        return plain_sum(features, labels)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        reason = str(error).partition(": ")[2].partition(";")[0]
+        raise EquidpError(
+            f"What a layer of the model needs again is changed in place after use ({reason}); copy it first."
+        ) from error
 
 
 def _device(passes: Passes) -> torch.device:

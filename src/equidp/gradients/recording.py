@@ -95,7 +95,8 @@ class Recording:
     """Norms and weighted sums of batches that are about as large as a given one, and have at most `limit` records."""
 
     def __init__(self, passes: Passes, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None) -> None:
-        self._records, self._states, self._versions = len(features), 0, -1
+        self._records, self._states = len(features), 0
+        self._seen: list[Tensor] = []  # the parameters of the last state, while on trial
         # a Poisson batch of that size on average is larger once in 30,000
         size = self._records + 4 * round(self._records**0.5)
         size = size if limit is None else max(self._records, min(size, limit))
@@ -118,12 +119,17 @@ class Recording:
     def norms(self, features: Tensor, labels: Tensor) -> Tensor:
         """`[b]`, as of the passes."""
         self._records = len(features)
-        versions = sum(parameter._version for parameter in self._passes.parameters)  # each change in place counts up
-        if versions != self._versions:
-            self._states, self._versions = self._states + 1, versions
+        if self.on_trial:
+            self._count_states()
         self._features[: len(features)].copy_(features)
         self._labels[: len(labels)].copy_(labels)
         return self._norms()[: len(features)].clone()
+
+    def _count_states(self) -> None:
+        now = self._passes.parameters
+        if not self._seen or not all(torch.equal(p, seen) for p, seen in zip(now, self._seen, strict=True)):
+            self._states += 1
+            self._seen = [p.detach().clone() for p in now] if self.on_trial else []
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[d]`, of the last batch, as of the passes."""
