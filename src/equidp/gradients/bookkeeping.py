@@ -113,8 +113,22 @@ class BookKeeping:
             ]
         return torch.cat(sums)
 
-    def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
-        """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""
+    def overstatement(self) -> Tensor:
+        """`[b]` (or `[U]`): by how much the squares of the last `norms` may be too large, where gradients cancel."""
+        with torch.inference_mode():
+            found = [gradients.overstatement() for gradients in (self._books or {}).values()]
+            total = reduce(operator.add, found) if found else torch.zeros(())
+        return total.clone()
+
+    def plain_sum(
+        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """`[d]` float32: Σ w_i g_i by ordinary autograd, without privacy.
+
+        Args:
+            features, labels, owners: as of `norms`.
+            weights: `[b]` (or `[U]`); 1 where None.
+        """
         self.clear()
         if not len(features):
             return torch.zeros(self.dimension, device=self.device)
@@ -124,7 +138,9 @@ class BookKeeping:
             with self._autocast():
                 losses = self.loss(self._outputs(features), labels)
             losses = _one_each(losses, features)
-            shares = 1.0 if owners is None else Units.of(owners).share()
+            shares = torch.ones_like(losses) if owners is None else Units.of(owners).share()
+            if weights is not None:
+                shares = shares * (weights if owners is None else weights[owners])
             found = torch.autograd.grad(
                 (losses * shares).sum(), self.parameters, allow_unused=True, materialize_grads=True
             )

@@ -14,7 +14,7 @@ from torch.nn.grad import conv2d_weight
 
 from equidp.gradients import compiled
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.rounding import LOST, alike, gram_norms, norms_of, raised
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of, raised
 from equidp.gradients.terms import MANY, Term, compiled_norms, silenced, some_of, summed, weighted, weighted_rows
 from equidp.gradients.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
 from equidp.gradients.workspace import Workspace
@@ -113,6 +113,15 @@ class Convolutions(Term):
         # at most: Σ_p |window p|·|backprop p| ≤ √(Σ |window p|²·Σ |backprop p|²), and so many windows see each pixel
         pairs = zip(self.images, self.backprops, strict=True)
         return summed([(self.kernel.seen * _squares(x) * _squares(b)).sqrt() for x, b in pairs])
+
+    def overstatement(self) -> Tensor:
+        if self._positions > MANY:
+            return super().overstatement()
+        sizes = [
+            self.kernel.seen * summed([_squares(x) for x in self.images]),
+            summed(list(map(_squares, self.backprops))),
+        ]
+        return gram_slack(self.kernel.fan_in + self.kernel.channels[1]) * sizes[0] * sizes[1]
 
     def _form(self, start: int, stop: int, out: Tensor) -> None:
         """Write the gradients of some records, summed over the calls, to `out [m, numel]`."""
