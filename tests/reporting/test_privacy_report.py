@@ -76,7 +76,7 @@ def test_the_statement_has_every_part_a_data_protection_officer_needs():
         "What was released",
         "What the guarantee does not cover",
         "Taken as public or assumed",
-        "add or remove one record",
+        "zero-out, the slot of one record is emptied",
         "1,437",
         "the non-private baseline",
         "reused test set",

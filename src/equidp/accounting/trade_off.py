@@ -36,6 +36,9 @@ TANGENTS = 1000
 POINTS = 40
 """So many false-alarm rates up to 1/2, and as many above, stand in `to_dict`."""
 
+ROUND_RATES = (1e-3, 0.01, 0.05, 0.1)
+"""And these, which readers ask for."""
+
 DIGITS = 6
 
 
@@ -94,7 +97,8 @@ class TradeOff:
     def to_dict(self) -> dict:
         """As written to privacy.json: rates of false alarms, and of misses rounded down."""
         lower = np.geomspace(self.delta, 0.5, POINTS)
-        alphas = [float(f"{alpha:.{DIGITS}g}") for alpha in (*lower, *(1 - lower[-2::-1]))]
+        round_rates = (rate for rate in ROUND_RATES if rate >= self.delta)
+        alphas = sorted({float(f"{alpha:.{DIGITS}g}") for alpha in (*lower, *(1 - lower), *round_rates)})
         return {
             "bound": self.bound,
             "mu": self.mu,

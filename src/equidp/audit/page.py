@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -224,9 +224,9 @@ def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
                 yield exposure_by_group(findings, grouping, measure), caption
 
 
-def points(findings: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+def points(findings: Mapping[str, Any]) -> dict[str, list[Sequence[float]]]:
     """What each attack on the private model achieved: (accused wrongly, recognised) pairs by attack."""
-    found = {name: [*map(tuple, one["achieved"])] for name, one in _attacks(findings).items() if one.get("achieved")}
+    found = {name: list(one["achieved"]) for name, one in _attacks(findings).items() if one.get("achieved")}
     for attack, exposure in findings["membership"].get(findings["algorithm"], {}).items():
         if (share := exposure["overall"]["tpr_at_1_percent_fpr"]) is not None:
             found[ATTACKS[attack]] = [(0.01, share)]

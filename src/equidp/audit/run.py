@@ -95,14 +95,14 @@ def claimed_curve(recipe: Recipe) -> dict[str, Any] | None:
     return curve.to_dict() if curve else None
 
 
-def achieved(scores: Tensor, included: Tensor) -> list[tuple[float, float]]:
+def achieved(scores: Tensor, included: Tensor) -> list[list[float]]:
     """Canaries accused wrongly, and recognised, by thresholds on the score at some rates of false alarms."""
     members, others = scores[included], scores[~included].sort(descending=True).values
     points = []
     for rate in FALSE_ALARMS:
         if (accused := round(rate * len(others))) > 0:
             share = float((members > others[accused - 1]).double().mean())
-            points.append(((accused - 1) / len(others), share))
+            points.append([(accused - 1) / len(others), share])
     return points
 
 

@@ -123,7 +123,7 @@ def _protected(privacy: Mapping) -> Section:
     return Section(
         "Who is protected",
         (
-            f"Each single {unit} of the training data{told}. Neighbouring data sets differ by: {privacy['adjacency']}. "
+            f"Each single {unit} of the training data{told}. Adjacency: {privacy['adjacency']}. "
             f"Batches: {privacy['sampling']}.",
             *_replacing(privacy),
             f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster. "

@@ -11,7 +11,7 @@ from equidp.reporting.tables import BASELINE
 
 
 def trade_off_figure(
-    curves: Mapping[str, Mapping], attacks: Mapping[str, Sequence[tuple[float, float]]] | None = None
+    curves: Mapping[str, Mapping], attacks: Mapping[str, Sequence[Sequence[float]]] | None = None
 ) -> go.Figure:
     """Records recognised at most, over records accused wrongly; both axes logarithmic.
 

@@ -106,7 +106,7 @@ def _adjacency(privacy: PrivacySettings, *, declared: bool) -> str:
     whole = " with all its records" if privacy.by_unit else ""
     if declared:
         return f"add or remove one {privacy.unit}{whole}"
-    return f"zero-out: the slot of one {privacy.unit}{whole} is emptied, and the number of {privacy.unit}s stays"
+    return f"zero-out, the slot of one {privacy.unit}{whole} is emptied while the number of {privacy.unit}s stays"
 
 
 def _trials(plan: Plan) -> str:
