@@ -249,8 +249,8 @@ def _rich(frame: pd.DataFrame) -> Table:
     worst = frame["worst_group"].dropna() if "worst_group" in frame else ()
     short = shortened([*headings.values(), *worst], LONGEST_CELL)
     for column in shown:
-        mode = "\nresearch mode" if column == "epsilon" and _research_note(frame) else ""
-        table.add_column(Text(short[headings[column]] + mode), justify="right", no_wrap=True)
+        mode = "research\nmode\n" if column == "epsilon" and _research_note(frame) else ""
+        table.add_column(Text(mode + short[headings[column]]), justify="right", no_wrap=True)
     for name, row in frame.iterrows():
         cells = {column: _cell(column, row[column]) for column in shown}
         if isinstance(row.get("worst_group"), str):
