@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equidp.accounting.accounted import Accounted
 from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores, joined, seeded, verdict
 from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
 from equidp.audit.one_run import epsilon_lower_bound
@@ -26,6 +27,10 @@ REMEDY = (
     "Audit it at a smaller privacy.epsilon, or with more canaries and guesses (audit.gradient_canaries, audit.guesses)."
 )
 """What to do about a claim that even an attack without an error could not have refuted."""
+
+
+FALSE_ALARMS = (0.01, 0.03, 0.1, 0.3)
+"""Rates at which what the canaries' scores achieve is put beside the trade-off curve."""
 
 
 def run(
@@ -63,7 +68,7 @@ def run(
         "algorithm": recipe.algorithm.name,
         "seed": seed,
         "confidence": settings.confidence,
-        "claim": {"epsilon": claimed(recipe, plan.delta), "delta": plan.delta},
+        "claim": {"epsilon": claimed(recipe, plan.delta), "delta": plan.delta, "trade_off": claimed_curve(recipe)},
         "gradient_canaries": None,
         "input_canaries": None,
         "membership": {},
@@ -80,6 +85,25 @@ def run(
 def claimed(recipe: Recipe, delta: float) -> float:
     """The ε that the recipe's run claims at δ: of its events, or of its budget."""
     return recipe.algorithm.epsilon(dataclasses.replace(recipe.plan, delta=delta)).value
+
+
+def claimed_curve(recipe: Recipe) -> dict[str, Any] | None:
+    """The trade-off curve that the recipe's run claims, as in privacy.json; None where none is known."""
+    algorithm, plan = recipe.algorithm, recipe.algorithm.adapt(recipe.plan)
+    events = algorithm.events(plan)
+    curve = Accounted(plan, events, events, algorithm.budget(plan)).trade_off()
+    return curve.to_dict() if curve else None
+
+
+def achieved(scores: Tensor, included: Tensor) -> list[list[float]]:
+    """Canaries accused wrongly, and recognised, by thresholds on the score at some rates of false alarms."""
+    members, others = scores[included], scores[~included].sort(descending=True).values
+    points = []
+    for rate in FALSE_ALARMS:
+        if (accused := round(rate * len(others))) > 0:
+            share = float((members > others[accused - 1]).double().mean())
+            points.append([(accused - 1) / len(others), share])
+    return points
 
 
 def audited_delta(recipe: Recipe, settings: AuditSettings, canaries: int) -> float:
@@ -121,6 +145,7 @@ def _judged(scores: Tensor, included: Tensor, recipe: Recipe, settings: AuditSet
         "epsilon_within_reach": every,
         "consistent": found.epsilon_lower_bound <= claim,
         "refutable": every > claim,
+        "achieved": achieved(scores, included),
     }
 
 

@@ -27,6 +27,7 @@ from equidp.evaluation.metrics import diverged, learnt_nothing, outdone
 from equidp.reporting import figures, tables
 from equidp.reporting.privacy_report import NO_GUARANTEE, epsilon_text, privacy_sections, research_mode, understated
 from equidp.reporting.tables import BASELINE, groupings_of
+from equidp.reporting.trade_off_figure import trade_off_figure
 from equidp.system.notebooks import without_ipython
 
 with without_ipython():
@@ -259,6 +260,8 @@ def _training_figures(
     yield figures.learning_curve(histories), "After each epoch."
     yield figures.learning_curve(histories, "loss"), "After each epoch."
     yield figures.learning_curve(histories, over="epsilon"), "After each epoch, against the ε spent until then."
+    if drawn := {name: facts["trade_off"] for name, facts in privacy.items() if facts.get("trade_off")}:
+        yield trade_off_figure(drawn), "The most that any attack can achieve, by the ledger; grey is blind guessing."
     yield figures.schedules(histories), "Noise multiplier, and the clip norm where there is one for all records."
     for name, history in histories.items():
         if any(str(column).startswith("clip_norm/") for column in history.columns):
@@ -347,11 +350,6 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
             f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
             "those of the others of the test part: do not compare the two."
         )
-    if trials := max((facts.get("trials") or 1 for facts in privacy.values()), default=1) - 1:
-        found.append(
-            f"This run was chosen from {trials + 1} trainings. Its ε is for itself; the choice costs more: see "
-            "“What tuning costs”."
-        )
     return list(dict.fromkeys(warning for warning in found if warning))
 
 
@@ -362,7 +360,8 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
         return []
     name = private[0]
     document, facts = documents[name], _facts(name, privacy)
-    cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}")]
+    mode = ", research mode" if research_mode(facts) else ""
+    cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}{mode}")]
     cost = document.get("cost_of_privacy", {})
     cards.append(("accuracy", _number(document["overall"]["accuracy"]), _interval(document, ".3f")))
     if (change := cost.get("overall", {}).get("accuracy")) is not None:
