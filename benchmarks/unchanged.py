@@ -45,7 +45,8 @@ SIZE, BATCH, EPOCHS = 240, 24, 6
 """Units, expected batch size and epochs: 60 steps."""
 
 MANY = 100_000
-"""From so many units on, batches are drawn by counting."""
+SPARSE: Mapping[str, Any] = {"epochs": 1, "batch_size": 800}
+"""Of so many units, batches so small are drawn by counting: 125 steps, as an epoch is the least there is."""
 
 RECORDS_PER_UNIT = 3
 TEST, PUBLIC = 60, 48
@@ -114,7 +115,7 @@ def cases() -> dict[str, Case]:
         "dpsgd_f/calibrated": Case("dpsgd_f", calibrated=True),
         "dpsgd_tanh/mlp": Case("dpsgd_tanh", "mlp", {"hidden": [7]}),
         "custom/combined": Case("custom", options=COMBINED),
-        "dpsgd/many_records": Case("dpsgd", size=MANY, training={"epochs": 1, "batch_size": round(MANY / STEPS)}),
+        "dpsgd/many_records": Case("dpsgd", size=MANY, training=SPARSE),
         "dpsgd/adam_in_chunks": Case("dpsgd", training={"optimizer": "adam", "physical_batch_size": 7}),
         "dpsgd_f/diagnostics": Case("dpsgd_f", training={"optimizer": "momentum", "diagnostics": True}),
         "dpsgd_f/class_weights": Case("dpsgd_f", training={"optimizer": "adamw", "class_weights": [0.5, 1.0, 2.0]}),
