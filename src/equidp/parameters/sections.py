@@ -8,8 +8,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from equidp.data.sources import record_words
 from equidp.errors import unknown_name
-from equidp.mechanism.optimizers import OPTIMIZERS
-from equidp.models import MODELS
 from equidp.options import HUGE, Declared, Number, Positive, listed
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
@@ -141,6 +139,8 @@ class TrainingSettings(Section):
     @classmethod
     def _known(cls, name: str) -> str:
 
+        from equidp.mechanism.optimizers import OPTIMIZERS  # late: it imports torch
+
         if name not in OPTIMIZERS:
             raise unknown_name("training.optimizer", name, OPTIMIZERS)
         return name
@@ -176,6 +176,8 @@ class ModelSettings(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
+
+        from equidp.models import MODELS  # late: it imports torch
 
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)
