@@ -33,6 +33,7 @@ from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE
 from equidp.sweep.cell import ROW
+from equidp.system import interrupts
 from equidp.training.checkpoint import StoppedError
 
 NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report")
@@ -74,7 +75,8 @@ class Recorder:
         runs.begin(mlflow.active_run() is None)
         if set(names) <= set(self._settings["tracking"]["disable_tracking"]["pipelines"]):
             return
-        with self._refusing("Nothing was run."):
+        # of a run that the store has made, and of which it has not answered yet, nobody knows
+        with interrupts.waiting(), self._refusing("Nothing was run."):
             if mlflow.active_run() is None:
                 mlflow.start_run(experiment_id=self._experiment, run_name="+".join(names))
             self._describe(run_params, pipeline)
