@@ -107,7 +107,7 @@ def probe(passes: Probed, features: Tensor, labels: Tensor) -> bool:
 def _compare_each(passes: Probed, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> None:
     """Every record's (or unit's) gradient and its norm with autograd's."""
     norms = _norms(passes, features, labels, seed, owners)
-    alone = torch.eye(len(norms), device=norms.device)
+    alone = torch.ones_like(norms).diag()
     ours, larger = [passes.weighted_sum(one) for one in alone], passes.overstatement()
     expected = [_by_autograd(passes, features, labels, seed, owners, one) for one in alone]
     for mine, true in zip(ours, expected, strict=True):

@@ -1,8 +1,8 @@
-"""Recording: the passes of a step, told to a GPU once and replayed as CUDA graphs.
+"""Recording: the passes of a step, launched once on a GPU, recorded, and replayed as CUDA graphs.
 
-A small model's step is a few hundred operations, and telling a GPU of each takes longer than doing it. Recorded are
-norms and weighted sums alone, which follow from batch, weights and parameters. Who is in the batch, side releases,
-noise and update, and with them everything that draws a random number, are done as ever.
+A small model's step is a few hundred operations, and launching each of them takes longer than doing it. Only norms and
+weighted sums are recorded; they follow from batch, weights and parameters. Sampling, side releases, noise and update
+are not, and so nothing that draws a random number.
 
 A recording has a fixed number of rows, and a Poisson batch has not: it is laid into the first of them. The rows after
 it hold what they held before and have weight 0, so that they add exactly nothing, and their norms are dropped. A batch
@@ -28,7 +28,7 @@ from equidp.system.threads import GLOBAL_RANDOM
 TRIALS = 3
 """States of the parameters at which a recording's batches are computed both ways.
 
-Not so many batches: those of one step, or of a look at all records, say nothing of whether parameters are read anew.
+It counts states and not batches: batches at the same parameters do not show whether parameters are read anew.
 """
 
 MOST = 4

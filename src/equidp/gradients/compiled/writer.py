@@ -11,8 +11,7 @@ from typing import Any
 from equidp.gradients.windows import Kernel
 
 ASKED = ("omp_get_thread_num", "omp_get_num_threads")
-"""What the code asks OpenMP: which of the records, or tiles, are this thread's? Of those that came, which may be fewer
-than were called."""
+"""What the code asks OpenMP, to know its share of records or tiles. OpenMP may start fewer threads than requested."""
 
 
 @dataclass(frozen=True)
