@@ -33,6 +33,34 @@ the nearest valid one.
 | `algorithm` | `dpsgd_f` | what the pipeline `audit` audits |
 """
 
+PAPERS = """
+## Settings of the papers
+
+One preset for each paper and dataset, which takes no value from another paper: `kedro run --pipeline=psasc
+--params=dataset=mnist_psasc`. A name that is misspelt is refused with the nearest. Presets named after a dataset alone serve
+the tables of [results.md](results.md), and some mix papers. What no source prints is ours, and marked so in `presets.yml`.
+
+| preset | paper | network (its weights) | source of the values | ours |
+|---|---|---|---|---|
+| `adult`, `dutch` | DPSGD-F | `logistic` | its section 6 | – |
+| `mnist_unbalanced` | DPSGD-F | `cnn_small` (77,484) | its section 6 | the layers' widths |
+| `mnist_psasc` | DP-PSASC | `psasc_cnn` (130,890) | Tables II, III | widths (those of Opacus' example), ReLU, rate, γ_0, γ_1, γ, K_0 |
+| `fashion_mnist_psasc` | DP-PSASC | `psasc_cnn` (130,890) | Tables II, III | the same, and which 40,000 records |
+| `celeba`, `imagenette` | DP-PSASC | `resnet9` | Tables II, III | widths, size of images, rate, γ_0, γ_1, K_0 |
+| `mnist_sa`, `fashion_mnist_sa` | SA-DPSGD | `cnn4` (26,010), tanh | Table 2; epochs: Tramèr and Boneh | `auto_s`'s r is AUTO-S's |
+| `cifar10_sa` | SA-DPSGD | `sa_cnn9` (550,570), tanh | Table 2; network and epochs: Tramèr and Boneh | – |
+| `mnist_sa_relu`, `fashion_mnist_sa_relu`, `cifar10_sa_relu` | SA-DPSGD, its row DPSGD | the same, ReLU | the same | – |
+| `mnist_dpis`, `fashion_mnist_dpis` | DPIS and DP-SGD-HF (`dpsgd`) | `tramer_boneh_mnist` (33,066) | Table 2; batch, rate, C_1, epochs: Tramèr and Boneh | on MNIST: features normalised in groups |
+| `cifar10_dpis` | DPIS and DP-SGD-HF (`dpsgd`) | `tramer_boneh_cifar10` (187,210) | the same | features normalised in groups |
+| `mnist_dpis_pixels`, `fashion_mnist_dpis_pixels`, `cifar10_dpis_pixels` | DPIS's other rows | `cnn4` (26,010), `cnn9` (605,226) | batch, rate, C_1, epochs: Tramèr and Boneh | ReLU of `dpsgd` and `dpsgd_decay` |
+| `imdb_dpis` | DPIS | `bilstm`, GloVe's vectors | Tables 1 and 2 | batch, rate, epochs, C_1, vocabulary |
+| `ham10000_sad` | SAD-DPSGD | `resnet_finetune` (ResNet-50) | section V; batch and epochs: its code | rate, C |
+
+SA-DPSGD prints "9 layers" for CIFAR-10, and names earlier work for them. Neither network of that work has nine layers with
+weights: both have eight. Its batch, rate and noise are those of Tramèr and Boneh's, whose six convolutions and three pools
+are nine; so that is the one taken.
+"""
+
 
 def page() -> str:
     """The page's text."""
@@ -44,7 +72,7 @@ def page() -> str:
         for name, kind in ALGORITHMS.items()
         if kind.model_fields
     ]
-    return HEAD + "\n".join(["", *blocks, *models()])
+    return HEAD + "\n".join(["", *blocks, *models()]) + PAPERS
 
 
 def models() -> list[str]:
