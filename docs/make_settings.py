@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from equidp.algorithms import ALGORITHMS
 from equidp.models import MODELS, ModelOptions
-from equidp.parameters import SECTIONS, AuditSettings, ReportSettings
+from equidp.parameters import PIPELINE_SECTIONS, SECTIONS
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -64,9 +64,7 @@ are nine; so that is the one taken.
 
 def page() -> str:
     """The page's text."""
-    blocks = [
-        block(name, kind) for name, kind in {**SECTIONS, "audit": AuditSettings, "report": ReportSettings}.items()
-    ]
+    blocks = [block(name, *kinds) for name, kinds in {**SECTIONS, **PIPELINE_SECTIONS}.items()]
     blocks += [
         block(f"{name}.options" if kind.below_options else name, kind)
         for name, kind in ALGORITHMS.items()
@@ -82,7 +80,7 @@ def models() -> list[str]:
     for name, kind in MODELS.items():
         own = kind.Options.model_fields.keys() - ModelOptions.model_fields.keys()
         if own:
-            tables.append(block("model.options", kind.Options, own).replace("## ", f"### `{name}`: ", 1))
+            tables.append(block("model.options", kind.Options, names=own).replace("## ", f"### `{name}`: ", 1))
     head = ["| `model.name` | features | what it is |", "|---|---|---|", *rows, ""]
     return ["## Models", "", *head, "Options of all models:", "", *tables]
 
@@ -92,9 +90,11 @@ def summary(kind: type) -> str:
     return told_text((kind.__doc__ or "").split("\n\n")[0])
 
 
-def block(prefix: str, kind: type[BaseModel], names: Iterable[str] | None = None) -> str:
-    """One table; of these fields only, where names are given."""
-    fields = {name: field for name, field in kind.model_fields.items() if names is None or name in names}
+def block(prefix: str, *kinds: type[BaseModel], names: Iterable[str] | None = None) -> str:
+    """One table of the fields of these classes; of some only, where names are given."""
+    fields = {
+        name: field for kind in kinds for name, field in kind.model_fields.items() if names is None or name in names
+    }
     rows = [f"| `{prefix}.{name}` | {default(field)} | {told(field)} |" for name, field in fields.items()]
     return "\n".join([f"## `{prefix}`", "", "| setting | default | what it is |", "|---|---|---|", *rows, ""])
 

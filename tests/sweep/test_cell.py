@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from equidp.sweep import cell as cells
+from equidp.sweep import tracked
 from equidp.sweep.cell import finished, run_cell
 
 fcntl = pytest.importorskip("fcntl", reason="no sweeps on this system")
@@ -41,7 +42,7 @@ class Store:
 def store(monkeypatch) -> Store:
     """The MLflow that cells see."""
     store = Store()
-    monkeypatch.setattr(cells, "_client", lambda address: store)
+    monkeypatch.setattr(tracked, "client", lambda address: store)
     return store
 
 

@@ -63,7 +63,7 @@ class Recipe:
         before: Callable[[Trainer], None] = lambda trainer: None,
         progress: bool = False,
     ) -> nn.Module:
-        """Train on `records`; returns the model in evaluation mode.
+        """Train on `records`; returns what leaves the run, in evaluation mode.
 
         Args:
             records: the training part; its size need not be the plan's, which is what was declared.
@@ -91,7 +91,7 @@ class Recipe:
         )
         before(trainer)
         trainer.train(on_step=lambda: before(trainer), progress=progress)
-        return network.eval()
+        return trainer.released_model().eval()
 
 
 @torch.no_grad()

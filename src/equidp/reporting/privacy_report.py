@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from equidp.data.sources import record_words
 from equidp.errors import UNSHOWN
-from equidp.parameters import RECORDS
 from equidp.reporting.tuning import Trials, tuning_epsilon
 
 FALSE_ALARMS = 0.01
@@ -133,7 +133,7 @@ def _protected(privacy: Mapping) -> Section:
     told = f" ({size:,} of them)" if size else ""
     if privacy.get("records_declared"):
         told = f" (declared as {size:,}; how many there are is protected, too)"
-    several, k = (f"with k {unit}s", "k") if unit in RECORDS else (f"who is several {unit}s", "so many")
+    several, k = (f"with k {unit}s", "k") if unit in record_words() else (f"who is several {unit}s", "so many")
     return Section(
         "Who is protected",
         (

@@ -1,7 +1,7 @@
 """Which MLflow run belongs to which algorithm, and what is written there.
 
-A single algorithm has the run that kedro-mlflow opened, with the baseline's figures as `baseline/…`. Several algorithms
-have one child run each, written through `MlflowClient` alone: the fluent API knows only one active run.
+A single algorithm has the pipeline's own run, with the baseline's figures as `baseline/…`. Several algorithms have one
+child run each, written through `MlflowClient` alone: the fluent API knows only one active run.
 
 A store that fails while a run trains does not end the training: what it did not take is kept and written at the end.
 """
@@ -12,57 +12,29 @@ import atexit
 import gc
 import json
 import logging
-import os
 import re
-import shutil
 import signal
-import socket
-import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from urllib.parse import urlparse
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, ExperimentTag, InputTag, Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
-from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
-from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
 
-import equidp
-from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
+from equidp.hooks.store import FAILURES
 from equidp.system import interrupts
-from equidp.system.files import storage_error, unfinished
-from equidp.system.logs import held_back
 from equidp.system.network import first_line
 from equidp.system.threads import alone
-
-PORTS = {"http": 80, "https": 443}
-
-FAILURES = (MlflowException, SQLAlchemyError)
-"""What a failing store raises: MLflow lets some of SQLAlchemy's errors through as they are."""
-
-PATIENCE = 10.0
-"""Seconds that another process may hold the project's store at a run's start."""
-
-MANNERS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # MLflow's own would wait for a server that died for minutes, every epoch
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # a bar for every small file
-}
-"""How MLflow behaves unless set otherwise."""
 
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
@@ -83,10 +55,13 @@ SECONDS_BETWEEN_ROWS = 1.0
 class Tracking:
     """The open runs of this process.
 
-    `ours` says that the one that is active, if any, is a pipeline's. `runs` maps an algorithm to its run, which is that
-    one or its child; algorithms without one are not logged. `opened` are those that an interrupt must end: MLflow no
-    longer counts a run as active while it ends it. `live` maps an algorithm to the metrics its epochs have given, and
-    `epochs` to the last of these.
+    Attributes:
+        ours: whether the active run, if there is one, is a pipeline's; else it is the user's, and stays open.
+        runs: an algorithm's run: the active one or a child of it. Algorithms without one are not logged.
+        opened: runs that an interrupt must end: MLflow no longer counts a run as active while it ends it.
+        lost, held: whether the store has failed, and what is to be written once it answers again.
+        rows: figures of epochs that are not written yet; `written` is when the last ones were.
+        live, epochs: per algorithm, the metrics that epochs have given, and which epochs those were.
     """
 
     ours: bool = False
@@ -98,7 +73,7 @@ class Tracking:
     held: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     rows: dict[str, list[Metric]] = field(default_factory=dict)
     live: dict[str, set[str]] = field(default_factory=dict)
-    epochs: dict[str, int] = field(default_factory=dict)
+    epochs: dict[str, set[int]] = field(default_factory=dict)
     written: float = 0.0
 
 
@@ -132,13 +107,21 @@ def open_run(client: MlflowClient, algorithm: str, run_id: str, *, child: bool =
 
 
 def close_runs(status: str) -> None:
-    """Terminate the child runs; nothing is written to any run from here on."""
+    """End all runs of the pipeline, the children first; nothing is written to any run from here on."""
     global _current
     _write_rows()
     if _current.client is not None:
         for run_id in _current.children:
             _current.client.set_terminated(run_id, status)
     _current = Tracking(_current.ours, opened=_current.opened)
+    if _current.ours and mlflow.active_run() is not None:
+        mlflow.end_run(status)
+
+
+def abandon() -> None:
+    """End the pipeline's run as failed, and leave its children."""
+    if _current.ours and mlflow.active_run() is not None:
+        mlflow.end_run("FAILED")
 
 
 def forget_runs() -> None:
@@ -165,7 +148,7 @@ def end_interrupted() -> None:
 
 @atexit.register  # after MLflow registered what would end the run as finished, hence before that is called
 def _end_with_process() -> None:
-    """Interrupted once more it begins again: Ctrl-C is often pressed twice, and some launchers pass it on twice."""
+    """Retry once if interrupted again: Ctrl-C is often pressed twice, and some launchers pass it on twice."""
     for _ in range(2):
         with suppress(KeyboardInterrupt, SystemExit):
             end_interrupted()
@@ -183,99 +166,6 @@ def _kill() -> None:
     for run_id in dict.fromkeys(_current.opened):
         if client.get_run(run_id).info.status not in ("KILLED", "FINISHED"):
             client.set_terminated(run_id, "KILLED")
-
-
-def check_store(uri: str) -> None:
-    """Refuse a store that cannot be written to, before MLflow's client has retried for minutes.
-
-    Raises:
-        EquidpError: naming the address or the file.
-    """
-    for name, value in MANNERS.items():
-        os.environ.setdefault(name, value)
-    address = urlparse(uri)
-    if path := _database_file(uri):
-        _check_file(path)
-    if address.scheme not in ("http", "https") or address.hostname is None:
-        return
-    try:
-        socket.create_connection((address.hostname, address.port or PORTS[address.scheme]), timeout=5).close()
-    except OSError as error:
-        raise EquidpError(
-            f"The MLflow server at {uri} does not answer ({error}): start it, or take the project's own store by "
-            "unsetting MLFLOW_TRACKING_URI and mlflow_tracking_uri in conf/local/mlflow.yml."
-        ) from error
-
-
-def make_store(uri: str, experiment: Mapping[str, Any]) -> None:
-    """Make the project's database unless it is there; it is seen under its name only once it is complete.
-
-    MLflow makes its tables one by one, under that name: two first runs at once would both fail, and so would every
-    later run, and it would be the same after one that was stopped. `experiment` is mlflow.yml's.
-    """
-    path = _database_file(uri)
-    if path is None or path.exists():
-        return
-    part = unfinished(path)
-    asked = experiment.get("create_experiment_kwargs") or {}
-    tags = [ExperimentTag(key, value) for key, value in (asked.get("tags") or {}).items()]
-    try:
-        location = make_url(uri).set(database=str(part)).render_as_string(hide_password=False)
-        store = SqlAlchemyStore(location, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
-        store.create_experiment(experiment["name"], asked.get("artifact_location"), tags)
-        store.engine.dispose()
-        # unlike a renaming, a link does not replace what another run has made meanwhile; no links here: MLflow makes it
-        with suppress(OSError):
-            path.hardlink_to(part)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _database_file(uri: str) -> Path | None:
-    """Where an SQLite store is, there or not; None for other stores."""
-    if not urlparse(uri).scheme.startswith("sqlite"):
-        return None
-    database = make_url(uri).database
-    return Path(database) if database else None
-
-
-def _check_file(path: Path) -> None:
-    """Try for the right to write to a database, and give it back; to its folder, where it is to be made."""
-    if not path.exists():
-        tried = unfinished(path)
-        try:
-            tried.write_bytes(b"x")
-        except OSError as error:
-            told = storage_error(path, error).message
-            raise EquidpError(f"{told} Another place for MLflow's store is named by MLFLOW_TRACKING_URI.") from error
-        finally:
-            with suppress(OSError):
-                tried.unlink()
-        return
-    try:
-        with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
-            database.execute("CREATE TABLE tried (here)")  # a read-only file grants the right, and refuses its use
-            database.execute("ROLLBACK")
-    except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            raise EquidpError(
-                f"MLflow's store {path} is damaged ({error}): put back a copy of it, or move it away for a new one."
-            ) from error
-        raise EquidpError(
-            f"MLflow's store {path} cannot be written to ({error}): end the process that holds it, or make the file "
-            "writable, or name another store as MLFLOW_TRACKING_URI."
-        ) from error
-
-
-def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
-    """What to tell the user of a store that failed, `consequence` being a sentence.
-
-    Raises:
-        KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
-    """
-    interrupts.raise_hidden(error)
-    return EquidpError(f"MLflow's store {uri} failed ({first_line(error)}). {consequence}")
 
 
 def lose(error: Exception) -> None:
@@ -315,11 +205,23 @@ def catch_up() -> None:
 def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
     """Live figures of one epoch; the epoch is the step. Written once a second: a call costs as much as an epoch may."""
     figures, epoch = {k: v for k, v in row.items() if k != "epoch"}, int(row["epoch"])
-    _current.epochs[algorithm] = max(epoch, _current.epochs.get(algorithm, 0))
+    _current.epochs.setdefault(algorithm, set()).add(epoch)
     _current.live.setdefault(algorithm, set()).update(figures)
     _current.rows.setdefault(algorithm, []).extend(_metrics(figures, epoch))
     if time.monotonic() - _current.written >= SECONDS_BETWEEN_ROWS:
         _write_rows()
+
+
+def log_history(algorithm: str, history: Iterable[Mapping[str, Any]]) -> None:
+    """Figures of those epochs that this process did not train: those before a resume, or of a baseline kept.
+
+    ε of an epoch is known at the end only, and no run's curves have it.
+    """
+    told = set(_current.epochs.get(algorithm, ()))
+    for row in history:
+        if int(row["epoch"]) not in told:
+            kept = {name: v for name, v in row.items() if v is not None and v == v and name != "epsilon"}  # NaN: none
+            log_epoch(algorithm, kept)
 
 
 def log_metrics(algorithm: str, metrics: Mapping[str, float]) -> None:
@@ -327,7 +229,7 @@ def log_metrics(algorithm: str, metrics: Mapping[str, float]) -> None:
 
     Those that epochs have given too end their curves: MLflow takes the latest value of the last step for the run's own.
     """
-    live, last = _current.live.get(algorithm, set()), _current.epochs.get(algorithm, 0)
+    live, last = _current.live.get(algorithm, set()), max(_current.epochs.get(algorithm, {0}))
     ending = {name: value for name, value in metrics.items() if name in live}
     others = {name: value for name, value in metrics.items() if name not in live}
     _write_metrics(algorithm, [*_metrics(ending, last), *_metrics(others, 0)])
@@ -338,12 +240,12 @@ def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
     names = numbered(params, slug)  # two names in other scripts may share a slug, and MLflow takes each once
     entries = [Param(names[name], str(value)[:MAX_PARAM_VAL_LENGTH]) for name, value in params.items()]
     for start in range(0, len(entries), BATCH):
-        _write(algorithm, params=entries[start : start + BATCH])
+        write(algorithm, params=entries[start : start + BATCH])
 
 
 def log_tags(algorithm: str, tags: Mapping[str, Any]) -> None:
     """Write tags to the algorithm's run."""
-    _write(algorithm, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+    write(algorithm, tags=[RunTag(name, str(value)) for name, value in tags.items()])
 
 
 def log_dataset(algorithm: str, name: str, fingerprint: str, folder: Path) -> None:
@@ -374,55 +276,15 @@ def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
 
 
 def log_model(algorithm: str, weights: Path, statement: Iterable[Path] = ()) -> None:
-    """Upload the model as pyfunc: a code file and safetensors, loadable as `runs:/<run id>/model`.
-
-    Files of its privacy `statement` lie beside them, so that who is given the model is told its ε.
-    """
+    """Upload the model as pyfunc, loadable as `runs:/<run id>/model`, its privacy statement beside it."""
     if algorithm not in _current.runs:
         return
-    import mlflow.pyfunc  # late: it brings a second of imports
+    from equidp.hooks.packing import pack  # late: it brings a second of imports
 
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
-        # a data frame of a dataset's own columns has no signature, and needs none
-        with held_back("mlflow.pyfunc", below=logging.ERROR), _unchecked_requirements():
-            mlflow.pyfunc.save_model(
-                str(target),
-                python_model=str(Path(__file__).with_name("served_model.py")),
-                artifacts={"weights": weights.as_uri()},
-                # stated, as guessing them would import the model in a process of its own
-                pip_requirements=[f"equidp=={equidp.__version__}"],
-            )
-        _forget_paths(target)
-        for path in statement:
-            shutil.copy(path, target)
+        pack(target, weights, statement)
         log_artifact(algorithm, target, "model")
-
-
-def _forget_paths(model: Path) -> None:
-    """MLflow notes where code and weights lay on this machine; whoever is handed the model need not know."""
-    from mlflow.models import Model
-
-    saved = Model.load(str(model))
-    kept = saved.flavors["python_function"]
-    kept["model_code_path"] = Path(kept["model_code_path"]).name  # all of it that loading looks at
-    for artifact in kept["artifacts"].values():
-        artifact.pop("uri", None)
-    saved.save(str(model / "MLmodel"))
-
-
-@contextmanager
-def _unchecked_requirements() -> Iterator[None]:
-    """Spare the question whether this version of this package is installed: MLflow reads every package to answer it."""
-    import mlflow.utils.environment as environment
-
-    name = "warn_dependency_requirement_mismatches"
-    check = getattr(environment, name, None)
-    setattr(environment, name, lambda requirements: None)
-    try:
-        yield
-    finally:
-        setattr(environment, name, check)
 
 
 def tracked() -> tuple[str, ...]:
@@ -437,7 +299,7 @@ def _metrics(figures: Mapping[str, float], step: int) -> list[Metric]:
 
 def _write_metrics(algorithm: str, entries: Sequence[Metric]) -> None:
     for start in range(0, len(entries), MOST_METRICS):
-        _write(algorithm, metrics=entries[start : start + MOST_METRICS])
+        write(algorithm, metrics=entries[start : start + MOST_METRICS])
 
 
 def _write_rows() -> None:
@@ -448,7 +310,8 @@ def _write_rows() -> None:
     _current.written = time.monotonic()
 
 
-def _write(algorithm: str, **entries: Any) -> None:
+def write(algorithm: str, **entries: Any) -> None:
+    """Write `metrics`, `params` or `tags` to the algorithm's run; kept for the end where the store has failed."""
     run_id = _current.runs.get(algorithm)
     if _current.client is None or run_id is None:
         return
@@ -472,7 +335,7 @@ def slug(name: str) -> str:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`, as kedro-mlflow does it."""
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`, an empty block as `{"a": {}}`."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"

@@ -25,8 +25,7 @@ from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.models import model_features
 from equidp.models.features import is_raw_image
-from equidp.pipelines.datasets import WeightsDataset
-from equidp.pipelines.training.nodes import load_network
+from equidp.models.weights import load_weights, network_of
 from equidp.training import predict
 
 
@@ -43,9 +42,9 @@ class ServedModel(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Rebuild the network from the artifact `weights`."""
-        weights = WeightsDataset(filepath=str(Path(context.artifacts["weights"]))).load()
+        weights = load_weights(Path(context.artifacts["weights"]))
         self.card = weights.card
-        self.network = load_network(weights)
+        self.network = network_of(weights)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """`[n, classes]` probabilities, columns named by class; takes arrays too, but MLflow warns of such a hint.
@@ -59,7 +58,7 @@ class ServedModel(PythonModel):
                 features = self._stored(model_input)
             else:
                 encoder = source(self.card["source"], self.card["source_options"])
-                features = encoder.as_in(Schema.from_dict(self.card["schema"])).encode(_as_read(rows))
+                features = encoder.as_in(Schema.from_dict(self.card["schema"])).encode(as_read(rows))
         except EquidpError as error:
             raise RefusedInputError(error.message) from error
         # the rows' own index: joined back to a part of a table, scores must not land on other rows
@@ -105,7 +104,7 @@ def _as_rows(given: Any) -> pd.DataFrame | None:
     return given if isinstance(given, pd.DataFrame) else None
 
 
-def _as_read(rows: pd.DataFrame) -> pd.DataFrame:
+def as_read(rows: pd.DataFrame) -> pd.DataFrame:
     """Cells as a file's are read: as stripped text; missing ones stay missing, whichever pandas this is."""
     if rows.columns.has_duplicates:
         twice = rows.columns[rows.columns.duplicated()][0]
