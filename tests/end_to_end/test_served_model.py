@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,6 +144,18 @@ def test_a_model_is_loaded_where_its_word_vectors_are_not(tmp_path: Path) -> Non
     served, rows = ServedModel(), pd.DataFrame({"text": ["a good film"]})
     served.load_context(SimpleNamespace(artifacts={"weights": path}))
     assert np.array_equal(served.predict(None, rows), predict(network, source("imdb").encode(rows)).numpy())
+
+
+def test_a_model_that_knows_a_list_of_words_is_served_where_the_list_is_not(tmp_path: Path) -> None:
+    path, options = str(tmp_path / "model.safetensors"), {"words": "words.txt", "vocabulary": 2, "length": 4}
+    schema = replace(source("imdb", options).schema, words=("good", "film"))
+    network = build_model("bilstm", schema, seed=1)
+    card = {"model": "bilstm", "options": {}, "schema": schema.to_dict(), "source": "imdb", "source_options": options}
+    save_weights(Weights(dict(network.state_dict()), card), Path(path))
+    served = ServedModel()
+    served.load_context(SimpleNamespace(artifacts={"weights": path}))
+    scores = served.predict(None, pd.DataFrame({"text": ["a good film"]}))
+    assert np.array_equal(scores, predict(network, torch.tensor([[0, 1, 2, 3]])).numpy())
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:

@@ -51,6 +51,22 @@ def test_every_preset_resolves(project):
         assert params["data"]["source"] in SOURCES
 
 
+def test_a_papers_preset_has_its_values_and_a_misspelt_one_is_refused_with_the_nearest(project):
+    psasc = resolved(project, dataset="mnist_psasc")
+    assert (psasc["model"]["name"], psasc["dpsgd"]["options"]["clip_norm"]) == ("psasc_cnn", 0.3)
+    for name in ("psac", "psasc", "psasc_momentum"):
+        assert (psasc[name]["options"]["clip_norm"], psasc[name]["options"]["stability"]) == (0.3, 1e-4)
+    assert psasc["psasc_momentum"]["options"]["scale"] == 0.9
+    dpis = resolved(project, dataset="fashion_mnist_dpis")
+    assert (dpis["training"]["batch_size"], dpis["training"]["learning_rate"]) == (2048, 4.0)
+    assert dpis["dpis"]["options"]["first_phase_fraction"] == 1.0
+    assert resolved(project, dataset="cifar10_sa_relu")["model"]["options"] == {"activation": "relu"}
+    imdb = resolved(project, dataset="imdb_dpis", raw_dir="elsewhere")
+    assert imdb["model"]["options"]["vectors"] == "elsewhere/glove/glove.6B.100d.first30000.txt"
+    with pytest.raises(EquidpError, match=r"Unknown dataset 'mnist_psac'\. Did you mean 'mnist_psasc'"):
+        resolved(project, dataset="mnist_psac")
+
+
 @pytest.mark.parametrize("given", [{"privacy.epsilon": 3.0}, {"privacy.noise_multiplier": 1.5}])
 @pytest.mark.parametrize("dataset", ["adult", "mnist"])
 def test_epsilon_and_noise_replace_each_other(project, given, dataset):

@@ -163,6 +163,15 @@ def test_a_model_encodes_texts_by_the_words_of_its_schema_where_the_list_is_not(
         source("imdb", given).encode(frame)
 
 
+def test_gloves_file_may_lie_in_a_linked_folder_as_other_raw_files_may(tmp_path: Path) -> None:
+    pack(tmp_path / "raw", [json.dumps({"split": "train", "label": 1, "text": "what a film"})])
+    write_words(tmp_path, "elsewhere/glove.6B.100d.txt")
+    (tmp_path / "raw" / "glove").symlink_to(tmp_path / "elsewhere")
+    assert read(tmp_path / "raw", words="glove/glove.6B.100d.txt", vocabulary=3, length=3).features.tolist() == [
+        [2, 3, 4]
+    ]
+
+
 def test_the_first_words_of_the_real_glove_file_are_a_vocabulary(raw_dir: Path) -> None:
     imdb = source("imdb", {"words": GLOVE_PACKED.path})
     assert read_list(imdb.locate(raw_dir).paths["words"], 20_000)[:3] == ("the", ",", ".")

@@ -44,6 +44,7 @@ GLOVE_PAGE = "https://nlp.stanford.edu/projects/glove/"
 GLOVE_PACKED = Published(
     "glove/glove.6B.100d.first30000.txt", GLOVE_PAGE, "a161a4161305404b0d3923410f74f12cd1c2a9614bf9ce4a998021ea451e6e08"
 )
+GLOVE = (GLOVE_PACKED, Published("glove/glove.6B.100d.txt", GLOVE_PAGE))
 CLASSES = ("negative", "positive")
 PARTS = ("train", "test")
 SENTIMENTS = ("neg", "pos")
@@ -98,8 +99,10 @@ class Imdb(Source):
         return RawFiles(found, fingerprint(digests))
 
     def _wanted_words(self, raw_dir: Path) -> Published:
-        place = inside(raw_dir, self.options.words).relative_to(raw_dir.resolve()).as_posix().removesuffix(".gz")
-        return GLOVE_PACKED if place == GLOVE_PACKED.path else Published(place, GLOVE_PAGE)
+        asked = self.options.words.removesuffix(".gz")
+        if (known := next((file for file in GLOVE if file.path == asked), None)) is not None:
+            return known  # like other files of a provider it may lie in a linked folder
+        return Published(inside(raw_dir, asked).relative_to(raw_dir.resolve()).as_posix(), GLOVE_PAGE)
 
     def wanted(self, raw_dir: Path) -> Published:
         """The provider's folder."""
