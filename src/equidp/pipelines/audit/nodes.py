@@ -47,7 +47,7 @@ def audit_algorithm(
         training=loop,
     )
     device = choose_device(loop.device)
-    recipe = audit.Recipe(
+    setup = audit.TrainingSetup(
         build_model=lambda schema: make_model(schema, ModelSettings(**model), algorithm, seed),
         algorithm=algorithm,
         plan=plan,
@@ -64,7 +64,7 @@ def audit_algorithm(
     )
     findings = audit.run(
         Split(train, test, public),
-        recipe,
+        setup,
         audit.AuditSettings(**settings),
         seed=seed,
         groupings=groups,
