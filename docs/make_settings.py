@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from equidp.algorithms import ALGORITHMS
 from equidp.models import MODELS, ModelOptions
-from equidp.parameters import SECTIONS, AuditSettings, ReportSettings
+from equidp.parameters import PIPELINE_SECTIONS, SECTIONS
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -30,15 +30,13 @@ the nearest valid one.
 | `raw_dir` | `data/01_raw` | where raw files lie; `EQUIDP_RAW_DIR` sets it too |
 | `run_label` | | a level in the output path when set |
 | `resume` | `false` | continue what an interrupted run left |
-| `algorithm` | `dpsgd_f` | what the pipeline `audit` audits |
+| `algorithm` | `dpsgd_f` | what the pipelines `audit` and `release` take |
 """
 
 
 def page() -> str:
     """The page's text."""
-    blocks = [
-        block(name, kind) for name, kind in {**SECTIONS, "audit": AuditSettings, "report": ReportSettings}.items()
-    ]
+    blocks = [block(name, kind) for name, kind in {**SECTIONS, **PIPELINE_SECTIONS}.items()]
     blocks += [
         block(f"{name}.options" if kind.below_options else name, kind)
         for name, kind in ALGORITHMS.items()

@@ -9,7 +9,7 @@ from kedro.pipeline import Pipeline
 
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import unknown_name
-from equidp.pipelines import audit, evaluation, ingestion, reporting, training
+from equidp.pipelines import audit, evaluation, ingestion, release, reporting, training
 from equidp.reporting.tables import BASELINE
 
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
@@ -28,7 +28,7 @@ def experiment(algorithm: str) -> Pipeline:
     parts = [ingestion.create_pipeline()]
     for name in dict.fromkeys((BASELINE, algorithm)):
         parts += [training.create_pipeline(name), evaluation.create_pipeline(name)]
-    return sum(parts, Pipeline([])) + reporting.create_pipeline(algorithm)
+    return sum(parts, Pipeline([])) + reporting.create_pipeline(algorithm) + release.create_pipeline(algorithm)
 
 
 def comparison(algorithms: Sequence[str]) -> Pipeline:
@@ -41,6 +41,7 @@ def register_pipelines() -> Registry:
     pipelines = Registry({name: experiment(name) for name in ALGORITHMS})
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
+    pipelines["release"] = release.create_release()
     pipelines["report"] = reporting.create_report()
     asked = set(_asked_for())
     several = [name for name in ALGORITHMS if name in asked]

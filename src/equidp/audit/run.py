@@ -48,8 +48,9 @@ def run(
         progress: show progress bars.
 
     Returns:
-        Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `gradient_canaries`, `input_canaries` (each None
-        if left out) and `membership` (per model `sgd` and the algorithm, per attack, `overall` and `groups`).
+        Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `training` (public facts that tell which
+        training was audited), `gradient_canaries`, `input_canaries` (each None if left out) and `membership` (per model
+        `sgd` and the algorithm, per attack, `overall` and `groups`).
 
     Raises:
         EquidpError: where there is nothing to audit.
@@ -64,6 +65,12 @@ def run(
         "seed": seed,
         "confidence": settings.confidence,
         "claim": {"epsilon": claimed(setup, plan.delta), "delta": plan.delta},
+        "training": {
+            "records": plan.records,
+            "expected_batch_size": plan.batch_size,
+            "steps": plan.steps,
+            "noise_multiplier": plan.noise_multiplier,
+        },
         "gradient_canaries": None,
         "input_canaries": None,
         "membership": {},

@@ -124,6 +124,8 @@ class WeightsDataset(AbstractDataset[Weights, Weights]):
                 card = json.loads((file.metadata() or {})["card"])
                 # copies: Windows does not replace a file that is mapped
                 return Weights({name: file.get_tensor(name).clone() for name in file.keys()}, card)  # noqa: SIM118
+        except FileNotFoundError as error:
+            raise EquidpError(f"There is no model {self._filepath}: train one first.") from error
         except (SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise EquidpError(f"{self._filepath} is damaged ({error}): delete it, and train again.") from error
 

@@ -12,7 +12,7 @@ import pandas as pd
 from equidp.evaluation.metrics import METRICS, unique_slugs
 from equidp.reporting.tables import BASELINE
 
-NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
+NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every", "release.")
 """Parameters in which seeds of one setting may differ: no result depends on them, the seed's aside."""
 
 

@@ -140,6 +140,7 @@ def train_network(
         "options": card_options(built.name, built.options),
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
+        "training": _told_training(training) | {"options": options},
         "source": data["source"],
         "source_options": data["options"],
     }
@@ -163,6 +164,12 @@ def train_network(
         if row["epoch"] not in told:
             tracking.log_epoch(algorithm, {str(k): v for k, v in row.items() if pd.notna(v) and k != "epsilon"})
     return found
+
+
+def _told_training(training: dict[str, Any]) -> dict[str, Any]:
+    """Settings that the model's file tells, for the documents that go out with it."""
+    names = ("epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights")
+    return {name: training[name] for name in names}
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:
