@@ -365,6 +365,11 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
         resolved[name] = {"options": _options(name, given.get(name))}
     for name, settings in PIPELINE_SECTIONS.items():
         resolved[name] = section(settings, name, given.get(name)).model_dump(mode="json")
+    if "test" in resolved["release"]["unprotected"] and resolved["data"]["evaluate_on"] == "validation":
+        raise EquidpError(
+            "release.unprotected=test would publish figures of validation records, which were taken from the training "
+            "records: leave it out, or set data.evaluate_on=test."
+        )
     audited = str(given.get("algorithm") or AUDITED)
     if audited not in ALGORITHMS:
         raise unknown_name("algorithm", audited, ALGORITHMS)

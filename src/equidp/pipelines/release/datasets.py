@@ -15,7 +15,7 @@ from equidp.errors import EquidpError
 from equidp.system.files import replacing_folder, storage_error
 
 UNDATED = 315_619_200
-"""2 January 1980, the date of every file that goes out, as dates tell when a training ended. Zip has no earlier ones."""
+"""2 January 1980, the date of every file that goes out: a date tells when a training ended. Zip has no earlier one."""
 
 logger = logging.getLogger(__name__)
 

@@ -57,8 +57,7 @@ def model_card(facts: Facts) -> str:
     parts += ["## Privacy", _privacy(facts)]
     parts += ["## Use", facts.curator.get("purpose", "") and _stated(facts.curator["purpose"])]
     parts.append(
-        "Not for decisions about the people whose records were used. Not for input outside the declared schema: the "
-        "answer would be arbitrary."
+        "Not for input outside the declared schema: the answer would be arbitrary."
         + ("" if "purpose" in facts.curator else " *Open:* the purpose (setting release.purpose).")
     )
     parts += ["## Training data", *_data(facts)]
@@ -157,7 +156,14 @@ def _data(facts: Facts) -> list[str]:
     if schema.get("feature_names"):
         rows.append(("features", _plain_names(schema["feature_names"])))
     texts.append(markdown_table(rows))
-    texts.append("How many records each group has is exact and private; it is not told.")
+    if schema["kind"] == "tabular":
+        where = (
+            "config.json has their declared bounds and categories"
+            if "features" in facts.encoding
+            else (f"equidp's source {facts.encoding.get('source')} has their declared bounds and categories")
+        )
+        texts.append(f"Features are numbers from 0 to 1; {where}.")
+    texts.append("How many records each group has is exact and private, and left out.")
     return texts
 
 
@@ -192,8 +198,8 @@ def _evaluation(facts: Facts) -> list[str]:
         ]
     return [
         "*Open.* Accuracy was measured on private test records. These figures are exact, and no guarantee protects "
-        "test records, so they are left out. privacy.evaluation.epsilon releases them with noise; "
-        "release.unprotected=test publishes them as they are."
+        "test records, so they are left out. Figures released with noise would be told here; "
+        "release.unprotected=test publishes the exact ones."
     ]
 
 

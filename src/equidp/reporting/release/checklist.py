@@ -22,7 +22,7 @@ def checklist(facts: Facts) -> Document:
     return Document(
         f"Evaluation checklist: {facts.algorithm} on {facts.dataset}",
         "By the topics of NIST SP 800-226, in words of our own. A line is answered by the run or by the curator, or it "
-        "is open.",
+        "is open. An answer may be a bad one: read it.",
         {
             "Parameters and unit": _parameters(facts),
             "Algorithm": _algorithm(facts),
@@ -106,7 +106,7 @@ def _algorithm(facts: Facts) -> list[Line]:
         ),
         Line(
             "split",
-            "Does it depend on others who is in the training part?",
+            "Does a record's place in the training part depend on other records?",
             _split(privacy),
             (privacy.get("membership") or {}).get("how"),
             open=not privacy.get("membership"),

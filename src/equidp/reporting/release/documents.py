@@ -51,6 +51,7 @@ def config(facts: Facts) -> dict[str, Any]:
         "model": facts.network["name"],
         "options": dict(facts.network["options"]),
         "schema": dict(facts.schema),
+        "encoding": dict(facts.encoding),
         "algorithm": facts.algorithm,
         "training": dict(facts.training),
         "software": dict(facts.software),

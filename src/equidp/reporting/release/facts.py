@@ -37,6 +37,9 @@ MEMBERSHIP = ("how", "records_declared", "units_declared", "keeps")
 SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary")
 """Keys of a schema that go out. They are declared: none is learnt from the records."""
 
+ENCODING = ("label", "classes", "features")
+"""Options of the source that go out: declared columns with their categories and bounds. Others name files."""
+
 TRAINING = ("epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights", "options")
 """Keys of a model's training settings that go out; settings are public."""
 
@@ -57,6 +60,10 @@ RESEARCH_MODE = (
     "seed can recompute the noise, and ε does not hold against them. Not for publication: keep this document and the "
     "model inside. A model that goes out is trained with privacy.secure=true."
 )
+LARGE_DELTA = (
+    "δ is not below one over the number of units: publishing one of them outright would satisfy the guarantee. Not for "
+    "publication: train again with a smaller privacy.delta."
+)
 REFUTED = (
     "An audit of this training refuted its ε. Not for publication: keep this document and the model inside until the "
     "cause is found."
@@ -68,7 +75,8 @@ class Facts:
     """All that the documents know of a run; JSON types.
 
     Attributes:
-        schema: the declared schema; `network`: name and options of the model. Together they rebuild it.
+        schema: the declared schema. `network`: name and options of the model. Together they rebuild it.
+        encoding: the source's name and, of a table that was described by options, its declared columns.
         parameters: number of the model's parameters.
         training: settings of the training; empty where the model's file does not have them.
         privacy: the privacy statement.
@@ -81,6 +89,7 @@ class Facts:
     """
 
     schema: Mapping[str, Any]
+    encoding: Mapping[str, Any]
     network: Mapping[str, Any]
     parameters: int
     training: Mapping[str, Any]
@@ -138,11 +147,6 @@ def released_facts(
             f"The model is {card.get('algorithm')}'s and the privacy statement {privacy['algorithm']}'s: train again."
         )
     found = _audit(audit, privacy, exact="audit" in settings.unprotected)
-    if found is None and "audit" in settings.unprotected:
-        raise EquidpError(
-            "release.unprotected=audit: there is no audit of this training. Run `kedro run --pipeline=audit` with the "
-            "settings of the run, then `kedro run --pipeline=release`."
-        )
     statement = _only(privacy, STATEMENT)
     if statement.get("secure"):
         statement["seed"] = None
@@ -150,6 +154,7 @@ def released_facts(
         statement["membership"] = _only(statement["membership"], MEMBERSHIP)
     return Facts(
         schema=_only(card["schema"], SCHEMA),
+        encoding=_only(card, ("source",)) | _only(card.get("source_options") or {}, ENCODING),
         network={"name": card["model"], "options": dict(card["options"])},
         parameters=parameters,
         training=_only(card.get("training") or {}, TRAINING),
@@ -166,6 +171,8 @@ def released_facts(
 def _warning(privacy: Mapping[str, Any], audit: Mapping[str, Any] | None) -> str | None:
     if not privacy.get("secure"):
         return RESEARCH_MODE
+    if privacy["delta"] >= 1 / privacy["records"]:
+        return LARGE_DELTA
     found = [audit[kind] for kind in ("gradient_canaries", "input_canaries") if audit and audit.get(kind)]
     return None if all(one["consistent"] for one in found) else REFUTED
 

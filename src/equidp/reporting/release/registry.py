@@ -132,7 +132,10 @@ def unprotected(facts: Facts) -> Line:
         if facts.audit["membership"]:
             told.append("the audit's exact figures of real records, which the curator chose to publish")
     return Line(
-        "unprotected", "Unprotected quantities", f"Public, or taken as public: {'; '.join(told)}. Nothing else.", told
+        "unprotected",
+        "Unprotected quantities",
+        f"Public, or taken as public: {'; '.join(told)}. No more is here.",
+        told,
     )
 
 
@@ -160,14 +163,12 @@ def trials(facts: Facts) -> Line:
         return Line(
             "trials",
             question,
-            "The run declares that it was not chosen from several trainings on these records. ε is for this run alone: "
-            "other releases from the same records add to it. Only the curator knows them.",
+            "One training was charged (privacy.trials=1). If settings were chosen by other trainings on these records, "
+            "ε does not cover the choice; nor does it cover other releases from the same records. The curator knows.",
             found,
         )
     told = ", ".join(f"{name} {value}" for name, value in found.items())
-    text = (
-        f"The run declares that it was chosen from several trainings ({told}); privacy.md says what the choice costs."
-    )
+    text = f"It was chosen from several trainings ({told}); privacy.md says what the choice costs."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
 
 

@@ -18,8 +18,8 @@ from equidp.reporting.release.lines import Document, Line, stated
 
 ATTACKS = {"loss": "loss threshold", "reference": "reference models"}
 NOT_AUDITED = (
-    "No audit of this training is at hand. Run `kedro run --pipeline=audit` with the run's settings, then "
-    "`kedro run --pipeline=release`."
+    "No audit of this training is at hand. The pipeline audit makes one, with the run's settings; the pipeline release "
+    "then writes this folder again."
 )
 
 
@@ -58,7 +58,7 @@ def _proven(facts: Facts) -> list[Line]:
                 "recognised": [{"false_alarms": rate, "at_most": bound} for rate, bound in rows],
                 **curve,
             },
-            table=(("false alarms", "recognised at most"), *((f"{r:.1%}", share(bound)) for r, bound in rows)),
+            table=(("false alarms", "recognised at most"), *((f"{100 * r:g} %", share(bound)) for r, bound in rows)),
         ),
         Line(
             "extraction_bound",
