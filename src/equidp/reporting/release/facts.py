@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from equidp.data.records import MIN_TEST_RECORDS
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import METRICS
 from equidp.parameters import ReleaseSettings
@@ -49,6 +50,9 @@ CANARIES = (
 )  # fmt: skip
 EXPOSURE = ("auc", "auc_interval", "tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr_interval")
 """Figures of membership inference that may be asked for. The numbers of members are exact counts, and stay."""
+
+DECIMALS = 3
+"""Of exact figures that go out on request."""
 
 MATCHED = ("records", "expected_batch_size", "steps", "noise_multiplier")
 """Facts of `privacy.json` in which an audit's training must agree with the run for its findings to be the run's."""
@@ -196,21 +200,27 @@ def _audit(audit: Mapping[str, Any] | None, privacy: Mapping[str, Any], *, exact
     attacks = (audit.get("membership") or {}).get(privacy["algorithm"], {}) if exact else {}
     return found | {
         "confidence": audit["confidence"],
-        "membership": {
-            attack: {
-                "overall": _only(figures["overall"], EXPOSURE),
-                "groups": {
-                    grouping: {group: _only(of, EXPOSURE) for group, of in groups.items()}
-                    for grouping, groups in figures["groups"].items()
-                },
+        "membership": _rounded(
+            {
+                attack: {
+                    "overall": _only(figures["overall"], EXPOSURE),
+                    "groups": {
+                        grouping: {group: _only(of, EXPOSURE) for group, of in groups.items()}
+                        for grouping, groups in figures["groups"].items()
+                    },
+                }
+                for attack, figures in attacks.items()
             }
-            for attack, figures in attacks.items()
-        },
+        ),
     }
 
 
 def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Overall and group figures of the private model, without numbers of records, intervals, baseline and costs."""
+    """Overall and group figures of the private model, without numbers of records, intervals, baseline and costs.
+
+    They are rounded, as a fraction in full tells the number of records, and groups so small that a figure is about
+    single persons are left out.
+    """
     if not metrics:
         raise EquidpError("release.unprotected=test: the run has no metrics.json: evaluate it first.")
     if metrics.get("evaluated_on", "test") != "test":
@@ -218,7 +228,20 @@ def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
             "release.unprotected=test: this run was evaluated on validation records, which were taken from the "
             "training records: their exact figures may not go out. Train with data.evaluate_on=test."
         )
-    return _figures(metrics)
+    groups = {
+        grouping: {group: of for group, of in groups.items() if of["count"] >= MIN_TEST_RECORDS}
+        for grouping, groups in metrics["groups"].items()
+    }
+    return _rounded(_figures({**metrics, "groups": groups}))
+
+
+def _rounded(figures: Any) -> Any:
+    """Nested figures with `DECIMALS` each."""
+    if isinstance(figures, dict):
+        return {name: _rounded(value) for name, value in figures.items()}
+    if isinstance(figures, list):
+        return [_rounded(value) for value in figures]
+    return round(figures, DECIMALS) if isinstance(figures, float) else figures
 
 
 def _released(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,14 +86,16 @@ def _measured(facts: Facts) -> list[Line]:
             Line("membership", "Membership inference per group", NOT_AUDITED, open=True),
             _other_attacks(),
         ]
-    lines = [_canaries("audit", "Lower bound on ε by an attack with planted gradients", audit["gradient_canaries"])]
+    planted = "Lower bound on ε by an attack with planted gradients"
+    lines = [_canaries("audit", planted, audit["gradient_canaries"], "records of the auditor's own")]
     if audit["input_canaries"]:
         question = "Lower bound on ε by an attack with mislabelled records"
-        lines.append(_canaries("mislabelled", question, audit["input_canaries"]))
+        real = "training records that were given a wrong label"
+        lines.append(_canaries("mislabelled", question, audit["input_canaries"], real))
     return [*lines, _membership(audit), _other_attacks()]
 
 
-def _canaries(key: str, question: str, found: Mapping[str, Any] | None) -> Line:
+def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: str) -> Line:
     if not found:
         return Line(key, question, "The audit left this attack out.", open=True)
     if "epsilon_lower_bound" not in found:
@@ -106,7 +108,7 @@ def _canaries(key: str, question: str, found: Mapping[str, Any] | None) -> Line:
         question,
         f"ε ≥ {shown:.4f} at δ = {found['delta']:.2g} with confidence {found['confidence']:.0%}, where "
         f"{epsilon_text(found['epsilon_claimed'])} is claimed: {found['correct']} of {found['guesses']} guesses about "
-        f"{found['canaries']:,} records of the auditor's own were right. That {outcome}.{reach} The audit trained anew "
+        f"{found['canaries']:,} {whose} were right. That {outcome}.{reach} The audit trained anew "
         "with the same plan; not refuting is no proof.",
         dict(found),
         open=not found["refutable"],
