@@ -134,14 +134,16 @@ def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _exposed_most(when: str, attack: str, found: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The group of the first grouping that is told apart best, if any is."""
+    """The group of the first grouping whose members an attack recognises best, if it recognises any."""
     grouping, groups = next(iter(found["groups"].items()))
-    told = {name: one["auc"] for name, one in groups.items() if one["auc"] is not None and one["auc_interval"][0] > 0.5}
-    if not told:
+    significant = {
+        name: one["auc"] for name, one in groups.items() if one["auc"] is not None and one["auc_interval"][0] > 0.5
+    }
+    if not significant:
         return f"{grouping} exposed most, {when}", "none", f"no AUC's interval is above 0.5 ({ATTACKS[attack]})"
-    most = max(told, key=lambda name: told[name])
+    most = max(significant, key=lambda name: significant[name])
     (low, high), known = groups[most]["auc_interval"], sum(one["auc"] is not None for one in groups.values())
-    best = f"AUC {told[most]:.3f} ({low:.3f} to {high:.3f}), the largest of {known}, by {ATTACKS[attack]}"
+    best = f"AUC {significant[most]:.3f} ({low:.3f} to {high:.3f}), the largest of {known}, by {ATTACKS[attack]}"
     return f"{grouping} exposed most, {when}", most, best
 
 

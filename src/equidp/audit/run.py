@@ -44,7 +44,7 @@ def run(
         setup: how to train.
         settings: what to attack with.
         seed: of coins, labels, batches and noise.
-        groupings: whose groups membership inference is told for.
+        groupings: whose groups membership inference is reported for.
         progress: show progress bars.
 
     Returns:

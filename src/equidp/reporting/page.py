@@ -99,8 +99,8 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
         few = f" {tables.FEW_MEANS}" if tables.has_small_groups(documents, [g]) else ""
         accuracy, cost = figures.metric_per_group(documents, g), figures.cost_per_group(documents, g)
         yield accuracy, f"Accuracy on the test records of each {g} group.{_lines(accuracy, documents, '0')}{few}"
-        told = f"{_lines(cost, documents, '−1')}{few}"
-        yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{told}"
+        text = f"{_lines(cost, documents, '−1')}{few}"
+        yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{text}"
         if len(counts) and (counts["grouping"] == g).any():
             sizes = f"Number of records of each {g} group in each part of the split; {EXACT_SIZES}"
             sizes += few if "test" in counts else ""
@@ -109,7 +109,7 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
 
 def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> str:
     """What the lines on the bars are, if there are any; `least` is the lowest value possible."""
-    if not any(map(_tells_intervals, chart.data)):
+    if not any(map(_has_intervals, chart.data)):
         return ""
     begin = "On hovering: " if chart.data[0].type == "heatmap" else "Lines are "
     if not _several(documents):
@@ -119,7 +119,7 @@ def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> st
     return f" {begin}95 % intervals over seeds{of_single}, cut at {least} and 1."
 
 
-def _tells_intervals(trace: Any) -> bool:
+def _has_intervals(trace: Any) -> bool:
     if trace.type == "heatmap":
         return any("interval" in text for row in trace.hovertext for text in row)
     return trace.error_y.array is not None
@@ -211,8 +211,8 @@ def _grid(frame: pd.DataFrame, *, caption: str = "") -> PageTable:
 
 def _mean(value: float, half: float, *, sign: str) -> TableCell:
     """A mean over seeds with half of its interval, sorted by the mean. A single seed and seeds that agree have none."""
-    told = "" if pd.isna(half) else f" ± {half:.3f}"
-    return _cell(value, lambda mean: f"{mean:{sign}.3f}{told}")
+    text = "" if pd.isna(half) else f" ± {half:.3f}"
+    return _cell(value, lambda mean: f"{mean:{sign}.3f}{text}")
 
 
 def _format(column: str) -> Callable:

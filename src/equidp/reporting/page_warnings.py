@@ -1,4 +1,4 @@
-"""What a reader of a page must be told before its figures: research mode, a baseline that failed, costs of tuning."""
+"""What a reader of a page must know before its figures: research mode, a baseline that failed, costs of tuning."""
 
 from __future__ import annotations
 

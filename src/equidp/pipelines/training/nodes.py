@@ -140,7 +140,7 @@ def train_network(
         "options": card_options(built.name, built.options),
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
-        "training": _told_training(training) | {"options": options},
+        "training": _recorded_settings(training) | {"options": options},
         "source": data["source"],
         "source_options": data["options"],
     }
@@ -166,8 +166,8 @@ def train_network(
     return found
 
 
-def _told_training(training: dict[str, Any]) -> dict[str, Any]:
-    """Settings that the model's file tells, for the documents that go out with it."""
+def _recorded_settings(training: dict[str, Any]) -> dict[str, Any]:
+    """Settings that the model's file records, for the documents that go out with it."""
     names = ("epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights")
     return {name: training[name] for name in names}
 

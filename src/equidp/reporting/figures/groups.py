@@ -12,7 +12,7 @@ from equidp.reporting.style import HEIGHT, ROW_HEIGHT, Look, bars, categories, c
 from equidp.reporting.tables import BASELINE, PARTS, group_figures, group_intervals, marked, with_baseline
 
 MOST_BARS = 100
-"""So many bars in one figure are told apart; of more a map is made."""
+"""A figure with more bars than this becomes a map: too many bars look alike."""
 
 
 def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str = "accuracy") -> go.Figure:

@@ -101,13 +101,13 @@ def _check_seeds(runs: pd.DataFrame, whose: str) -> None:
     names += [c for c in ("dataset", "raw_fingerprint") if c in runs]
     if (runs["algorithm"] == BASELINE).all():  # the same for every ε
         names = [name for name in names if name == "privacy.unit" or not name.startswith("privacy.")]
-    if mixed := [name for name in names if runs[name].map(_told).nunique() > 1]:
+    if mixed := [name for name in names if runs[name].map(_as_text).nunique() > 1]:
         raise EquidpError(
             f"{whose} are no seeds of each other, for they differ in {', '.join(mixed)}: draw those of one setting at "
             f"a time, such as runs[runs[{mixed[0]!r}] == …]."
         )
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """A setting that was not logged is as good as one that was not given."""
     return "None" if pd.isna(value) else str(value)

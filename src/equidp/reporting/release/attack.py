@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ALARMS = (0.001, 0.01, 0.05, 0.1)
-"""Rates of false alarms that the documents tell."""
+"""Rates of false alarms in the documents."""
 
 
 def recognised(privacy: Mapping[str, Any], alarms: float) -> float:

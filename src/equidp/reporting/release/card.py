@@ -168,7 +168,7 @@ def _data(facts: Facts) -> list[str]:
 
 
 def _training(facts: Facts) -> str:
-    privacy, told = facts.privacy, facts.training
+    privacy, settings = facts.privacy, facts.training
     rows = [
         ("setting", "value"),
         ("algorithm", facts.algorithm),
@@ -179,8 +179,8 @@ def _training(facts: Facts) -> str:
         ("noise multiplier", f"{privacy['noise_multiplier']:.6g}"),
     ]
     known = {"epochs", "batch_size", "options"}
-    rows += [(name.replace("_", " "), str(value)) for name, value in told.items() if name not in known]
-    rows += [(f"{facts.algorithm}.{name}", str(value)) for name, value in (told.get("options") or {}).items()]
+    rows += [(name.replace("_", " "), str(value)) for name, value in settings.items() if name not in known]
+    rows += [(f"{facts.algorithm}.{name}", str(value)) for name, value in (settings.get("options") or {}).items()]
     rows += [(f"model.{name}", str(value)) for name, value in facts.network["options"].items()]
     rows += [(name, version) for name, version in facts.software.items()]
     return markdown_table(rows)
@@ -198,7 +198,7 @@ def _evaluation(facts: Facts) -> list[str]:
         ]
     return [
         "*Open.* Accuracy was measured on private test records. These figures are exact, and no guarantee protects "
-        "test records, so they are left out. Figures released with noise would be told here; "
+        "test records, so they are left out. Figures released with noise would stand here; "
         "release.unprotected=test publishes the exact ones."
     ]
 

@@ -128,11 +128,11 @@ def _split(privacy: Mapping[str, Any]) -> str:
 
 
 def _utility(facts: Facts) -> list[Line]:
-    told = "Figures are in README.md"
+    place = "Figures are in README.md"
     if facts.metrics:
-        utility = Line("utility", "How good is the model?", f"{told}, released with noise.", dict(facts.metrics))
+        utility = Line("utility", "How good is the model?", f"{place}, released with noise.", dict(facts.metrics))
     elif facts.exact_metrics:
-        text = f"{told}, exact and without protection for the test records."
+        text = f"{place}, exact and without protection for the test records."
         utility = Line("utility", "How good is the model?", text, dict(facts.exact_metrics))
     else:
         utility = Line(

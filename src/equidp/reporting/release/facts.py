@@ -189,8 +189,8 @@ def _audit(audit: Mapping[str, Any] | None, privacy: Mapping[str, Any], *, exact
     """
     if not audit or audit["algorithm"] != privacy["algorithm"]:
         return None
-    told = audit.get("training") or {}
-    if any(told.get(name) != privacy.get(name) for name in MATCHED):
+    audited = audit.get("training") or {}
+    if any(audited.get(name) != privacy.get(name) for name in MATCHED):
         return None
     found = {name: audit[name] and _only(audit[name], CANARIES) for name in ("gradient_canaries", "input_canaries")}
     if not exact:

@@ -118,24 +118,24 @@ def unprotected(facts: Facts) -> Line:
     """Quantities that go out, or are taken as public, without the guarantee."""
     privacy = facts.privacy
     size = "declared number" if privacy.get("records_declared") else "number"
-    told = [
+    quantities = [
         f"the {size} of training {privacy['unit']}s, {privacy['records']:,}",
         "batch size, number of steps and all settings",
         "the schema, with names of classes and groups",
     ]
     if privacy.get("public_records"):
-        told.append(f"{privacy['public_records']:,} records used as public data")
+        quantities.append(f"{privacy['public_records']:,} records used as public data")
     if facts.exact_metrics:
-        told.append("the exact figures of the test records, which the curator chose to publish")
+        quantities.append("the exact figures of the test records, which the curator chose to publish")
     if facts.audit:
-        told.append("an audit's count of right guesses about records of the auditor's own")
+        quantities.append("an audit's count of right guesses about records of the auditor's own")
         if facts.audit["membership"]:
-            told.append("the audit's exact figures of real records, which the curator chose to publish")
+            quantities.append("the audit's exact figures of real records, which the curator chose to publish")
     return Line(
         "unprotected",
         "Unprotected quantities",
-        f"Public, or taken as public: {'; '.join(told)}. No more is here.",
-        told,
+        f"Public, or taken as public: {'; '.join(quantities)}. No more is here.",
+        quantities,
     )
 
 
@@ -167,8 +167,8 @@ def trials(facts: Facts) -> Line:
             "ε does not cover the choice; nor does it cover other releases from the same records. The curator knows.",
             found,
         )
-    told = ", ".join(f"{name} {value}" for name, value in found.items())
-    text = f"It was chosen from several trainings ({told}); privacy.md says what the choice costs."
+    declared = ", ".join(f"{name} {value}" for name, value in found.items())
+    text = f"It was chosen from several trainings ({declared}); privacy.md says what the choice costs."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
 
 
