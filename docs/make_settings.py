@@ -36,7 +36,7 @@ the nearest valid one.
 
 def page() -> str:
     """The page's text."""
-    blocks = [block(name, kind) for name, kind in {**SECTIONS, **PIPELINE_SECTIONS}.items()]
+    blocks = [block(name, *kinds) for name, kinds in {**SECTIONS, **PIPELINE_SECTIONS}.items()]
     blocks += [
         block(f"{name}.options" if kind.below_options else name, kind)
         for name, kind in ALGORITHMS.items()
@@ -52,7 +52,7 @@ def models() -> list[str]:
     for name, kind in MODELS.items():
         own = kind.Options.model_fields.keys() - ModelOptions.model_fields.keys()
         if own:
-            tables.append(block("model.options", kind.Options, own).replace("## ", f"### `{name}`: ", 1))
+            tables.append(block("model.options", kind.Options, names=own).replace("## ", f"### `{name}`: ", 1))
     head = ["| `model.name` | features | what it is |", "|---|---|---|", *rows, ""]
     return ["## Models", "", *head, "Options of all models:", "", *tables]
 
@@ -62,9 +62,11 @@ def summary(kind: type) -> str:
     return told_text((kind.__doc__ or "").split("\n\n")[0])
 
 
-def block(prefix: str, kind: type[BaseModel], names: Iterable[str] | None = None) -> str:
-    """One table; of these fields only, where names are given."""
-    fields = {name: field for name, field in kind.model_fields.items() if names is None or name in names}
+def block(prefix: str, *kinds: type[BaseModel], names: Iterable[str] | None = None) -> str:
+    """One table of the fields of these classes; of some only, where names are given."""
+    fields = {
+        name: field for kind in kinds for name, field in kind.model_fields.items() if names is None or name in names
+    }
     rows = [f"| `{prefix}.{name}` | {default(field)} | {told(field)} |" for name, field in fields.items()]
     return "\n".join([f"## `{prefix}`", "", "| setting | default | what it is |", "|---|---|---|", *rows, ""])
 

@@ -84,7 +84,7 @@ def plan_of(name: str, options: str, privacy: str, training: str, units: int, gr
         units=units,
         groups=groups,
         privacy=PrivacySettings(**json.loads(privacy)),
-        training=TrainingSettings(**json.loads(training)),
+        training=training_of(json.loads(training)),
     )
 
 
@@ -101,17 +101,23 @@ def worst_and_overall(test: Records, outputs: Tensor, grouping: str) -> tuple[fl
     return min(value for figure, value in figures.items() if figure.startswith("test/accuracy/")), overall
 
 
+def training_of(block: Mapping[str, Any]) -> TrainingSettings:
+    """What trains, of a cell's block `training`: it also says when to evaluate and to save."""
+    return TrainingSettings(**{name: value for name, value in block.items() if name in TrainingSettings.model_fields})
+
+
 def divided(settings: Mapping[str, Any], name: str, raw: Path) -> Split:
     """The parts of one cell's records."""
     data = DataSettings(**settings["data"])
     records = records_of(data.source, json.dumps(data.options), raw)
-    return Split(*split_records(records, settings["data"], settings["seed"], {name: settings[name]["options"]}))
+    algorithm = algorithm_settings(name, settings[name]["options"]).build()
+    return Split(*split_records(records, settings["data"], settings["seed"], {name: algorithm}))
 
 
 def trained(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[Split, Tensor]:
     """Train one cell: the parts of its records, and the model's outputs for the test part."""
     model, options, seed = ModelSettings(**settings["model"]), settings[name]["options"], settings["seed"]
-    privacy, training = PrivacySettings(**settings["privacy"]), TrainingSettings(**settings["training"])
+    privacy, training = PrivacySettings(**settings["privacy"]), training_of(settings["training"])
     grouping, parts = settings["data"]["groups"][0], divided(settings, name, raw)
     algorithm = algorithm_settings(name, options).build()
     _, names = parts.train.grouping(grouping)

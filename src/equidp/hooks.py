@@ -24,13 +24,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms import ALGORITHMS
 from equidp.audit.run import REMEDY
-from equidp.config_loader import project_is_at
+from equidp.config_loader import EquidpConfigLoader, project_is_at
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import flat_metrics
-from equidp.mechanism.trainer import choose_device
-from equidp.parameters import TrainingSettings
+from equidp.mechanism.device import choose_device
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
@@ -133,7 +132,8 @@ class RunHook:
     def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
         """Validate all settings before anything runs: a mistyped one ends here, in one sentence."""
         interrupts.keep()
-        self._parameters = context.config_loader["parameters"]
+        assert isinstance(context.config_loader, EquidpConfigLoader)
+        self._settings = context.config_loader.settings
         project_is_at(context.project_path)
         mlflow_yml = context.config_loader["mlflow"]
         self._store = str(mlflow_yml["server"]["mlflow_tracking_uri"])
@@ -145,20 +145,23 @@ class RunHook:
         except tracking.FAILURES as error:
             raise tracking.refusal(self._store, error, "Nothing was run.") from error
 
+    @hook_impl
+    def after_catalog_created(self, catalog: DataCatalog) -> None:
+        """Nodes are given the settings themselves: they were validated, and nothing builds them again."""
+        catalog["settings"] = MemoryDataset(self._settings, copy_mode="assign")
+
     @hook_impl(wrapper=True)
     def before_pipeline_run(
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Say which algorithms run, as ingestion sets public records aside for those that need them."""
-        options = {name: self._parameters[name]["options"] for name in algorithms_in(pipeline)}
-        if audits(pipeline):
-            options[self._parameters["audited"]["algorithm"]] = self._parameters["audited"]["options"]
-        for name, chosen in options.items():
-            algorithm_settings(name, chosen).build()  # parts that cannot hold together are refused before anything runs
-        if options:
-            device_of(TrainingSettings(**self._parameters["training"]))  # and so is a device that is not here
-        _tell_unread(run_params, sorted(options))
-        catalog["algorithms"] = options
+        names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) else [])]
+        # parts that cannot hold together are refused before anything runs
+        algorithms = {name: self._settings.algorithm(name) for name in names}
+        if algorithms:
+            device_of(self._settings.training)  # and so is a device that is not here
+        _tell_unread(run_params, sorted(algorithms))
+        catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
         _refuse_misleading(run_params, pipeline, catalog)
         self._hold(pipeline, catalog)
         self._catalog, self._made = catalog, pipeline.all_outputs()

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.gradients.losses import CrossEntropy
 from equidp.mechanism.noise import SeededRandom
-from equidp.mechanism.parts import Plan
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Event, Ledger, fuse
+from equidp.accounting.events import Event, fuse
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.mechanism.parts import Updating, per_record, scheduled, sensitivity, tensors

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from equidp.accounting.ledger import fuse
+from equidp.accounting.events import fuse
 from equidp.algorithms import ALGORITHMS, PARTS, algorithm_settings
 from equidp.algorithms.custom import make_part
 from equidp.errors import EquidpError

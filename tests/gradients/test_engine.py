@@ -189,7 +189,7 @@ def test_frozen_parameters_take_no_part(frozen, check) -> None:
 def test_a_frozen_backbone_costs_no_books(check) -> None:
     model, features = cnn()
     model[0].requires_grad_(False)
-    assert [site.name for site in check(model, features).sites] == ["3", "6"]
+    assert [site.name for site in check(model, features).passes.sites] == ["3", "6"]
 
 
 def test_a_layer_without_a_rule_goes_through_torch_func_and_is_named(check) -> None:
@@ -246,10 +246,10 @@ def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
 def test_nor_does_one_in_a_table_whose_backprops_are_not_finite(places: int) -> None:
     engine = GradientEngine(nn.Embedding(5, 4), signed)
     ids, signs, weights = torch.randint(0, 5, (4, places)), torch.randn(4, places, 4), torch.tensor([1, 0, 0.5, 2])
-    engine.unprobed_norms(ids, signs)
+    engine.passes.norms(ids, signs)
     expected = engine.weighted_sum(weights)
     signs[1] = torch.inf
-    assert engine.unprobed_norms(ids, signs).isfinite().tolist() == [True, False, True, True]
+    assert engine.passes.norms(ids, signs).isfinite().tolist() == [True, False, True, True]
     assert torch.equal(engine.weighted_sum(weights), expected)
 
 
@@ -289,7 +289,7 @@ def test_no_norm_is_lost_in_squares_that_float32_does_not_hold(family, features_
     """
     model, features = family()
     engine = GradientEngine(model, lambda outputs, labels: loss_by * outputs.sum(1))
-    norms = engine.unprobed_norms(features_by * features, torch.zeros(5, dtype=torch.int64))
+    norms = engine.passes.norms(features_by * features, torch.zeros(5, dtype=torch.int64))
     assert not (norms == 0).any()
     for record in norms.isfinite().nonzero():
         weights = torch.zeros(5).index_fill(0, record, float(1 / norms[record]))
@@ -393,7 +393,7 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
     """All of its inputs alike and half of its backprops negative: a norm of 0, and 10⁴ times that beneath it."""
     torch.manual_seed(0)
     engine = GradientEngine(layer().requires_grad_(True), signed)
-    engine._workspace.keep_floats = 0
+    engine.passes.workspace.keep_floats = 0
     outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
     places = 0 if len(shape) == 2 else 2
     signs = torch.ones(outputs).index_fill(places, torch.arange(outputs[places] // 2), -1.0)
@@ -403,7 +403,7 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
     owners = None if copies == 1 else torch.arange(15 + copies).clamp(max=15)
 
     def total(features: Tensor, labels: Tensor, owners: Tensor | None) -> Tensor:
-        norms = engine.unprobed_norms(features, labels, owners=owners)
+        norms = engine.passes.norms(features, labels, owners=owners)
         return engine.weighted_sum(1 / (norms + 0.01))  # AUTO-S, whose bound is 1
 
     before = total(others, labels, None if owners is None else torch.arange(15))
@@ -428,7 +428,7 @@ def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, cop
     """To a thousandth or two, where rounding is a part of the norm: float32 sums of other steps differ by up to 1 %."""
     torch.manual_seed(0)
     engine = GradientEngine(layer().requires_grad_(True), signed)
-    engine._workspace.keep_floats = 0
+    engine.passes.workspace.keep_floats = 0
     outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
     others, labels = torch.randn(7, *shape), torch.randn(7, *outputs)
     owners = None if copies == 1 else torch.arange(7 + copies).clamp(max=7)
@@ -436,7 +436,7 @@ def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, cop
     places = across.numel() if copies < 2000 else copies
 
     def total(features: Tensor, labels: Tensor, owners: Tensor | None) -> Tensor:
-        norms = engine.unprobed_norms(features, labels, owners=owners)
+        norms = engine.passes.norms(features, labels, owners=owners)
         return engine.weighted_sum(1 / (norms + 0.01)).double()
 
     before = total(others, labels, None if owners is None else torch.arange(7))
@@ -475,7 +475,7 @@ def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> No
 
     def found(first: int) -> tuple[Tensor, Tensor]:
         rows = slice(first * unit, None)
-        norms = engine.unprobed_norms(
+        norms = engine.passes.norms(
             features[rows], signs[rows], owners=None if owners is None else owners[rows] - first
         )
         weights = torch.cat([torch.zeros(3 - first), torch.linspace(1, 2, 5)])
@@ -489,7 +489,7 @@ def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> No
 
 def _excess(engine: GradientEngine, features: Tensor, signs: Tensor) -> float:
     """By how much of Δ one record alone moves the sum too far."""
-    norms = engine.unprobed_norms(features, signs)
+    norms = engine.passes.norms(features, signs)
     return float(engine.weighted_sum(1 / (norms + 0.01)).double().norm() - norms / (norms + 0.01))
 
 
@@ -518,7 +518,7 @@ def test_a_table_whose_gradient_cancels_has_a_norm_that_rounding_cannot_reach(pl
     """By Gram matrices, and beyond a hundred places by the gradient itself."""
     engine = GradientEngine(nn.Embedding(4, 8), signed)
     signs = ((-1.0) ** torch.arange(places)).view(1, places, 1).expand(1, places, 8)
-    norms = engine.unprobed_norms(torch.zeros(1, places, dtype=torch.int64), signs)
+    norms = engine.passes.norms(torch.zeros(1, places, dtype=torch.int64), signs)
     assert float(norms) == pytest.approx(1e-3 * places * 8**0.5, rel=0.01)
 
 
@@ -528,7 +528,7 @@ def test_windows_that_overlap_cancel_from_all_that_they_see(entry: float, backpr
     engine = GradientEngine(nn.Conv2d(4, 4, 3, bias=False), signed)
     signs = torch.full((1, 4, 8, 8), backprop)
     signs[:, :, :4] *= -1
-    norms = engine.unprobed_norms(torch.full((1, 4, 10, 10), entry), signs)
+    norms = engine.passes.norms(torch.full((1, 4, 10, 10), entry), signs)
     least = 1e-3 * (9 * 400 * 256) ** 0.5 * entry * backprop
     assert float(norms) >= 0.99 * least
     assert entry != 1 or float(norms) < 1.01 * least
@@ -545,7 +545,7 @@ def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
 def test_and_have_the_least_norm_of_what_all_of_them_add() -> None:
     engine = GradientEngine(Halves(), signed)
     signs = torch.tensor([1.0, -1.0]).view(1, 2, 1).expand(1, 2, 8)  # each layer's gradient has a norm of 8
-    assert float(engine.unprobed_norms(torch.ones(1, 2, 8), signs)) == pytest.approx(1e-3 * 16, rel=0.01)
+    assert float(engine.passes.norms(torch.ones(1, 2, 8), signs)) == pytest.approx(1e-3 * 16, rel=0.01)
 
 
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
@@ -559,8 +559,8 @@ def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch)
     norms = []
     for records in (5, 6):
         engine = GradientEngine(copy.deepcopy(model), cross_entropy)
-        engine._workspace.keep_floats = 5 * layer.weight.numel()
-        norms.append(engine.unprobed_norms(images[:records], labels[:records])[:5].clone())
+        engine.passes.workspace.keep_floats = 5 * layer.weight.numel()
+        norms.append(engine.passes.norms(images[:records], labels[:records])[:5].clone())
     torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
 
 
@@ -579,15 +579,15 @@ def test_nor_in_a_layer_that_sees_a_sequence(words: int) -> None:
     found = []
     for records in (1, 4, 200):
         engine, features, labels = cancelling_words(records, words)
-        found.append(engine.unprobed_norms(features, labels)[:1].clone())
+        found.append(engine.passes.norms(features, labels)[:1].clone())
     torch.testing.assert_close(torch.cat(found), found[0].expand(3), rtol=1e-6, atol=0)
 
 
 def test_nor_does_whether_another_unit_has_several_records() -> None:
     """A unit of one record has a gradient of its own: were it taken for a record wherever all are, it would tell."""
     engine, features, labels = cancelling_words(4, words=4)
-    alone = engine.unprobed_norms(features[:2], labels[:2], owners=torch.tensor([0, 1])).clone()
-    beside = engine.unprobed_norms(features, labels, owners=torch.tensor([0, 1, 2, 2]))
+    alone = engine.passes.norms(features[:2], labels[:2], owners=torch.tensor([0, 1])).clone()
+    beside = engine.passes.norms(features, labels, owners=torch.tensor([0, 1, 2, 2]))
     torch.testing.assert_close(beside[:2], alone, rtol=1e-6, atol=0)
 
 
@@ -666,7 +666,7 @@ def test_a_twin_knows_nothing_of_the_last_batch() -> None:
     engine = GradientEngine(model, cross_entropy)
     engine.norms(features, torch.zeros(5, dtype=torch.int64))
     with pytest.raises(EquidpError, match="call norms first"):
-        engine.twin().weighted_sum(torch.ones(5))
+        engine.passes.twin().weighted_sum(torch.ones(5))
 
 
 def test_nor_does_it_write_over_what_its_original_keeps() -> None:
@@ -674,7 +674,7 @@ def test_nor_does_it_write_over_what_its_original_keeps() -> None:
     engine, labels, weights = GradientEngine(model, cross_entropy), torch.arange(5) % 3, torch.rand(5)
     engine.norms(features, labels)
     expected = engine.weighted_sum(weights)
-    engine.twin().norms(torch.randn_like(features), labels)
+    engine.passes.twin().norms(torch.randn_like(features), labels)
     assert torch.equal(engine.weighted_sum(weights), expected)
 
 

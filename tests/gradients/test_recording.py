@@ -73,7 +73,7 @@ def compare(engine: GradientEngine, features: Tensor, labels: Tensor) -> None:
     norms = engine.norms(features, labels)
     weights = torch.where(norms.isfinite(), (0.1 / norms).clamp(max=1.0), 0.0)
     total = engine.weighted_sum(weights)
-    afresh = engine.twin()
+    afresh = engine.passes.twin()
     torch.testing.assert_close(norms, afresh.norms(features, labels), rtol=1e-5, atol=1e-6, equal_nan=True)
     expected = afresh.weighted_sum(weights)
     assert (total - expected).norm() <= 1e-5 * expected.norm()
@@ -94,8 +94,8 @@ def test_every_model_gives_the_same_when_trusted(model: str) -> None:
         compare(engine, batch(schema, size), torch.arange(size) % len(schema.classes))
         move(engine)
     assert engine._recordings is not None
-    assert engine._recordings.current is not None
-    assert not engine._recordings.current.on_trial
+    assert engine._recordings._current is not None
+    assert not engine._recordings._current.on_trial
     assert len(engine._recordings._made) == 1
 
 
@@ -144,7 +144,7 @@ def test_nobody_ends_a_trial(value: float) -> None:
 def test_norms_and_sums_are_their_own() -> None:
     engine = mlp()
     first, second = engine.norms(*rows(20, 1)), engine.norms(*rows(20, 2))
-    assert torch.equal(first, engine.twin().norms(*rows(20, 1)))
+    assert torch.equal(first, engine.passes.twin().norms(*rows(20, 1)))
     one, two = engine.weighted_sum(torch.ones(20)), engine.weighted_sum(torch.zeros(20))
     assert one.norm() > 0
     assert two.norm() == 0
@@ -158,7 +158,7 @@ def test_units_and_iterates_are_computed_afresh() -> None:
     owners = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2])
     for how in ({"owners": owners}, {"iterates": [(None, 1.0), (engine.flatten() + 0.1, 0.5)]}):
         norms = engine.norms(features, labels, **how)
-        afresh = engine.twin()
+        afresh = engine.passes.twin()
         assert torch.equal(norms, afresh.norms(features, labels, **how))
         weights = torch.ones_like(norms)
         assert torch.equal(engine.weighted_sum(weights), afresh.weighted_sum(weights))
@@ -190,8 +190,11 @@ def test_a_look_at_many_batches_ends_no_trial() -> None:
             result, old = work(), engine.flatten()
 
             def again() -> Tensor:
-                with engine._parameters_at(old):
-                    return result.copy_(work())
+                now = engine.flatten()
+                engine.load_(old)
+                result.copy_(work())
+                engine.load_(now)
+                return result
 
             return again
 

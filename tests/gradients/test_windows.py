@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equidp.gradients.terms import Convolutions, weighted_rows
+from equidp.gradients.convolutions import Convolutions
+from equidp.gradients.terms import weighted_rows
 from equidp.gradients.windows import Bands, Cut, Kernel, Layout, WholeWindows, cheapest
 from equidp.gradients.workspace import Workspace
 

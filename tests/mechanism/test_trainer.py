@@ -12,17 +12,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Event, Ledger, rdp_epsilon
+from equidp.accounting.epsilon import rdp_epsilon
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.device import choose_device
+from equidp.mechanism.diagnostics import Diagnostics
+from equidp.mechanism.float32 import SHORTEST
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.parts import Objective, Public, Pursuing
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import SHORTEST, Diagnostics, Trainer, choose_device
+from equidp.mechanism.trainer import Trainer
 from equidp.training.journal import Journal, JournaledLedger
 
 

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.reporting.privacy_report import epsilon_text, privacy_report, privacy_sections, research_mode, understated
 
 from .conftest import privacy_facts

@@ -345,7 +345,7 @@ def test_figures_of_validation_records_are_refused():
     settings = {"dataset": "digits", "privacy": {"epsilon": 1.0}, "data": {"evaluate_on": "validation"}}
     with pytest.raises(EquidpError, match="validation records"):
         resolve(settings | {"release": {"unprotected": "test"}})
-    assert resolve(settings)["release"]["documents"] is None
+    assert resolve(settings).release.documents is None
 
 
 def test_a_secure_run_writes_its_documents_and_any_other_on_request():

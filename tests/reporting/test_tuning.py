@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.errors import EquidpError
 from equidp.reporting.tuning import tuning_epsilon
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records, Schema

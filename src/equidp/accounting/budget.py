@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from equidp.accounting.ledger import Event, epsilon_of, renyi_curve
+from equidp.accounting.epsilon import epsilon_of, renyi_curve
+from equidp.accounting.events import Event
 
 ORDERS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256)
 """Integer Rényi orders α considered for a budget; the sampled Gaussian's divergence is a finite sum there."""
@@ -35,7 +36,7 @@ class Budget:
 
 
 def renyi(events: Sequence[Event], order: int) -> float:
-    """Rényi divergence of all events together at an integer order, by Opacus's analysis."""
+    """Rényi divergence of all events together at an integer order."""
     return renyi_curve(events, (order,))[0]
 
 

@@ -40,12 +40,24 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.accounting.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
-from equidp.accounting.ledger import Event, epsilon_of, published_epsilon, renyi_curve
+from equidp.accounting.epsilon import epsilon_of, published_epsilon, renyi_curve
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm, Outcome, Published
-from equidp.mechanism.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
+from equidp.mechanism.parts import (
+    Combination,
+    Constant,
+    Contribution,
+    Draw,
+    Positive,
+    Public,
+    Run,
+    Sampler,
+    Sampling,
+    WeightRule,
+)
 from equidp.mechanism.poisson import positions
 
 MARGIN = 1e-6
@@ -142,17 +154,17 @@ class ImportanceSampler(Sampler):
         mean = ", and once more within a wider bound" if self.adaptive_clip else ""
         return f"The noised number of records, once, and the noised sum of their clipped norms in every epoch{mean}."
 
-    def objection(self, algorithm: Algorithm) -> str | None:
+    def objection(self, combination: Combination) -> str | None:
         """Its noise is set, and its divergence bounded, for one kind of step."""
-        if "contribution" not in (algorithm.weights.reads if algorithm.weights else ()):
+        if "contribution" not in (combination.weights.reads if combination.weights else ()):
             return "it goes with the weight rule constant_length, whose records all add the same length"
-        if algorithm.side_release is not None:
+        if combination.side_release is not None:
             return "its budget does not pay for a side release"
-        if type(algorithm.schedule) is not Constant:
+        if type(combination.schedule) is not Constant:
             return "it chooses the noise itself, so the schedule must be constant"
-        if type(algorithm.contribution) is not Contribution:
+        if type(combination.contribution) is not Contribution:
             return "its proposals are norms of plain gradients"
-        if algorithm.acceptance.charges:
+        if combination.acceptance.charges:
             return "its budget does not pay for a private acceptance"
         return None
 
@@ -163,7 +175,7 @@ class ImportanceSampling(Sampling):
     def __init__(self, part: ImportanceSampler, run: Run) -> None:
         super().__init__(part, run)
         self.part, self.budget = part, part.budget(run.plan)
-        self.first_clip = self.clip = self.next_clip = float(run.algorithm.initial["clip_norm"])
+        self.first_clip = self.clip = self.next_clip = float(run.combination.initial["clip_norm"])
         self.records = self.norm_sum = self.gradient_noise = self.spent = 0.0
         self.proposals = torch.zeros(run.population.size, dtype=torch.float64, device=run.population.device)
         self._too_small = torch.zeros((), device=run.population.device)

@@ -21,14 +21,15 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, published_by
 from equidp.mechanism.parts import (
     HUGE,
     TINY,
+    Combination,
     FlatClip,
     NoiseLevel,
-    Plan,
     Positive,
     Public,
     SideRelease,
@@ -68,11 +69,11 @@ class GroupClipCounts(SideRelease):
         growth = group_ratio / ratio.clamp(min=TINY)  # no count is above without some ratio above 0: 0/TINY = 0
         return {"clip_norm": public["clip_norm"] * (1.0 + growth).clamp(max=self.max_clip_ratio)}
 
-    def objection(self, algorithm: Algorithm) -> str | None:
+    def objection(self, combination: Combination) -> str | None:
         """What is counted is gradients above a bound, which the weight rule has to have, whatever else is used."""
-        if algorithm.weights is None or "clip_norm" in algorithm.weights.reads:
-            return super().objection(algorithm)
-        return f"it counts gradients above clip_norm, which {type(algorithm.weights).__name__} does not use"
+        if combination.weights is None or "clip_norm" in combination.weights.reads:
+            return super().objection(combination)
+        return f"it counts gradients above clip_norm, which {type(combination.weights).__name__} does not use"
 
 
 class DPSGDF(AlgorithmSettings):

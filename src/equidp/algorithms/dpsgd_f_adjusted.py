@@ -26,10 +26,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth, SmoothedClipCounts
 from equidp.gradients.losses import Loss, Shifted
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import NoiseLevel, Objective, Plan, Public, Pursuing
+from equidp.mechanism.parts import NoiseLevel, Objective, Public, Pursuing
 
 SHARES, COUNTED = "group_shares", "counted_sizes"
 

@@ -19,9 +19,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth, SmoothedClipCounts
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Plan, Public
+from equidp.mechanism.parts import Public
 
 Balance = Annotated[float, Field(ge=0, le=1)]
 

@@ -20,9 +20,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.dpsgd_f import DPSGDF, GroupClipCounts
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Plan, Public
+from equidp.mechanism.parts import Public
 
 Memory = Annotated[float, Field(ge=0, lt=1)]
 

@@ -16,12 +16,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, published_by
 from equidp.mechanism.parts import (
     FlatClip,
     NoiseLevel,
-    Plan,
     Positive,
     Public,
     SideRelease,

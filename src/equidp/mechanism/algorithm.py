@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
-from equidp.accounting.ledger import (
-    Conversion,
-    Epsilon,
-    Event,
-    calibrate,
-    counted,
-    epsilon,
-    epsilon_path,
-    fuse,
-    merged,
-    published_epsilon,
-    smallest_noise,
-)
+from equidp.accounting.calibration import calibrate, smallest_noise
+from equidp.accounting.epsilon import Conversion, Epsilon, epsilon, epsilon_path, published_epsilon
+from equidp.accounting.events import Event, counted, fuse, merged
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.mechanism.parts import (
     Acceptance,
     AlwaysAccept,
+    Combination,
     Constant,
     Contribution,
     Objective,
@@ -116,12 +107,17 @@ class Algorithm:
                 f"no noise makes it private. Choose a rule that clips or normalises."
             )
         for part in self.parts:
-            if reason := part.objection(self):
+            if reason := part.objection(self.combination):
                 raise EquidpError(f"{self.name}: the part {type(part).__name__} does not hold here: {reason}.")
 
     def _example_values(self) -> dict[str, Tensor]:
         promised = self.weights.reads if self.weights else ()
         return tensors(dict.fromkeys(promised, 1.0) | dict(self.initial), "cpu")
+
+    @property
+    def combination(self) -> Combination:
+        """Its parts alone."""
+        return Combination(**{field.name: getattr(self, field.name) for field in fields(Combination)})
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -169,7 +165,7 @@ class Algorithm:
         plan = self.adapt(plan)
         if not self.private:
             return [[] for _ in range(plan.epochs)]
-        last = self.acceptance.cap(plan, self)
+        last = self.acceptance.cap(plan, self.sampler.sampling_rate(plan))
         epochs, start = [], 0
         for length in plan.epoch_lengths():
             epochs.append(self._charges(plan, start, min(start + length, last)))

@@ -10,7 +10,8 @@ import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.errors import EquidpError, unknown_name
 
 Trials = Literal["fixed", "poisson", "geometric", "logarithmic"]

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from equidp import __version__
-from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms import ALGORITHMS
 from equidp.config_loader import EquidpConfigLoader
 from equidp.errors import EquidpError, unknown_name
 from equidp.sweep.grid import Grid, nested, params_text
@@ -127,7 +127,7 @@ class Project:
             # valid, and nothing to this cell; but resolved they would show in the block `audited`, and so in the key
             loader = self.config(nested(params_text(mine)))
             parameters = loader["parameters"]
-        settings = settings_that_matter(algorithm, parameters)
+        settings = settings_that_matter(algorithm, parameters, private=loader.settings.algorithm(algorithm).private)
         key = f"cell-{digest(settings)}"
         # the same run under its own name, without resolving all settings anew
         loader.runtime_params = {**loader.runtime_params, "run_label": key}
@@ -170,14 +170,14 @@ class Project:
         return mlflow.get_tracking_uri(), experiment.experiment_id
 
 
-def settings_that_matter(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, private: bool) -> dict[str, Any]:
     """The settings that one algorithm's results depend on: shared ones, its own and the baseline's."""
     kept = {
         name: value
         for name, value in parameters.items()
         if name not in NOT_PART_OF_THE_RUN and _concerns(name, algorithm)
     }
-    if not algorithm_settings(algorithm, parameters[algorithm]["options"]).build().private:
+    if not private:
         # a non-private run is the same for every ε
         kept["privacy"] = {"unit": kept["privacy"]["unit"]}
     # an option of the baseline that is not given is as good as absent, so that a new one leaves old cells what they are

@@ -9,9 +9,9 @@ from equidp.accounting.plan import Plan
 from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.float32 import SMALLEST
 from equidp.mechanism.parts import Public, WeightRule, scheduled, tensors
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import SMALLEST
 from equidp.parameters import PrivacySettings, TrainingSettings
 
 ROUNDING = 1e-5

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from equidp.accounting.ledger import Epsilon, Event, counted, epsilon, merged
+from equidp.accounting.epsilon import Epsilon, epsilon
+from equidp.accounting.events import Event, counted, merged
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm, Outcome

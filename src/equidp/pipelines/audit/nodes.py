@@ -7,15 +7,15 @@ from typing import Any
 import plotly.graph_objects as go
 
 from equidp import audit
-from equidp.algorithms import algorithm_settings
 from equidp.audit.figures import exposure_by_group
 from equidp.audit.page import audit_report
 from equidp.data.records import Records, Split
-from equidp.mechanism.trainer import choose_device
-from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
+from equidp.mechanism.device import choose_device
+from equidp.parameters import Settings
 from equidp.pipelines import tracking
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
+from equidp.reporting.tables import BASELINE
 from equidp.training import groups_of, make_model, plan_run, record_loss, units_in
 
 RUN = "audit"
@@ -26,19 +26,11 @@ def audit_algorithm(
     train: Records,
     test: Records,
     public: Records,
-    data: dict[str, Any],
-    model: dict[str, Any],
-    privacy: dict[str, Any],
-    training: dict[str, Any],
-    settings: dict[str, Any],
-    audited: dict[str, Any],
-    baseline: dict[str, Any],
-    seed: int,
+    settings: Settings,
 ) -> dict[str, Any]:
     """Canaries against the claimed ε, and membership inference per group; audit.json."""
-    algorithm = algorithm_settings(audited["algorithm"], audited["options"]).build()
-    groups = DataSettings(**data).groups
-    wanted, loop = PrivacySettings(**privacy), TrainingSettings(**training)
+    algorithm, groups = settings.algorithm(settings.audited), settings.data.groups
+    wanted, loop = settings.privacy, settings.training
     plan = plan_run(
         algorithm,
         units=units_in(train, wanted),
@@ -48,7 +40,7 @@ def audit_algorithm(
     )
     device = choose_device(loop.device)
     setup = audit.TrainingSetup(
-        build_model=lambda schema: make_model(schema, ModelSettings(**model), algorithm, seed),
+        build_model=lambda schema: make_model(schema, settings.model, algorithm, settings.seed),
         algorithm=algorithm,
         plan=plan,
         loss=record_loss(loop.class_weights, train.schema.classes, device),
@@ -60,13 +52,13 @@ def audit_algorithm(
         precision=loop.precision,
         device=device,
         public=public if len(public) else None,
-        baseline=algorithm_settings("sgd", baseline["options"]).build(),
+        baseline=settings.algorithm(BASELINE),
     )
     findings = audit.run(
         Split(train, test, public),
         setup,
-        audit.AuditSettings(**settings),
-        seed=seed,
+        settings.audit,
+        seed=settings.seed,
         groupings=groups,
         progress=True,
     )

@@ -15,13 +15,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from equidp import __version__
-from equidp.algorithms import algorithm_settings
 from equidp.data.labelling import group_table
 from equidp.data.records import Records, Split
 from equidp.data.sources import Source, source
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.device import choose_device
 from equidp.models import features, model_features
 from equidp.models.features import is_raw_image
 from equidp.parameters import DataSettings
@@ -103,11 +103,11 @@ def features_recipe(
 
 
 def split_records(
-    records: Records, data: dict[str, Any], seed: int, algorithms: dict[str, Any]
+    records: Records, data: dict[str, Any], seed: int, algorithms: dict[str, Algorithm]
 ) -> tuple[Records, Records, Records]:
     """Training, test and public part. A public part is set aside only if an algorithm of this run needs one."""
     settings = DataSettings(**data)
-    needed = any(algorithm_settings(name, options).build().needs_public for name, options in algorithms.items())
+    needed = any(algorithm.needs_public for algorithm in algorithms.values())
     public = settings.public_fraction if settings.public_fraction is not None else needed * PUBLIC_FRACTION
     if records.unit is not None and records.part is None and settings.split_unit == "record":
         logger.warning(

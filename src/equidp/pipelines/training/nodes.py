@@ -14,18 +14,20 @@ import torch
 from torch import nn
 
 from equidp.accounting.plan import Plan
-from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema, Split
 from equidp.evaluation.live import live_metrics
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import build_model, card_options
-from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
+from equidp.parameters import Settings
 from equidp.pipelines import tracking
 from equidp.pipelines.datasets import Recipe, Weights
 from equidp.pipelines.ingestion.nodes import features_recipe
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.networks import imposed
+
+RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights"}
+"""Settings that the model's file records, for the documents that go out with it."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,23 +41,19 @@ def extract_own_features(
 
 def plan_training(
     train: Records,
-    data: dict[str, Any],
-    privacy: dict[str, Any],
-    training: dict[str, Any],
-    options: dict[str, Any],
+    settings: Settings,
     *,
     algorithm: str,
 ) -> dict[str, Any]:
     """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
-    wanted = PrivacySettings(**privacy)
-    chosen = algorithm_settings(algorithm, options).build()
-    _, names = groups_of(chosen, train, DataSettings(**data).groups[0])
+    wanted, chosen = settings.privacy, settings.algorithm(algorithm)
+    _, names = groups_of(chosen, train, settings.data.groups[0])
     plan = plan_run(
         chosen,
         units=units_in(train, wanted),
         groups=len(names),
         privacy=wanted,
-        training=TrainingSettings(**training),
+        training=settings.training,
     )
     if chosen.private and plan.delta >= 1 / plan.records:
         logger.warning(
@@ -91,13 +89,7 @@ def train_network(
     public: Records,
     plan: dict[str, Any],
     workplace: Path,
-    data: dict[str, Any],
-    model: dict[str, Any],
-    privacy: dict[str, Any],
-    training: dict[str, Any],
-    options: dict[str, Any],
-    seed: int,
-    resume: bool,
+    settings: Settings,
     *,
     algorithm: str,
 ) -> tuple[Weights, pd.DataFrame, dict[str, Any]]:
@@ -105,11 +97,11 @@ def train_network(
 
     The non-private baseline is trained once per records, settings, seed and code, and reused after that.
     """
-    settings, groups = TrainingSettings(**training), DataSettings(**data).groups
-    chosen = algorithm_settings(algorithm, options).build()
+    groups, every = settings.data.groups, settings.operation.evaluate_every
+    chosen = settings.algorithm(algorithm)
 
     def on_epoch(row: dict[str, float], network: nn.Module) -> Mapping[str, float]:
-        due = row["epoch"] % settings.evaluate_every == 0 or row["epoch"] == settings.epochs
+        due = row["epoch"] % every == 0 or row["epoch"] == settings.training.epochs
         figures = live_metrics(predict(network, test.features).numpy(), test.labels.numpy(), arrays) if due else {}
         tracking.log_epoch(algorithm, row | figures)
         told.add(row["epoch"])
@@ -121,55 +113,55 @@ def train_network(
             planned,
             Split(train, test, public),
             grouping=groups[0],
-            model=ModelSettings(**model),
-            privacy=wanted,
-            training=settings,
-            seed=seed,
-            options=options,
+            model=settings.model,
+            privacy=settings.privacy,
+            training=settings.training,
+            seed=settings.seed,
+            options=settings.options(algorithm),
             on_epoch=on_epoch,
             workplace=workplace,
-            resume=resume,
+            resume=settings.resume,
+            checkpoint_every=settings.operation.checkpoint_every,
         )
         return Weights(trained.weights, card), trained.history, trained.privacy
 
-    planned, wanted = Plan(**plan), PrivacySettings(**privacy)
+    planned = Plan(**plan)
     arrays, told = group_arrays(test, groups), set[float]()
-    built = imposed(ModelSettings(**model), chosen, train.schema)
+    built = imposed(settings.model, chosen, train.schema)
     card = {
         "model": built.name,
         "options": card_options(built.name, built.options),
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
-        "training": _recorded_settings(training) | {"options": options},
-        "source": data["source"],
-        "source_options": data["options"],
+        "training": settings.training.model_dump(mode="json", include=RECORDED)
+        | {"options": settings.options(algorithm)},
+        "source": settings.data.source,
+        "source_options": settings.data.options,
     }
     if chosen.private:
         found = fresh()
     else:
         everything = {
             "plan": plan,
-            "data": data,
-            "model": model,
-            "training": training,
-            "options": options,
-            "unit": privacy["unit"],
-            "seed": seed,
+            "data": settings.data.model_dump(mode="json"),
+            "model": settings.model.model_dump(mode="json"),
+            "training": settings.training.model_dump(mode="json"),
+            "evaluate_every": every,
+            "options": settings.options(algorithm),
+            "unit": settings.privacy.unit,
+            "seed": settings.seed,
         }
         shelved = trained_once(workplace, digest(train, everything), lambda: fresh()[:2])
         outcome = Outcome((), planned.steps, planned.steps)
-        found = *shelved, privacy_statement(chosen, planned, outcome, privacy=wanted, training=settings, seed=seed)
+        statement = privacy_statement(
+            chosen, planned, outcome, privacy=settings.privacy, training=settings.training, seed=settings.seed
+        )
+        found = *shelved, statement
     for row in found[1].to_dict("records"):
         # what an earlier process trained; ε of an epoch is known at the end only, and no run's curves have it
         if row["epoch"] not in told:
             tracking.log_epoch(algorithm, {str(k): v for k, v in row.items() if pd.notna(v) and k != "epsilon"})
     return found
-
-
-def _recorded_settings(training: dict[str, Any]) -> dict[str, Any]:
-    """Settings that the model's file records, for the documents that go out with it."""
-    names = ("epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights")
-    return {name: training[name] for name in names}
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:

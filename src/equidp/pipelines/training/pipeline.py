@@ -7,15 +7,8 @@ from equidp.pipelines import given
 from equidp.pipelines.ingestion.nodes import split_records
 from equidp.pipelines.training import nodes
 
-PARTS = {"train", "test", "public"}
-SHARED_PARAMETERS = {
-    "params:data",
-    "params:model",
-    "params:privacy",
-    "params:training",
-    "params:seed",
-    "params:resume",
-}
+PARTS, SETTINGS = {"train", "test", "public"}, "settings"
+SHARED_PARAMETERS = {"params:data", "params:training", "params:seed"}
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
@@ -26,9 +19,9 @@ def create_pipeline(algorithm: str) -> Pipeline:
     body = _body(algorithm)
     name = ALGORITHMS[algorithm].features
     if name is None:
-        return pipeline(body, namespace=algorithm, inputs=PARTS, parameters=SHARED_PARAMETERS)
+        return pipeline(body, namespace=algorithm, inputs={*PARTS, SETTINGS})
     whole = _own_features(name) + body
-    shared = {"records", "provenance", "algorithms"}
+    shared = {"records", "provenance", "algorithms", SETTINGS}
     return pipeline(whole, namespace=algorithm, inputs=shared, parameters=SHARED_PARAMETERS)
 
 
@@ -56,26 +49,13 @@ def _body(algorithm: str) -> Pipeline:
         [
             Node(
                 given(nodes.plan_training, algorithm=algorithm),
-                inputs=["train", "params:data", "params:privacy", "params:training", "params:options"],
+                inputs=["train", SETTINGS],
                 outputs="plan",
                 name="plan_training",
             ),
             Node(
                 given(nodes.train_network, algorithm=algorithm),
-                inputs=[
-                    "train",
-                    "test",
-                    "public",
-                    "plan",
-                    "workplace",
-                    "params:data",
-                    "params:model",
-                    "params:privacy",
-                    "params:training",
-                    "params:options",
-                    "params:seed",
-                    "params:resume",
-                ],
+                inputs=["train", "test", "public", "plan", "workplace", SETTINGS],
                 outputs=["model", "history", "privacy"],
                 name="train_model",
             ),

@@ -1,40 +1,20 @@
-"""Every setting a user can give, validated before anything runs. Unknown keys are refused, defaults are filled in.
-
-`resolve` turns the merged configuration into plain dicts in which every setting has its value: that is what nodes
-receive and what MLflow logs.
-"""
+"""The blocks of settings: every name that a user can give, its default, and what it may be."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.data.sources import SOURCES, source
-from equidp.errors import EquidpError, refuse_unknown, unknown_name
+from equidp.data.sources import SOURCES
+from equidp.errors import unknown_name
+from equidp.mechanism.optimizers import OPTIMIZERS
 from equidp.mechanism.parts import HUGE, Positive
-from equidp.mechanism.trainer import OPTIMIZERS
-from equidp.models import MODELS, model_options
-from equidp.options import Declared, Number, listed, refusal_of
+from equidp.models import MODELS
+from equidp.options import Declared, Number, listed
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
 """A learning rate that falls with the length of the run, as in DPSGD-F's census experiments."""
-
-SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
-"""Names that become folders: nothing that could leave the project."""
 
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -125,7 +105,19 @@ class PrivacySettings(Section):
 
 
 class TrainingSettings(Section):
-    """The update loop."""
+    """The update loop: what a release may depend on, in its last digit too.
+
+    A resumed run must have the same settings. Its steps that are done again take the noise that they took before, so
+    that of two releases whose sums round differently the difference would be exact. Hence these are here and not among
+    `OperationSettings`:
+
+    - `device`: another device has other kernels, which round differently, and other seeded generators.
+    - `devices`: every process draws from streams of its own, and their sums are added in another order.
+    - `physical_batch_size`: a sum over other chunks rounds differently.
+    - `precision`: the gradients of bf16 are other gradients.
+    - `cuda_graphs`: a recorded pass rounds by the size of the batch that it was recorded for.
+    - `diagnostics`: exact figures are published, and the privacy statement says so for the whole run.
+    """
 
     epochs: Annotated[int, Field(ge=1)] = 10
     """Expected passes over the training part."""
@@ -140,17 +132,13 @@ class TrainingSettings(Section):
     devices: Annotated[int, Field(ge=1)] = 1
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """At most so many units in memory at once; the result does not depend on it."""
+    """At most so many units in memory at once; beyond rounding the result does not depend on it."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
     cuda_graphs: bool = False
     """Replay the model's passes as CUDA graphs: for small models on a GPU; not yet tried on one."""
-    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
-    """Epochs between checkpoints; null: none."""
     diagnostics: bool = False
     """Log exact training figures (`nonprivate/…`), outside the guarantee."""
-    evaluate_every: Annotated[int, Field(ge=1)] = 1
-    """Epochs between evaluations on the test part."""
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
     """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
 
@@ -164,6 +152,21 @@ class TrainingSettings(Section):
     def rate(self, steps: int) -> float:
         """The learning rate of a run of T steps."""
         return float(steps**-0.5) if self.learning_rate == INVERSE_SQRT_STEPS else float(self.learning_rate)
+
+
+class OperationSettings(Section):
+    """How a training is operated: a user finds these below `training`, too.
+
+    They change no digit of a release, so a run that is resumed may have others:
+
+    - `checkpoint_every`: a checkpoint is a copy of the state between two steps, and draws nothing.
+    - `evaluate_every`: an evaluation reads the test part, in evaluation mode, and draws nothing.
+    """
+
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    """Epochs between checkpoints; null: none. A resumed run may have another."""
+    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    """Epochs between evaluations on the test part. A resumed run may have another."""
 
 
 class ModelSettings(Section):
@@ -180,14 +183,6 @@ class ModelSettings(Section):
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)
         return name
-
-
-SECTIONS: dict[str, type[Section]] = {
-    "data": DataSettings,
-    "privacy": PrivacySettings,
-    "training": TrainingSettings,
-    "model": ModelSettings,
-}
 
 
 class AuditSettings(Declared):
@@ -280,168 +275,3 @@ class ReleaseSettings(Section):
         return {
             name: text.strip() for name, text in self.model_dump().items() if isinstance(text, str) and text.strip()
         }
-
-
-PLAIN = ("dataset", "seed", "raw_dir", "run_label", "resume", "algorithm")
-"""Settings that are single values."""
-
-
-PIPELINE_SECTIONS: dict[str, type[BaseModel]] = {
-    "audit": AuditSettings,
-    "report": ReportSettings,
-    "release": ReleaseSettings,
-}
-"""Blocks that change no training: of the pipelines `audit` and `report`, and of the documents that go out."""
-
-TOP_LEVEL = (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS)
-
-AUDITED = "dpsgd_f"
-"""The algorithm that the pipelines `audit` and `release` take unless `algorithm` names another."""
-
-
-def section(kind: type[BaseModel], name: str, values: Mapping[str, Any] | None) -> BaseModel:
-    """Validate one block of settings.
-
-    Raises:
-        EquidpError: an unknown key (naming the nearest) or a value out of range, with the setting's dotted name.
-    """
-    values = block(name, values)
-    refuse_unknown("setting", (f"{name}.{key}" for key in values), (f"{name}.{field}" for field in kind.model_fields))
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise _readable(name, values, error) from error
-
-
-def _readable(name: str, values: object, error: ValidationError) -> EquidpError:
-    first, reason = refusal_of(error)
-    place, at = [name], values
-    for part in first["loc"]:
-        if not isinstance(at, Mapping):  # from here on pydantic's own words, such as which kind of value it tried
-            break
-        place, at = [*place, str(part)], at.get(part)
-    where = ".".join(place)
-    return EquidpError(f"{where}={first['input']!r}: {reason}." if first["loc"] else f"{name}: {reason}.")
-
-
-def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings with their values, defaults included, as plain dicts. `presets` are dropped.
-
-    Raises:
-        EquidpError: for anything a user could have mistyped, naming the nearest valid name.
-    """
-    given = {key: value for key, value in parameters.items() if key != "presets" and not key.startswith("_")}
-    check_names(given, TOP_LEVEL)
-    dataset, seed = _folder_name("dataset", given.get("dataset", "")), given.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise EquidpError(f"seed={seed!r}: give a whole number.")
-    resolved: dict[str, Any] = {
-        "dataset": dataset,
-        "seed": seed,
-        "raw_dir": _raw_dir(given.get("raw_dir")),
-        "run_label": _folder_name("run_label", given.get("run_label") or "", empty=True),
-        "resume": _yes_or_no("resume", given.get("resume", False)),
-    }
-    for name, kind in SECTIONS.items():
-        resolved[name] = section(kind, name, given.get(name)).model_dump(mode="json")
-    resolved["data"]["source"] = resolved["data"]["source"] or dataset
-    if resolved["data"]["source"] not in SOURCES:
-        if resolved["data"]["source"] == dataset:  # it has a preset, or the loader would have refused it
-            raise EquidpError(
-                f"Dataset {dataset!r} is no source of its own, and its preset names none: give it data.source, such as "
-                f"`source: csv`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
-            )
-        raise unknown_name("data.source", resolved["data"]["source"], SOURCES)
-    chosen = source(resolved["data"]["source"], resolved["data"]["options"])
-    for setting, word in (
-        ("data.split_by", resolved["data"]["split_by"]),
-        ("privacy.unit", resolved["privacy"]["unit"]),
-    ):
-        if chosen.split_level(setting, word) == "unit" and word in RECORDS:  # a table's column called `image`, say
-            raise EquidpError(f"{setting}={word} means one record elsewhere: write {setting}=unit.")
-    _refuse_divided_units(resolved["data"]["split_by"], resolved["privacy"]["unit"])
-    model_options(resolved["model"]["name"], resolved["model"]["options"])
-    for name in ALGORITHMS:
-        resolved[name] = {"options": _options(name, given.get(name))}
-    for name, settings in PIPELINE_SECTIONS.items():
-        resolved[name] = section(settings, name, given.get(name)).model_dump(mode="json")
-    if "test" in resolved["release"]["unprotected"] and resolved["data"]["evaluate_on"] == "validation":
-        raise EquidpError(
-            "release.unprotected=test would publish figures of validation records, which were taken from the training "
-            "records: leave it out, or set data.evaluate_on=test."
-        )
-    audited = str(given.get("algorithm") or AUDITED)
-    if audited not in ALGORITHMS:
-        raise unknown_name("algorithm", audited, ALGORITHMS)
-    resolved["audited"] = {"algorithm": audited, **resolved[audited]}
-    return resolved
-
-
-def _refuse_divided_units(split_by: str, unit: str) -> None:
-    """A unit that is protected with all its records has none of them in the test or the public part."""
-    if unit not in RECORDS and split_by in RECORDS:
-        raise EquidpError(
-            f"privacy.unit={unit} protects all records of a {unit}, and data.split_by={split_by} may put some of them "
-            f"into the test or the public part, which nothing protects: set data.split_by={unit}."
-        )
-
-
-def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
-    """Refuse the first top-level key that is no setting."""
-    valid = tuple(valid)
-    for key in given:
-        if key not in valid:
-            blocks = {**SECTIONS, **PIPELINE_SECTIONS}
-            nested = [f"{name}.{key}" for name, kind in blocks.items() if key in kind.model_fields]
-            takers = [name for name, kind in ALGORITHMS.items() if kind.below_options and key in kind.model_fields]
-            if takers and not nested:
-                nested = [f"{takers[0] if len(takers) == 1 else '<algorithm>'}.options.{key}"]
-            if nested:
-                raise EquidpError(f"Unknown setting {key!r}. Did you mean {' or '.join(map(repr, nested))}?")
-            raise unknown_name("setting", key, valid)
-
-
-def _options(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    given = block(name, given)
-    kind = ALGORITHMS[name]
-    if not kind.below_options:
-        if "options" in given:
-            raise EquidpError(
-                f"{name}.options: the settings of {name} stand below {name} itself, as {name}.weights does."
-            )
-        return algorithm_settings(name, given).model_dump(mode="json")
-    for key in given:
-        if key != "options":
-            raise unknown_name("setting", f"{name}.{key}", (f"{name}.options.{field}" for field in kind.model_fields))
-    return algorithm_settings(name, block(f"{name}.options", given.get("options"))).model_dump(mode="json")
-
-
-def block(name: str, values: object) -> dict[str, Any]:
-    """A block of settings as a dict; an empty one where nothing is given."""
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        raise EquidpError(f"{name}={values!r}: give settings below it, such as {name}.<setting>=<value>.")
-    return {str(key): value for key, value in values.items()}
-
-
-def _raw_dir(value: object) -> str:
-    if value is None or value == "":  # an empty EQUIDP_RAW_DIR is none
-        return str(Path("data") / "01_raw")
-    if isinstance(value, str):
-        return value
-    raise EquidpError(f"raw_dir={value!r}: give a folder, such as data/01_raw; ./2024 where its name is a number.")
-
-
-def _yes_or_no(setting: str, value: object) -> bool:
-    try:
-        return TypeAdapter(bool).validate_python(value)  # as in the blocks: "no" is false
-    except ValidationError as error:
-        raise EquidpError(f"{setting}={value!r}: give true or false.") from error
-
-
-def _folder_name(setting: str, value: object, *, empty: bool = False) -> str:
-    text = str(value)
-    if (empty and not text) or SAFE_NAME.fullmatch(text):
-        return text
-    raise EquidpError(f"{setting}={text!r}: use letters a-z, digits and . _ = - only, as it becomes a folder's name.")

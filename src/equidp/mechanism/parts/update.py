@@ -1,0 +1,23 @@
+"""What the optimiser is given."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from equidp.mechanism.parts.base import Part, Run, Running
+
+
+class Update(Part):
+    """What the optimiser is given: the noisy sum as it is. Any function of noisy sums is post-processing."""
+
+    def start(self, run: Run) -> Updating:
+        """The update at work."""
+        return Updating()
+
+
+class Updating(Running):
+    """An update during one run."""
+
+    def direction(self, noisy_sum: Tensor) -> Tensor:
+        """Flat `[d]`, divided by B afterwards."""
+        return noisy_sum
