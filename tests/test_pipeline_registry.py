@@ -4,6 +4,7 @@ import pytest
 from kedro.pipeline import Pipeline
 
 from equidp.pipeline_registry import register_pipelines
+from equidp.settings import PIPELINES
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,7 @@ def test_several_algorithms_are_compared_on_one_page(asked, compared):
     assert {node.name for name in asked for node in pipelines[name].nodes} - {"reporting.compare_algorithms"} <= {
         node.name for node in whole.nodes
     }
+
+
+def test_the_names_that_are_checked_before_pipelines_are_imported_are_those_of_all_pipelines():
+    assert set(PIPELINES) == set(register_pipelines())

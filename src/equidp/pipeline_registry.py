@@ -7,11 +7,19 @@ from collections.abc import Iterable
 from kedro.pipeline import Pipeline
 
 from equidp.algorithms import ALGORITHMS
+from equidp.errors import unknown_name
 from equidp.pipelines import audit, evaluation, ingestion, release, reporting, training
 from equidp.reporting.tables import BASELINE
 
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
 """What `kedro run` shows, and what `compare` compares."""
+
+
+class Registry(dict[str, Pipeline]):
+    """Pipelines by name; an unknown name is an error that names the nearest."""
+
+    def __missing__(self, name: str) -> Pipeline:
+        raise unknown_name("pipeline", name, self)
 
 
 class Experiment(Pipeline):
@@ -45,9 +53,9 @@ class Experiment(Pipeline):
         return self if other == 0 else self + other
 
 
-def register_pipelines() -> dict[str, Pipeline]:
+def register_pipelines() -> Registry:
     """All pipelines, built without `find_pipelines`: derived names must exist whichever one is asked for."""
-    pipelines: dict[str, Pipeline] = {name: Experiment([name]) for name in ALGORITHMS}
+    pipelines = Registry({name: Experiment([name]) for name in ALGORITHMS})
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
     pipelines["release"] = release.create_release()

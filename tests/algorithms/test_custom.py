@@ -32,7 +32,7 @@ def test_the_page_names_the_settings_that_no_algorithm_has() -> None:
     known = {field for kind in ALGORITHMS.values() for field in kind.model_fields}
     own = {field for parts in PARTS.values() for part in parts.values() for field in part.model_fields} - known
     (named,) = re.findall(r"in the algorithm that brought it, but for (.*?)\. Defaults", page, flags=re.S)
-    assert set(re.findall(r"`(\w+)` \(", named)) == own
+    assert set(re.findall(r"`(\w+)`\s\(", named)) == own
 
 
 def test_every_combination_trains_within_its_bound_or_says_why_not(lab: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 
+import numpy as np
 import pytest
 import torch
 from tests.audit.toy import records, setup_of, split
@@ -13,6 +15,7 @@ from torch import nn
 
 from equidp.audit import AuditSettings, epsilon_lower_bound, run
 from equidp.audit.figures import bounds_beside_claims, exposure_by_group
+from equidp.audit.page import points
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
 
@@ -48,6 +51,23 @@ def test_canaries_are_told_beside_the_claim(findings: dict) -> None:
     assert found["refutable"] is True
     assert findings["input_canaries"]["refutable"] is False  # two guesses
     assert findings["input_canaries"]["canaries"] == 50
+
+
+def test_what_the_canaries_achieve_lies_below_the_claimed_curve(findings: dict) -> None:
+    curve, found = findings["claim"]["trade_off"], findings["gradient_canaries"]
+    assert len(found["achieved"]) == len(audit.FALSE_ALARMS)
+    for accused, caught in found["achieved"]:
+        allowed = 1 - float(np.interp(accused, curve["false_alarms"], curve["misses"]))
+        assert caught <= allowed + 4 * math.sqrt(allowed * (1 - allowed) / 1000)  # chance, of about 1,000 canaries
+    drawn = {name: sorted(shown) for name, shown in points(findings).items()}
+    assert drawn["gradient canaries"] == found["achieved"]
+    assert drawn["loss threshold"][0][0] == 0.01
+
+
+def test_canaries_accused_are_counted_by_hand() -> None:
+    scores, included = torch.arange(200.0), torch.arange(200) % 2 == 1
+    # those left out score 0, 2, … 198, the members 1, 3, … 199; above the third of the former, 194, lie 2 and 3
+    assert audit.achieved(scores, included)[1] == [0.02, 0.03]
 
 
 def test_membership_leaks_before_privacy_and_not_after(findings: dict) -> None:

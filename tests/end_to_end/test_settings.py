@@ -223,7 +223,7 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"training.learning_rate": 1e300}, r"training.learning_rate=1e\+300: .*less than or equal to"),
         ({"dpsgd.options.clip_norm": 1e38}, r"clip_norm=1e\+38 is not valid: .*less than or equal to"),
         ({"dpsgd_f.options.max_clip_norm": 1e12}, r"max_clip_norm must not be more than 1e12 times base_clip_norm"),
-        ({"privacy.trials": 10**30}, r"privacy.trials=10+: .*less than or equal to 1000000"),
+        ({"privacy.max_trials": 10**30}, r"privacy.max_trials=10+: .*less than or equal to 1000000"),
         ({"training.class_weights": [1e300]}, r"training.class_weights=1e\+300: .*less than or equal to"),
         ({"audit.gradient_canaries": 10**12}, r"audit.gradient_canaries=10+: .*less than or equal to 10000000"),
         ({"audit.input_canaries": 1}, r"audit: one canary tells nothing: give 0 to leave it out"),

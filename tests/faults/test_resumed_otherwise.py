@@ -238,7 +238,7 @@ def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
     assert resumed["epsilon"] == epsilon([dataclasses.replace(cap, count=cap.count + charged)], 1e-5).value
     assert resumed["epsilon"] > whole["epsilon"] == epsilon([cap], 1e-5).value
     for told in (resumed, whole):  # what the report tells a reader to do
-        assert epsilon([Event.from_dict(event) for event in told["capped_ledger"]], 1e-5).value == told["epsilon"]
+        assert epsilon([Event.from_dict(event) for event in told["charged"]], 1e-5).value == told["epsilon"]
 
 
 def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,12 @@ from tests.models.conftest import SCHEMAS, batch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients import bookkeeping, layers
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.layers import Page
+from equidp.gradients.products import Outer
+from equidp.gradients.terms import Term
+from equidp.gradients.units import UnitSums
 from equidp.mechanism.noise import SeededRandom
 from equidp.models import build_model
 
@@ -853,6 +858,77 @@ class Borrowed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.first(x)) @ self.first.weight)
+
+
+def planted(squares_by: Callable[[Tensor], Tensor]) -> Callable[[Page], dict[str, Term]]:
+    """The rule of a linear layer whose sums are right and whose squared norms are so many times what they should be."""
+
+    class Planted(Outer):
+        def squared_norms(self) -> Tensor:
+            return super().squared_norms() * squares_by(self.inputs)
+
+    def rule(page: Page) -> dict[str, Term]:
+        terms = layers.linear(page)
+        right = terms["weight"]
+        assert isinstance(right, Outer)
+        return terms | {"weight": Planted(right.inputs, right.backprops)}
+
+    return rule
+
+
+@pytest.mark.parametrize("by", [0.0, 0.5, 0.98, 1.02, 2.0, 100.0])
+@pytest.mark.parametrize("which", ["both records", "the second record"])
+def test_a_rule_whose_norms_are_wrong_and_whose_sums_are_right_is_refused(by: float, which: str, monkeypatch) -> None:
+    features, labels = torch.randn(4, 6), torch.arange(4) % 3
+    features[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+
+    def squares_by(inputs: Tensor) -> Tensor:
+        return torch.where((inputs[:, 0] < 0) | (which == "both records"), by, 1.0)
+
+    monkeypatch.setitem(layers.RULES, nn.Linear, planted(squares_by))
+    engine = GradientEngine(nn.Linear(6, 3, bias=False), cross_entropy)
+    for _ in range(2):
+        with pytest.raises(EquidpError, match=r"norms of records' gradients are not those of autograd"):
+            engine.norms(features, labels)
+    monkeypatch.setitem(layers.RULES, nn.Linear, planted(lambda inputs: torch.ones(len(inputs))))
+    assert GradientEngine(nn.Linear(6, 3, bias=False), cross_entropy).norms(features, labels).isfinite().all()
+
+
+@pytest.mark.parametrize("by", [0.5, 2.0])
+def test_norms_that_are_wrong_for_units_of_several_records_alone_are_refused(by: float, monkeypatch) -> None:
+    class Planted(UnitSums):
+        def squared_norms(self) -> Tensor:
+            counts = self._units.counts
+            return super().squared_norms() * torch.where(counts > 1, by, 1.0)
+
+    monkeypatch.setattr(bookkeeping, "UnitSums", Planted)
+    engine = GradientEngine(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), cross_entropy)
+    with pytest.raises(EquidpError, match=r"norms of units' gradients are not those of autograd"):
+        engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.Linear(8, 8, bias=False), (16, 8)),
+        (lambda: nn.Linear(64, 64, bias=False), (4, 64)),
+        (lambda: nn.Conv2d(4, 4, 3, bias=False), (4, 10, 10)),
+        (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 34, 34)),
+        (lambda: nn.Conv2d(64, 64, 3, bias=False), (64, 4, 6)),
+        (lambda: nn.Conv2d(16, 16, 3, bias=False, groups=4), (16, 10, 10)),
+        (Halves, (2, 8)),
+    ],
+    ids=["sequence", "gram", "windows", "many windows", "pixels", "groups of channels", "shared weight"],
+)
+@pytest.mark.parametrize("left", [0.0, 1e-6, 1e-4, 1e-2])
+def test_a_norm_that_is_raised_because_the_gradient_cancels_is_no_reason_to_refuse_a_model(layer, shape, left) -> None:
+    """All inputs of a record alike, and backprops that cancel to so little of their size."""
+    engine = GradientEngine(layer().requires_grad_(True), signed)
+    outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
+    places = 0 if len(shape) == 2 else 2
+    signs = torch.ones(outputs).index_fill(places, torch.arange(outputs[places] // 2), left - 1)
+    features = torch.tensor([1.0, 3.0]).view(2, *[1] * len(shape)).expand(2, *shape).contiguous()
+    assert engine.norms(features, signs.expand(2, *outputs)).isfinite().all()
 
 
 class Mixing(nn.Module):

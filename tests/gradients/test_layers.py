@@ -104,7 +104,7 @@ def test_many_positions_are_summed_as_their_norms_were_formed(layer, features, m
 def test_weight_gradients_of_convolutions_do_without_tf32(monkeypatch) -> None:
     """On a GPU; here only the switch can be seen."""
     seen, before = [], torch.backends.cudnn.allow_tf32
-    backward = torch.ops.aten.convolution_backward
+    backward = convolutions.conv2d_weight
 
     def listening(*arguments):
         seen.append(torch.backends.cudnn.allow_tf32)
@@ -113,7 +113,7 @@ def test_weight_gradients_of_convolutions_do_without_tf32(monkeypatch) -> None:
     monkeypatch.setattr(compiled, "gradients_of", lambda *_: None)
     engine = GradientEngine(nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten()), squared_error)
     engine.norms(torch.randn(2, 64, 5, 5), torch.arange(2))
-    monkeypatch.setattr(torch.ops.aten, "convolution_backward", listening)
+    monkeypatch.setattr(convolutions, "conv2d_weight", listening)
     engine.weighted_sum(torch.ones(2))
     assert seen == [False]
     assert torch.backends.cudnn.allow_tf32 == before

@@ -4,6 +4,9 @@ Composition theorems want the events fixed in advance. Where a step's event depe
 Rényi divergences spent so far, at an order fixed in advance, may be held below a total fixed in advance: such a
 *filter* (Feldman and Zrnic 2021, Theorem 4.3) gives the guarantee of that total. The ε of a filtered run is the one
 its total stands for, never a conversion of what happened to be spent.
+
+Budgets of several trials add up at one order: K runs that are each held below R* have K·R* together, as the order is
+fixed before the first of them.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Budget:
-    """Rényi divergence `total` (R*) at integer `order` (α*), and the (ε, δ) that they stand for."""
+    """Rényi divergence `total` (R*) of one run at integer `order` (α*), and the ε that `trials` such runs stand for."""
 
     order: int
     total: float
     epsilon: float
+    trials: int = 1
 
     def holds(self, events: Sequence[Event]) -> bool:
         """Whether these events together stay within the budget."""

@@ -107,7 +107,16 @@ class ImportanceSampler(Sampler):
     """N_0, where the number of records is private too; the plan's N unless given."""
 
     def adapt(self, plan: Plan) -> Plan:
-        """Steps and rates follow from N_0."""
+        """Steps and rates follow from N_0.
+
+        Raises:
+            EquidpError: where the number of trials follows a law, whose bound needs Rényi divergences of many orders.
+        """
+        if plan.trials.law is not None:
+            raise EquidpError(
+                f"privacy.trials_law={plan.trials.law} does not go with dpis, whose budget is of one Rényi order: "
+                "declare privacy.max_trials instead."
+            )
         if self.declared_records is None:
             return plan
         return replace(plan, records=self.declared_records)
@@ -343,7 +352,8 @@ def _worst_case(part: ImportanceSampler, plan: Plan, noise: float) -> list[Event
 def _best(part: ImportanceSampler, plan: Plan, noise: float) -> Budget:
     """The order that gives the costliest case at a constant σ its smallest ε."""
     totals = zip(ORDERS, renyi_curve(_worst_case(part, plan, noise), ORDERS), strict=True)
-    budgets = [Budget(order, total, epsilon_of(total, order, plan.delta)) for order, total in totals]
+    cap = plan.trials.cap
+    budgets = [Budget(order, total, epsilon_of(cap * total, order, plan.delta), cap) for order, total in totals]
     return min(budgets, key=lambda budget: budget.epsilon)
 
 
@@ -365,7 +375,8 @@ def _budget(part: ImportanceSampler, plan: Plan) -> Budget:
     if plan.epsilon is None:
         return _best(part, plan, plan.noise_multiplier)
     order = _best(part, plan, _worst_noise(part, plan, plan.epsilon)).order
-    return Budget(order, total_for(plan.epsilon, order, plan.delta), plan.epsilon)
+    cap = plan.trials.cap
+    return Budget(order, total_for(plan.epsilon, order, plan.delta) / cap, plan.epsilon, cap)
 
 
 def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -16,6 +16,7 @@ from equidp.reporting.page import MAX_FIGURE_GROUPS
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.rendering import PageTable, TableCell, render
 from equidp.reporting.tables import BASELINE
+from equidp.reporting.trade_off_figure import trade_off_figure
 
 WARNING = (
     "The findings of an audit are computed from exact training data and are outside the privacy guarantee: keep this "
@@ -212,12 +213,27 @@ def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
             bounds_beside_claims(findings),
             "Lower bound beside the ε claimed at the same δ. A bound above its claim would refute it.",
         )
+    if curve := findings["claim"].get("trade_off"):
+        yield (
+            trade_off_figure({findings["algorithm"]: curve}, points(findings)),
+            "The curve is the most that any attack can achieve on the claimed ledger; the points are what these "
+            "attacks achieved. Points above it refute the claim, unless chance put them there.",
+        )
     caption = f"With {findings['confidence']:.0%} intervals, before (sgd) and after privacy. Dotted: blind guessing."
     attacks = findings["membership"].get(BASELINE, {})
     for grouping, groups in next(iter(attacks.values()), {"groups": {}})["groups"].items():
         if len(groups) <= MAX_FIGURE_GROUPS:
             for measure in MEASURES:
                 yield exposure_by_group(findings, grouping, measure), caption
+
+
+def points(findings: Mapping[str, Any]) -> dict[str, list[Sequence[float]]]:
+    """What each attack on the private model achieved: (accused wrongly, recognised) pairs by attack."""
+    found = {name: list(one["achieved"]) for name, one in _attacks(findings).items() if one.get("achieved")}
+    for attack, exposure in findings["membership"].get(findings["algorithm"], {}).items():
+        if (share := exposure["overall"]["tpr_at_1_percent_fpr"]) is not None:
+            found[ATTACKS[attack]] = [(0.01, share)]
+    return found
 
 
 def _words(text: str) -> TableCell:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equidp.accounting.accounted import Accounted
 from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores, joined, seeded, verdict
 from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
 from equidp.audit.one_run import epsilon_lower_bound
@@ -26,6 +27,10 @@ REMEDY = (
     "Audit it at a smaller privacy.epsilon, or with more canaries and guesses (audit.gradient_canaries, audit.guesses)."
 )
 """What to do about a claim that even an attack without an error could not have refuted."""
+
+
+FALSE_ALARMS = (0.01, 0.03, 0.1, 0.3)
+"""Rates at which what the canaries' scores achieve is put beside the trade-off curve."""
 
 
 def run(
@@ -64,7 +69,7 @@ def run(
         "algorithm": setup.algorithm.name,
         "seed": seed,
         "confidence": settings.confidence,
-        "claim": {"epsilon": claimed(setup, plan.delta), "delta": plan.delta},
+        "claim": {"epsilon": claimed(setup, plan.delta), "delta": plan.delta, "trade_off": claimed_curve(setup)},
         "training": {
             "records": plan.records,
             "expected_batch_size": plan.batch_size,
@@ -87,6 +92,25 @@ def run(
 def claimed(setup: TrainingSetup, delta: float) -> float:
     """The ε that the setup's run claims at δ: of its events, or of its budget."""
     return setup.algorithm.epsilon(dataclasses.replace(setup.plan, delta=delta)).value
+
+
+def claimed_curve(setup: TrainingSetup) -> dict[str, Any] | None:
+    """The trade-off curve that the setup's run claims, as in privacy.json; None where none is known."""
+    algorithm, plan = setup.algorithm, setup.algorithm.adapt(setup.plan)
+    events = algorithm.events(plan)
+    curve = Accounted(plan, events, events, algorithm.budget(plan)).trade_off()
+    return curve.to_dict() if curve else None
+
+
+def achieved(scores: Tensor, included: Tensor) -> list[list[float]]:
+    """Canaries accused wrongly, and recognised, by thresholds on the score at some rates of false alarms."""
+    members, others = scores[included], scores[~included].sort(descending=True).values
+    points = []
+    for rate in FALSE_ALARMS:
+        if (accused := round(rate * len(others))) > 0:
+            share = float((members > others[accused - 1]).double().mean())
+            points.append([(accused - 1) / len(others), share])
+    return points
 
 
 def audited_delta(setup: TrainingSetup, settings: AuditSettings, canaries: int) -> float:
@@ -130,6 +154,7 @@ def _judged(scores: Tensor, included: Tensor, setup: TrainingSetup, settings: Au
         "epsilon_within_reach": every,
         "consistent": found.epsilon_lower_bound <= claim,
         "refutable": every > claim,
+        "achieved": achieved(scores, included),
     }
 
 

@@ -24,7 +24,7 @@ from equidp.gradients.losses import KnowsGradient, Loss
 from equidp.gradients.passes import Iterate, Precision
 from equidp.gradients.precision import refuse_autocast
 from equidp.gradients.refusals import BATCH_NORMS, refuse_mixing, refuse_training_batch_norm, refuse_unfit
-from equidp.gradients.tape import Tape, check_call, refuse_changed, versions_of
+from equidp.gradients.tape import Tape
 from equidp.gradients.terms import Gradients, Shared, Term
 from equidp.gradients.units import Units, UnitSums
 from equidp.gradients.workspace import Workspace
@@ -113,16 +113,34 @@ class BookKeeping:
             ]
         return torch.cat(sums)
 
-    def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
-        """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""
+    def overstatement(self) -> Tensor:
+        """`[b]` (or `[U]`): by how much the squares of the last `norms` may be too large, where gradients cancel."""
+        with torch.inference_mode():
+            found = [gradients.overstatement() for gradients in (self._books or {}).values()]
+            total = reduce(operator.add, found) if found else torch.zeros(())
+        return total.clone()
+
+    def plain_sum(
+        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """`[d]` float32: Σ w_i g_i by ordinary autograd, without privacy.
+
+        Args:
+            features, labels, owners: as of `norms`.
+            weights: `[b]` (or `[U]`); 1 where None.
+        """
         self.clear()
         if not len(features):
             return torch.zeros(self.dimension, device=self.device)
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         try:
-            losses = self._forward(features, labels)
-            shares = 1.0 if owners is None else Units.of(owners).share()
+            with self._autocast():
+                losses = self.loss(self._outputs(features), labels)
+            losses = _one_each(losses, features)
+            shares = torch.ones_like(losses) if owners is None else Units.of(owners).share()
+            if weights is not None:
+                shares = shares * (weights if owners is None else weights[owners])
             found = torch.autograd.grad(
                 (losses * shares).sum(), self.parameters, allow_unused=True, materialize_grads=True
             )
@@ -146,15 +164,8 @@ class BookKeeping:
         parts = flat.split_with_sizes(self._sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
-    def _forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else NOTHING:
-            losses = self.loss(self._outputs(features), labels)
-        if losses.shape != (len(features),):
-            raise EquidpError(
-                f"The loss has shape {tuple(losses.shape)} for {len(features)} records; it must be one number per "
-                "record (reduction='none')."
-            )
-        return losses
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else NOTHING
 
     def _outputs(self, features: Tensor) -> Tensor:
         with self._channels_last() if self._convolutions else NOTHING:
@@ -181,42 +192,15 @@ class BookKeeping:
         return calls
 
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
-        found = self._closed_pass(features, labels) if self._closed else None
-        if found is not None:
-            return found
         tape = Tape(self.sites, len(features))
-        with tape, torch.enable_grad():
-            losses = self._forward(features, labels)
-        return tape.calls(losses)
-
-    def _closed_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]] | None:
-        """The calls without autograd, for a model of one trainable layer whose output goes straight to the loss.
-
-        None, once and for all, where it goes elsewhere.
-        """
-        loss = cast(KnowsGradient, self.loss)  # asked when the engine was made: asking a protocol takes 5 µs
-        (site,) = self.sites
-        seen: list[tuple[tuple[Tensor, ...], tuple[int, ...], Tensor, int]] = []
-
-        def book(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if torch.is_grad_enabled():  # elsewhere the model asks for no gradient
-                check_call(site, inputs, output, len(features))
-                seen.append((inputs, versions_of(inputs), output, output._version))
-
-        hook = site.layer.register_forward_hook(book)
-        try:
-            with torch.enable_grad():
-                outputs = self._outputs(features)
-        finally:
-            hook.remove()
-        if len(seen) == 1:
-            inputs, versions, output, version = seen[0]
-            if output is outputs and version == outputs._version:
-                refuse_changed(site, inputs, versions)
-                if (backprop := loss.gradient(outputs, labels)) is not None:
-                    return [(site, Call(inputs, backprop, {}))]
-        self._closed = False
-        return None
+        with tape, torch.enable_grad(), self._autocast():
+            outputs = self._outputs(features)
+            if self._closed and tape.ends_at(outputs):  # no autograd is needed for one layer before such a loss
+                loss = cast(KnowsGradient, self.loss)  # asked when this was made: asking a protocol takes 5 µs
+                if (backprop := loss.gradient(outputs.detach(), labels)) is not None:
+                    return tape.ended_by(backprop)
+            losses = self.loss(outputs, labels)
+        return tape.calls(_one_each(losses, features))
 
     @contextlib.contextmanager
     def _parameters_at(self, values: Tensor) -> Iterator[None]:
@@ -249,6 +233,15 @@ class BookKeeping:
     def _squared_norms(self, books: dict[nn.Parameter, Gradients], rows: int) -> Tensor:
         found = [gradients.squared_norms() for gradients in books.values()]
         return reduce(operator.add, found) if found else torch.zeros(rows, device=self.device)
+
+
+def _one_each(losses: Tensor, features: Tensor) -> Tensor:
+    if losses.shape != (len(features),):
+        raise EquidpError(
+            f"The loss has shape {tuple(losses.shape)} for {len(features)} records; it must be one number per "
+            "record (reduction='none')."
+        )
+    return losses
 
 
 def all_finite(norms: Tensor) -> bool:

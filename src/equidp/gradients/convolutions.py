@@ -10,10 +10,11 @@ from functools import reduce
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 from equidp.gradients import compiled
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.rounding import LOST, alike, gram_norms, norms_of, raised
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of, raised
 from equidp.gradients.terms import MANY, Term, compiled_norms, silenced, some_of, summed, weighted, weighted_rows
 from equidp.gradients.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
 from equidp.gradients.workspace import Workspace
@@ -113,6 +114,15 @@ class Convolutions(Term):
         pairs = zip(self.images, self.backprops, strict=True)
         return summed([(self.kernel.seen * _squares(x) * _squares(b)).sqrt() for x, b in pairs])
 
+    def overstatement(self) -> Tensor:
+        if self._positions > MANY:
+            return super().overstatement()
+        sizes = [
+            self.kernel.seen * summed([_squares(x) for x in self.images]),
+            summed(list(map(_squares, self.backprops))),
+        ]
+        return gram_slack(self.kernel.fan_in + self.kernel.channels[1]) * sizes[0] * sizes[1]
+
     def _form(self, start: int, stop: int, out: Tensor) -> None:
         """Write the gradients of some records, summed over the calls, to `out [m, numel]`."""
         self._factors = self._factors or [
@@ -159,11 +169,9 @@ class Convolutions(Term):
     def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> Tensor:
         images, backprops = weighted(images, backprops, weights, silent)
         c, o = self.kernel.channels
-        shape = images.new_empty(o, c, *self.kernel.size)
-        geometry = (None, self.kernel.stride, (0, 0), self.kernel.dilation, False, (0, 0), 1)
+        shape = (o, c, *self.kernel.size)
         with as_precise_as_norms():
-            gradient = torch.ops.aten.convolution_backward(backprops, images, shape, *geometry, (False, True, False))
-        return gradient[1]
+            return conv2d_weight(images, shape, backprops, self.kernel.stride, 0, self.kernel.dilation)
 
     def gradients(self, start: int, stop: int) -> Tensor:
         if self._compiled is not None:

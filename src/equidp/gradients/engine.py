@@ -113,7 +113,7 @@ class GradientEngine:
         if not self._probed and len(features):
             refuse_short_products(self.device)
             with torch.enable_grad():
-                self._probed = probe(self.passes, self.passes.plain_sum, features, labels)
+                self._probed = probe(self.passes, features, labels)
             self.passes.clear()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

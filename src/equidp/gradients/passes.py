@@ -1,6 +1,6 @@
-"""Passes: what gives norms and weighted sums, as its wrappers see it.
+"""Passes: what gives norms and weighted sums, as those see it who wrap it.
 
-The probe, the recordings and the engine are written against this; `bookkeeping` does the work.
+`bookkeeping` does the work. The probe and the recordings ask for two methods more each, which they name themselves.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 Precision = Literal["float32", "bf16"]
 
@@ -17,20 +17,7 @@ Iterate = tuple[Tensor | None, float]
 
 
 class Passes(Protocol):
-    """Norms of a batch's gradients, then any weighted sum of them.
-
-    Attributes:
-        model: whose gradients.
-        parameters: the trained ones, in order.
-        precision: in which forward and backward run.
-    """
-
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def parameters(self) -> tuple[nn.Parameter, ...]: ...
-    @property
-    def precision(self) -> Precision: ...
+    """Norms of a batch's gradients, then any weighted sum of them."""
 
     def norms(
         self,
@@ -44,9 +31,3 @@ class Passes(Protocol):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[d]`: Σ w_i g_i of the last `norms`."""
-
-    def clear(self) -> None:
-        """Forget the last batch."""
-
-    def twin(self) -> Passes:
-        """Others on the same model, with memory of their own."""

@@ -2,8 +2,12 @@
 
 The books are kept per layer. A parameter that reaches the loss past its own layer (a weight used by a function, say),
 or a layer of the user's own in which records meet, would make them wrong without any sign of it. So two records are
-tried: the sum of their gradients has to be autograd's, and neither's norm may depend on the other, or on its being
-there. Where a model draws random numbers, records may meet by chance (mixup): then several draws are tried.
+tried: each one's gradient and its norm have to be autograd's, and so have those of a unit of both. Neither's norm may
+depend on the other, or on its being there. Where a model draws random numbers, records may meet by chance (mixup): then
+several draws are tried.
+
+The norm matters most: the weight follows from it, and no sum shows that it is too small. It may be larger than
+autograd's by what the books say, where a gradient cancels (`rounding.py`).
 
 Nor may a forward pass change a buffer or a parameter: what it learns there would leave with the model, exact and
 without noise.
@@ -12,13 +16,14 @@ without noise.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.passes import Passes
+from equidp.gradients.passes import Passes, Precision
 from equidp.gradients.precision import as_precise_as_norms
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -28,14 +33,39 @@ TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
 """Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
 
 
-def probe(passes: Passes, plain_sum: Callable[[Tensor, Tensor], Tensor], features: Tensor, labels: Tensor) -> bool:
+class Probed(Passes, Protocol):
+    """Passes that can be tried out.
+
+    Attributes:
+        model: whose gradients.
+        parameters: the trained ones, in order.
+        precision: in which forward and backward run.
+    """
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]: ...
+    @property
+    def precision(self) -> Precision: ...
+
+    def overstatement(self) -> Tensor:
+        """`[b]` (or `[U]`): by how much the squares of the last `norms` may be too large."""
+
+    def plain_sum(
+        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """`[d]`: Σ w_i g_i by ordinary autograd."""
+
+
+def probe(passes: Probed, features: Tensor, labels: Tensor) -> bool:
     """Try the first records of a batch; true once there is nothing left to try.
 
     Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
 
     Raises:
         EquidpError: naming a parameter whose gradients are wrong, or a parameter or buffer that changes, or saying that
-            records mix.
+            records mix or that norms are wrong.
     """
     features, labels = _two_different(features, labels)
     before = {name: value.clone() for name, value in _kept(passes)}
@@ -49,8 +79,7 @@ def probe(passes: Passes, plain_sum: Callable[[Tensor, Tensor], Tensor], feature
         draws = not _generators(passes).equal(undrawn)
         _compare_kept(passes, before)
         ours = passes.weighted_sum(torch.ones_like(norms))
-        _reseed(passes, seed)
-        expected = plain_sum(features, labels)
+        expected = _by_autograd(passes, features, labels, seed)
         if not (norms.isfinite().all() and expected.isfinite().all()):
             return False
         _compare_sums(passes, ours, expected, norms)
@@ -69,16 +98,59 @@ def probe(passes: Passes, plain_sum: Callable[[Tensor, Tensor], Tensor], feature
                 _compare_norms(passes, drawn[i], beside[i])
         # by now a model that remembers, however slowly, has seen others
         _compare_norms(passes, norms, _norms(passes, features, labels, seed), share=0.01)
+        twice, owners = torch.tensor([0, 1, 0], device=features.device), torch.tensor([0, 1, 1], device=features.device)
+        _compare_each(passes, features, labels, seed)
+        _compare_each(passes, features[twice], labels[twice], seed, owners)
     return True
 
 
-def _device(passes: Passes) -> torch.device:
+def _compare_each(passes: Probed, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> None:
+    """Every record's (or unit's) gradient and its norm with autograd's."""
+    norms = _norms(passes, features, labels, seed, owners)
+    alone = torch.eye(len(norms), device=norms.device)
+    ours, larger = [passes.weighted_sum(one) for one in alone], passes.overstatement()
+    expected = [_by_autograd(passes, features, labels, seed, owners, one) for one in alone]
+    for mine, true in zip(ours, expected, strict=True):
+        _compare_sums(passes, mine, true, norms)
+    true_norms = torch.stack(expected).norm(dim=1)
+    allowed, most = TOLERANCE[passes.precision], (true_norms.square() + larger).sqrt()
+    slack = allowed * 1e-6
+    # not "outside": what is not a number is not within either
+    if not ((norms >= (1 - allowed) * true_norms - slack) & (norms <= (1 + allowed) * most + slack)).all():
+        raise EquidpError(
+            f"The norms of {'records' if owners is None else 'units'}' gradients are not those of autograd, though the "
+            "gradients are: clipping by them would not bound what one adds. A gradient rule or a layer of your own is "
+            "at fault; write the model from other layers."
+        )
+
+
+def _by_autograd(
+    passes: Probed,
+    features: Tensor,
+    labels: Tensor,
+    seed: int,
+    owners: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    _reseed(passes, seed)
+    try:
+        return passes.plain_sum(features, labels, owners=owners, weights=weights)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        reason = str(error).partition(": ")[2].partition(";")[0]
+        raise EquidpError(
+            f"What a layer of the model needs again is changed in place after use ({reason}); copy it first."
+        ) from error
+
+
+def _device(passes: Probed) -> torch.device:
     return passes.parameters[0].device
 
 
-def _norms(passes: Passes, features: Tensor, labels: Tensor, seed: int) -> Tensor:
+def _norms(passes: Probed, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
     _reseed(passes, seed)
-    return passes.norms(features, labels)
+    return passes.norms(features, labels, owners=owners)
 
 
 @contextlib.contextmanager
@@ -93,13 +165,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             layer.training = training
 
 
-def _reseed(passes: Passes, seed: int) -> None:
+def _reseed(passes: Probed, seed: int) -> None:
     torch.random.default_generator.manual_seed(seed)
     if _device(passes).type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
-def _generators(passes: Passes) -> Tensor:
+def _generators(passes: Probed) -> Tensor:
     """State of the generators that the model may draw from."""
     states = [torch.get_rng_state()]
     return torch.cat([*states, torch.cuda.get_rng_state(_device(passes))] if _device(passes).type == "cuda" else states)
@@ -111,13 +183,13 @@ def _two_different(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return features[[0, *other]], labels[[0, *other]]
 
 
-def _kept(passes: Passes) -> Iterator[tuple[str, Tensor]]:
+def _kept(passes: Probed) -> Iterator[tuple[str, Tensor]]:
     """What leaves with the model, trained or not."""
     yield from passes.model.named_parameters()
     yield from passes.model.named_buffers()
 
 
-def _compare_kept(passes: Passes, before: dict[str, Tensor]) -> None:
+def _compare_kept(passes: Probed, before: dict[str, Tensor]) -> None:
     for name, value in _kept(passes):
         known = before.get(name)  # None: made in the forward pass
         if known is None or not torch.equal(value.nan_to_num(), known.nan_to_num()):
@@ -128,7 +200,7 @@ def _compare_kept(passes: Passes, before: dict[str, Tensor]) -> None:
             )
 
 
-def _compare_sums(passes: Passes, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
+def _compare_sums(passes: Probed, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
     names = {p: name for name, p in passes.model.named_parameters()}
     sizes = [p.numel() for p in passes.parameters]
     allowed = TOLERANCE[passes.precision]
@@ -141,7 +213,7 @@ def _compare_sums(passes: Passes, ours: Tensor, expected: Tensor, norms: Tensor)
             )
 
 
-def _compare_norms(passes: Passes, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
+def _compare_norms(passes: Probed, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
     if not _close(passes, together, alone, share):
         raise EquidpError(
             "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
@@ -149,6 +221,6 @@ def _compare_norms(passes: Passes, together: Tensor, alone: Tensor, share: float
         )
 
 
-def _close(passes: Passes, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
+def _close(passes: Probed, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
     # not "larger than": what is not a number is no equality either
     return bool(((norms - others).abs() <= share * TOLERANCE[passes.precision] * (norms + 1e-6)).all())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equidp.gradients import compiled
 from equidp.gradients.compiled import CompiledGradients
-from equidp.gradients.rounding import LOST, alike, gram_norms, norms_of
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -88,6 +88,9 @@ class Products(Term):
 
     def sizes(self) -> Tensor:
         return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum(1)
+
+    def overstatement(self) -> Tensor:
+        return gram_slack(sum(self._widths)) * norms_of(self.inputs).sum(1) * norms_of(self.backprops).sum(1)
 
     def _gram(self) -> Tensor:
         left = alike(self.inputs, self.inputs.transpose(1, 2))

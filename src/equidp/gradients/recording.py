@@ -52,6 +52,26 @@ class Recorder(Protocol):
         """
 
 
+class Recordable(Passes, Protocol):
+    """Passes that can be recorded.
+
+    Attributes:
+        parameters: the trained ones, in order.
+        precision: in which forward and backward run.
+    """
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]: ...
+    @property
+    def precision(self) -> Precision: ...
+
+    def clear(self) -> None:
+        """Forget the last batch."""
+
+    def twin(self) -> Recordable:
+        """Others on the same model, with memory of their own."""
+
+
 class CudaGraphs:
     """Recorder on a CUDA device; the graphs share their memory.
 
@@ -94,8 +114,11 @@ class CudaGraphs:
 class Recording:
     """Norms and weighted sums of batches that are about as large as a given one, and have at most `limit` records."""
 
-    def __init__(self, passes: Passes, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None) -> None:
-        self._records, self._states, self._versions = len(features), 0, -1
+    def __init__(
+        self, passes: Recordable, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None
+    ) -> None:
+        self._records, self._states = len(features), 0
+        self._seen: list[Tensor] = []  # the parameters of the last state, while on trial
         # a Poisson batch of that size on average is larger once in 30,000
         size = self._records + 4 * round(self._records**0.5)
         size = size if limit is None else max(self._records, min(size, limit))
@@ -118,12 +141,17 @@ class Recording:
     def norms(self, features: Tensor, labels: Tensor) -> Tensor:
         """`[b]`, as of the passes."""
         self._records = len(features)
-        versions = sum(parameter._version for parameter in self._passes.parameters)  # each change in place counts up
-        if versions != self._versions:
-            self._states, self._versions = self._states + 1, versions
+        if self.on_trial:
+            self._count_states()
         self._features[: len(features)].copy_(features)
         self._labels[: len(labels)].copy_(labels)
         return self._norms()[: len(features)].clone()
+
+    def _count_states(self) -> None:
+        now = self._passes.parameters
+        if not self._seen or not all(torch.equal(p, seen) for p, seen in zip(now, self._seen, strict=True)):
+            self._states += 1
+            self._seen = [p.detach().clone() for p in now] if self.on_trial else []
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[d]`, of the last batch, as of the passes."""
@@ -141,26 +169,11 @@ class Recordings:
         limit: no batch has more records, so none needs more room; None: any may come.
     """
 
-    def __init__(self, passes: Passes, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
+    def __init__(self, passes: Recordable, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
         self._passes, self._new_recorder, self._limit = passes, new_recorder, limit
         self._made: list[Recording] = []
         self._last = torch.zeros(0)
         self._current: Recording | None = None  # whose norms were asked for last
-
-    @property
-    def model(self) -> nn.Module:
-        """As of the passes."""
-        return self._passes.model
-
-    @property
-    def parameters(self) -> tuple[nn.Parameter, ...]:
-        """As of the passes."""
-        return self._passes.parameters
-
-    @property
-    def precision(self) -> Precision:
-        """As of the passes."""
-        return self._passes.precision
 
     def norms(
         self,
@@ -175,7 +188,8 @@ class Recordings:
         Raises:
             EquidpError: for passes that cannot be recorded, or come to something else when replayed.
         """
-        self.clear()
+        self._passes.clear()
+        self._current = None
         recording = self._fitting(features, labels) if len(features) and owners is None and iterates is None else None
         if recording is None:
             return self._passes.norms(features, labels, owners=owners, iterates=iterates)
@@ -197,15 +211,6 @@ class Recordings:
             size = expected.norm() + 0.1 * torch.where(weights > 0, weights * self._last, 0.0).sum()  # sums may cancel
             _compare((found - expected).norm() <= self._tolerance() * size)
         return found
-
-    def clear(self) -> None:
-        """Forget the last batch."""
-        self._passes.clear()
-        self._current = None
-
-    def twin(self) -> Passes:
-        """Passes without recordings."""
-        return self._passes.twin()
 
     def _tolerance(self) -> float:
         return TOLERANCE[self._passes.precision]

@@ -9,7 +9,10 @@ from torch import nn
 
 from equidp.errors import EquidpError
 
-BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+BATCH_NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+)
 
 
 def refuse_unfit(model: nn.Module) -> None:

@@ -47,6 +47,11 @@ def norms_of(rows: Tensor) -> Tensor:
     return norms.square().add_(rows.shape[-1] * LOST)
 
 
+def gram_slack(width: int) -> float:
+    """Share of its terms' size by which `gram_norms` raises a sum at most; `width` as there."""
+    return max(SLACK, PER_PRODUCT * width)
+
+
 def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     """`[b]`: Σ_pq left·right of two Gram matrices `[b, P, P]`, raised where cancellation may have made it too small.
 
@@ -59,7 +64,7 @@ def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     total = left.diagonal(dim1=1, dim2=2).sum(1), right.diagonal(dim1=1, dim2=2).sum(1)
     size = total[0] * total[1]
     sums = (left * right).sum((1, 2)) + LOST * 2.0**26 * (total[0] + total[1] + 1)
-    known, slack = sums.clamp(min=0), max(SLACK, PER_PRODUCT * width)
+    known, slack = sums.clamp(min=0), gram_slack(width)
     few = CANCELLATION * slack / SLACK  # so that where nothing is added any more, less than a thousandth may be lost
     return torch.where(sums < few * size, known + slack * (size - known / few), sums)
 

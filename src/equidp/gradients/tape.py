@@ -18,7 +18,7 @@ class Tape:
 
     def __init__(self, booked: Sequence[Site], records: int) -> None:
         self._sites, self._records = booked, records
-        self._entries: list[tuple[Site, tuple[Tensor, ...], tuple[int, ...], GradientEdge]] = []
+        self._entries: list[tuple[Site, tuple[Tensor, ...], GradientEdge]] = []
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Tape:
@@ -44,31 +44,42 @@ class Tape:
         def book(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
-            check_call(site, inputs, output, self._records)
+            _check_call(site, inputs, output, self._records)
             fresh = None if output.requires_grad else output.detach().requires_grad_()
             kept = tuple(x.detach() for x in inputs)
             edge = get_gradient_edge(output if fresh is None else fresh)
-            self._entries.append((site, kept, versions_of(kept), edge))
+            self._entries.append((site, kept, edge))
             return fresh
 
         return book
+
+    def ends_at(self, outputs: Tensor) -> bool:
+        """Whether these are what the only call gave, unchanged: an operation on it, in place too, has its own node."""
+        if len(self._entries) != 1 or not outputs.requires_grad:
+            return False
+        edge, end = self._entries[0][2], get_gradient_edge(outputs)
+        return edge.node is end.node and edge.output_nr == end.output_nr
+
+    def ended_by(self, backprop: Tensor) -> list[tuple[Site, Call]]:
+        """The only call, with the gradient at its output."""
+        site, inputs, _ = self._entries[0]
+        return [(site, Call(inputs, backprop, {}))]
 
     def calls(self, losses: Tensor) -> list[tuple[Site, Call]]:
         """One backward pass to the layers' outputs."""
         if not self._entries:
             return []
-        edges = [entry[3] for entry in self._entries]
+        edges = [edge for *_, edge in self._entries]
         # of the sum: torch would import sympy to look at the shape of given ones
         backprops = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if losses.requires_grad else []
-        found = []
-        for (site, inputs, versions, _), backprop in zip(self._entries, backprops, strict=False):
-            refuse_changed(site, inputs, versions)
-            if backprop is not None:
-                found.append((site, Call(inputs, backprop, _snapshot(site))))
-        return found
+        return [
+            (site, Call(inputs, backprop, _snapshot(site)))
+            for (site, inputs, _), backprop in zip(self._entries, backprops, strict=False)
+            if backprop is not None
+        ]
 
 
-def check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -> None:
+def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -> None:
     if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
         raise EquidpError(
             f"Layer {site.name!r} ({type(site.layer).__name__}) must map tensors given by position to one tensor; "
@@ -79,15 +90,6 @@ def check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -
             f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {records} "
             "records; records must stay along the first dimension."
         )
-
-
-def versions_of(inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
-    return tuple(x._version for x in inputs)
-
-
-def refuse_changed(site: Site, inputs: tuple[Tensor, ...], versions: tuple[int, ...]) -> None:
-    if versions_of(inputs) != versions:
-        raise EquidpError(f"The input of layer {site.name!r} is changed in place after use; copy it first.")
 
 
 def _snapshot(site: Site) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from equidp.gradients.compiled import CompiledGradients
-from equidp.gradients.rounding import LOST, norms_of, raised
+from equidp.gradients.rounding import LOST, SLACK, norms_of, raised
 
 MANY = 100  # positions; beyond, a weighted sum is one of the very gradients that norms were taken of
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
@@ -51,6 +51,10 @@ class Gradients(ABC):
                 where all are finite.
         """
 
+    @abstractmethod
+    def overstatement(self) -> Tensor:
+        """`[b]` (or `[U]`): by how much the squared norms may be too large, where gradients cancel."""
+
 
 class Term(Gradients):
     """The b per-record gradients of one parameter, as one layer gives them."""
@@ -62,6 +66,9 @@ class Term(Gradients):
     def sizes(self) -> Tensor:
         """`[b]`: the norms of what each gradient is a sum of, added up: its own norm if nothing cancelled."""
         return self.squared_norms().sqrt()
+
+    def overstatement(self) -> Tensor:
+        return SLACK * self.sizes().square()
 
 
 class Vectors(Term):
@@ -99,6 +106,9 @@ class Shared(Gradients):
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         return formed_again(self._terms, weights, silent, self._numel)
+
+    def overstatement(self) -> Tensor:
+        return SLACK * sizes_of(self._terms).square()
 
 
 def along_positions(parts: Sequence[Tensor], dim: int = 1) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equidp.errors import EquidpError
 from equidp.gradients.products import Outer
-from equidp.gradients.rounding import alike, norms_of, raised
+from equidp.gradients.rounding import SLACK, alike, norms_of, raised
 from equidp.gradients.terms import CHUNK_FLOATS, Gradients, Term, Vectors, rows_of, sizes_of, some_of
 
 KEPT_SUMS = 1 << 22  # floats of a parameter's sums over units that are kept for the weighted sum (16 MiB)
@@ -73,8 +73,7 @@ class UnitSums(Gradients):
         self._kept: list[tuple[slice | Tensor, Tensor]] | None = None
 
     def squared_norms(self) -> Tensor:
-        counts, owners = self._units.counts, self._units.owners
-        sizes = torch.zeros_like(counts, dtype=torch.float32).index_add_(0, owners, sizes_of(self._terms).float())
+        counts, sizes = self._units.counts, self._sizes()
         squared = torch.zeros_like(sizes)
         if self._single is not None:
             squared = self._single.squared_norms()[counts.cumsum(0) - 1]
@@ -82,6 +81,13 @@ class UnitSums(Gradients):
         for some, sums in self._kept or self._formed():
             squared[some] = norms_of(sums)
         return raised(squared, sizes) / counts.square()
+
+    def _sizes(self) -> Tensor:
+        room = torch.zeros_like(self._units.counts, dtype=torch.float32)
+        return room.index_add_(0, self._units.owners, sizes_of(self._terms).float())
+
+    def overstatement(self) -> Tensor:
+        return SLACK * self._sizes().square() / self._units.counts.square()
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         counts = self._units.counts

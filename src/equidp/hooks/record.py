@@ -283,6 +283,7 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
     if not privacy["private"]:
         return f"Not private; {accuracy}."
     cost = metrics["cost_of_privacy"]["overall"]["accuracy"]
-    epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}"
+    mode = "" if privacy["secure"] else ", research mode"
+    epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
     against = "no cost of privacy, as the baseline diverged" if cost is None else f"{cost:+.4f} against the baseline"
     return f"{epsilon}; {accuracy}, {against}."

@@ -183,11 +183,6 @@ def lose(error: Exception) -> None:
     _current.lost = True
 
 
-def lost() -> bool:
-    """Whether the store has failed in this run."""
-    return _current.lost
-
-
 def catch_up() -> None:
     """Write what was kept, in its order, and the epochs that were not written yet.
 

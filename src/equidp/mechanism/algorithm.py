@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
-from equidp.accounting.calibration import calibrate, smallest_noise
-from equidp.accounting.epsilon import Conversion, Epsilon, epsilon, epsilon_path, published_epsilon
+from equidp.accounting.budget import Budget
+from equidp.accounting.calibration import smallest_noise
+from equidp.accounting.epsilon import Conversion, Epsilon, published_epsilon
 from equidp.accounting.events import Event, counted, fuse, merged
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError, unknown_name
@@ -242,18 +243,32 @@ class Algorithm:
         return charges
 
     def epsilon(self, plan: Plan) -> Epsilon:
-        """The ε we stand by, known before training."""
+        """The ε we stand by, known before training: of all trials that the plan declares.
+
+        Raises:
+            EquidpError: where a sampler's budget is for another number of trials than the plan.
+        """
         plan = self.adapt(plan)
+        budget = self.budget(plan)
+        return plan.trials.epsilon(self.events(plan), plan.delta) if budget is None else Epsilon(budget.epsilon, None)
+
+    def budget(self, plan: Plan) -> Budget | None:
+        """The sampler's budget, or None where events are fixed before training."""
         budget = self.sampler.budget(plan)
-        return epsilon(self.events(plan), plan.delta) if budget is None else Epsilon(budget.epsilon, None)
+        if budget is not None and (plan.trials.law is not None or budget.trials != plan.trials.cap):
+            raise EquidpError(
+                f"{self.name}: the budget of the sampler {type(self.sampler).__name__} is for {budget.trials} trials, "
+                "and privacy.max_trials or privacy.trials_law declares others: let its budget follow plan.trials."
+            )
+        return budget
 
     def epsilon_path(self, plan: Plan) -> list[float]:
         """ε after each of the E epochs; constant where a budget for the whole run is what holds."""
         plan = self.adapt(plan)
-        budget = self.sampler.budget(plan)
+        budget = self.budget(plan)
         if budget is not None:
             return [budget.epsilon] * plan.epochs
-        return [point.value for point in epsilon_path(self.events_by_epoch(plan), plan.delta)]
+        return plan.trials.epsilon_path(self.events_by_epoch(plan), plan.delta)
 
     def calibrated(self, plan: Plan, target: float, *, published: bool = False) -> Plan:
         """The plan with the smallest noise whose ε is at most `target`.
@@ -275,7 +290,9 @@ class Algorithm:
                 f"{self.name}: the number of steps it may take depends on the noise, so the noise cannot be solved "
                 f"for. Give privacy.noise_multiplier instead of privacy.epsilon, or let the number of steps be fixed."
             )
-        noise = calibrate(lambda sigma: self.events(replace(plan, noise_multiplier=sigma)), target, plan.delta)
+        noise = plan.trials.calibrate(
+            lambda sigma: self.events(replace(plan, noise_multiplier=sigma)), target, plan.delta
+        )
         return replace(plan, noise_multiplier=noise)
 
     def _as_published(self, plan: Plan, target: float) -> Plan:

@@ -212,7 +212,8 @@ class Trainer(Looking):
     def _epsilon_so_far(self) -> float:
         """RDP of what was charged; where a budget was fixed for the run, that budget's ε from the start."""
         budget = self.algorithm.sampler.budget(self.plan)
-        return live_epsilon(self.ledger.done, self.plan.delta) if budget is None else budget.epsilon
+        charged = self.plan.trials.charged(self.ledger.done)
+        return live_epsilon(charged, self.plan.delta) if budget is None else budget.epsilon
 
     # -------------------------------------------------------------------------------------------------------- step
 

@@ -120,6 +120,9 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     """
     given = {key: value for key, value in parameters.items() if key != "presets" and not key.startswith("_")}
     check_names(given, TOP_LEVEL)
+    audited = str(given.get("algorithm") or AUDITED)
+    if audited not in ALGORITHMS:
+        raise unknown_name("algorithm", audited, ALGORITHMS)
     dataset, seed = _folder_name("dataset", given.get("dataset", "")), given.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise EquidpError(f"seed={seed!r}: give a whole number.")
@@ -138,9 +141,6 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
             "release.unprotected=test would publish figures of validation records, which were taken from the training "
             "records: leave it out, or set data.evaluate_on=test."
         )
-    audited = str(given.get("algorithm") or AUDITED)
-    if audited not in ALGORITHMS:
-        raise unknown_name("algorithm", audited, ALGORITHMS)
     # from here on torch is imported, which takes longer than all before
     algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
     from equidp.models import model_options

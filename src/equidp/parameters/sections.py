@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from equidp.accounting.trials import Law, Trials
 from equidp.data.sources import record_words
-from equidp.errors import unknown_name
+from equidp.errors import EquidpError, unknown_name
 from equidp.mechanism.optimizers import OPTIMIZERS
 from equidp.models import MODELS
 from equidp.options import HUGE, Declared, Number, Positive, listed
@@ -79,8 +80,15 @@ class PrivacySettings(Section):
     """What one person's influence is bounded as: one record, or all records of one unit (or `lesion`, `person`, …)."""
     secure: bool = False
     """Noise and sampling from a cryptographic generator; no seed."""
-    trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """How many runs on these data this one was chosen from; more than one costs privacy too."""
+    max_trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """At most so many trainings on these records, fixed before the first; ε is that of all of them together."""
+    trials_law: Law | None = None
+    """Instead: the law that the number of trainings was drawn from before the first, `geometric`, `negative_binomial`
+    or `poisson`; ε is that of the choice and the chosen model, where nothing else of them is ever shown."""
+    trials_mean: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
+    """The mean of that law, of a number that is at least 1 (drawn again while it is 0)."""
+    trials_shape: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    """η of `negative_binomial` (0: logarithmic, 1: geometric); null: 0.5."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PrivacySettings:
@@ -91,7 +99,16 @@ class PrivacySettings(Section):
             )
         if self.epsilon is None and self.epsilon_as == "published":
             raise ValueError("privacy.epsilon_as=published tells how to read privacy.epsilon, which is not set")
+        try:
+            assert self.trials
+        except EquidpError as error:
+            raise ValueError(str(error)) from error
         return self
+
+    @property
+    def trials(self) -> Trials:
+        """How many trainings the guarantee is for."""
+        return Trials(self.max_trials, self.trials_law, self.trials_mean, self.trials_shape)
 
     @property
     def by_unit(self) -> bool:

@@ -11,10 +11,11 @@ import plotly.graph_objects as go
 
 from equidp.reporting import figures, tables
 from equidp.reporting.page_warnings import page_warnings, privacy_facts
-from equidp.reporting.privacy_report import epsilon_text, privacy_sections
+from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.style import label
 from equidp.reporting.tables import BASELINE, groupings_of
+from equidp.reporting.trade_off_figure import trade_off_figure
 
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
@@ -131,6 +132,8 @@ def _training_figures(
     yield figures.learning_curve(histories), "After each epoch."
     yield figures.learning_curve(histories, "loss"), "After each epoch."
     yield figures.learning_curve(histories, over="epsilon"), "After each epoch, against the ε spent until then."
+    if drawn := {name: facts["trade_off"] for name, facts in privacy.items() if facts.get("trade_off")}:
+        yield trade_off_figure(drawn), "The most that any attack can achieve, by the ledger; grey is blind guessing."
     yield figures.schedules(histories), "Noise multiplier, and the clip norm where there is one for all records."
     for name, history in histories.items():
         if any(str(column).startswith("clip_norm/") for column in history.columns):
@@ -161,7 +164,8 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
         return []
     name = private[0]
     document, facts = documents[name], privacy_facts(name, privacy)
-    cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}")]
+    mode = ", research mode" if research_mode(facts) else ""
+    cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}{mode}")]
     cost = document.get("cost_of_privacy", {})
     cards.append(("accuracy", _number(document["overall"]["accuracy"]), _interval(document, ".3f")))
     if (change := cost.get("overall", {}).get("accuracy")) is not None:

@@ -1,4 +1,4 @@
-"""What a reader of a page must know before its figures: research mode, a baseline that failed, costs of tuning."""
+"""What a reader of a page must know before its figures: research mode, a baseline that failed."""
 
 from __future__ import annotations
 
@@ -74,10 +74,5 @@ def page_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mappin
         found.append(
             f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
             "those of the others of the test part: do not compare the two."
-        )
-    if trials := max((facts.get("trials") or 1 for facts in privacy.values()), default=1) - 1:
-        found.append(
-            f"This run was chosen from {trials + 1} trainings. Its ε is for itself; the choice costs more: see "
-            "“What tuning costs”."
         )
     return list(dict.fromkeys(warning for warning in found if warning))

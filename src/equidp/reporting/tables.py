@@ -13,7 +13,7 @@ from rich.text import Text
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.metrics import METRICS, worst_group
-from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.privacy_report import epsilon_text, research_mode
 
 BASELINE = "sgd"
 METRIC_TITLES = {
@@ -121,6 +121,7 @@ def results_table(
         frame.attrs["few"] = {group: name for group, name in small.items() if group != name}
         frame.attrs["costliest_first"], frame.attrs["chosen_by"] = kept, chosen_by
         frame.attrs["groups"] = sum(count > 0 for count in tested.values())
+    frame.attrs["research"] = [name for name in documents if research_mode(epsilons.get(name) or {"private": False})]
     frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
     return frame
 
@@ -225,6 +226,7 @@ def _rich(frame: pd.DataFrame) -> Table:
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
     notes = (
+        _research_note(frame),
         "Δ: accuracy minus the non-private baseline's." if "cost" in frame else "",
         "Gap: largest Δ minus smallest Δ, over groups of ten test records or more, where there are two."
         if "gap" in frame
@@ -247,13 +249,24 @@ def _rich(frame: pd.DataFrame) -> Table:
     worst = frame["worst_group"].dropna() if "worst_group" in frame else ()
     short = shortened([*headings.values(), *worst], LONGEST_CELL)
     for column in shown:
-        table.add_column(Text(short[headings[column]]), justify="right", no_wrap=True)
+        mode = "research\nmode\n" if column == "epsilon" and _research_note(frame) else ""
+        table.add_column(Text(mode + short[headings[column]]), justify="right", no_wrap=True)
     for name, row in frame.iterrows():
         cells = {column: _cell(column, row[column]) for column in shown}
         if isinstance(row.get("worst_group"), str):
             cells["worst_accuracy"] = f"{short[row['worst_group']]} {cells['worst_accuracy']}"
         table.add_row(Text(str(name)), *map(Text, cells.values()))
     return table
+
+
+def _research_note(frame: pd.DataFrame) -> str:
+    """That an ε is not yet one for a release, and of which rows, where of some only."""
+    research = [name for name in frame.attrs.get("research", ()) if name in frame.index]
+    private = frame.index[frame["epsilon"].notna()] if "epsilon" in frame else ()
+    if not research:
+        return ""
+    of = "" if len(research) == len(private) else f" of {', '.join(map(str, research))}"
+    return f"ε{of}: research mode, seeded noise, not for publication until privacy.secure=true."
 
 
 def _cell(column: str, value: object) -> str:

@@ -121,7 +121,7 @@ def run_cell(job: Job) -> Outcome:
     """Run a cell unless it is finished; never raises for a failed run."""
     begun = time.monotonic()
     job.folder.mkdir(parents=True, exist_ok=True)
-    with _locked(job.folder / LOCK) as lock:
+    with held(job.folder / LOCK) as lock:
         if finished(job):
             return Outcome(job.key, run_id=json.loads(job.marker.read_text())["run_id"])
         job.marker.unlink(missing_ok=True)
@@ -142,7 +142,7 @@ def run_cell(job: Job) -> Outcome:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
+def held(path: Path) -> Iterator[int]:
     """Wait for the lock and hold it; its descriptor, which a child that inherits it holds as well."""
     import fcntl  # not on Windows, where every `kedro` command imports this module
 
@@ -157,11 +157,11 @@ def _attempt(job: Job, lock: int) -> str | None:
     arguments = ["run", f"--pipeline={job.algorithm}", f"--params={job.params}{resume}"]
     arguments += [f"--env={job.env}"] if job.env else []
     with job.log.open("w") as log:
-        code = _kedro(arguments, job, log, lock)
+        code = run_kedro(arguments, job, log, lock)
     return None if code == 0 else _reason(job.log, code)
 
 
-def _kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
+def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     """`kedro …` in a process that ends when this one does; its exit status."""
     tags = json.dumps({"run_label": job.key, "sweep": job.sweep, ROW: job.row})
     environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store}  # the same store on every machine

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from equidp.accounting.plan import Plan
+from equidp.accounting.trials import Trials
 from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
@@ -46,6 +47,7 @@ def plan_run(
         groups=groups,
         delta=privacy.delta,
         noise_multiplier=(privacy.noise_multiplier or 0.0) if algorithm.private else 0.0,
+        trials=privacy.trials if algorithm.private else Trials(),
     )
     adapted = algorithm.adapt(plan)
     _refuse_broken_promises(algorithm, adapted)

@@ -96,4 +96,4 @@ def _readable(values: Tensor) -> bool:
     """
     if type(values) is not Tensor or not values.is_cpu or values.dtype != torch.float32 or 0 in values.shape[1:]:
         return False
-    return not values.is_neg() and not values._is_zerotensor()
+    return not values.is_neg() and (not len(values) or values.data_ptr() != 0)

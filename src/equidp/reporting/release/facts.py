@@ -26,8 +26,8 @@ STATEMENT = (
     "algorithm", "private", "epsilon", "delta", "epsilon_rdp", "epsilon_pld", "epsilon_published",
     "epsilon_fixed_before_training", "target_epsilon", "target_epsilon_as", "noise_multiplier", "adjacency", "sampling",
     "sampling_rate", "unit", "records", "records_declared", "public_records", "expected_batch_size", "steps", "epochs",
-    "groups", "ledger", "filter_order", "filter_total", "capped_ledger", "accepted_steps", "releases", "secure", "seed",
-    "trials", "charged", "epsilon_replace_one", "trade_off", "membership", "assumptions", "notes",
+    "groups", "ledger", "filter_order", "filter_total", "charged", "accepted_steps", "releases", "secure", "seed",
+    "trials", "epsilon_replace_one", "trade_off", "membership", "assumptions", "notes",
     "diagnostics_published",
 )  # fmt: skip
 """Keys of `privacy.json` that go out: all that `training.statement` writes, and all that its readers look for."""

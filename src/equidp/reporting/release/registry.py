@@ -6,8 +6,6 @@ names the tier that its answered lines reach.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, stated
@@ -159,9 +157,9 @@ def accounting(facts: Facts) -> Line:
 def trials(facts: Facts) -> Line:
     """What the choice of settings cost."""
     privacy = facts.privacy
-    found = privacy.get("trials", 1)
+    found = privacy["trials"]
     question = "Choice of settings, and other releases"
-    if found in (1, {"max": 1}):
+    if found == {"max": 1}:
         return Line(
             "trials",
             question,
@@ -169,8 +167,8 @@ def trials(facts: Facts) -> Line:
             "ε does not cover the choice; nor does it cover other releases from the same records. The curator knows.",
             found,
         )
-    declared = ", ".join(f"{name} {value}" for name, value in found.items()) if isinstance(found, Mapping) else found
-    text = f"It was chosen from several trainings ({declared}); privacy.md says what the choice costs."
+    declared = ", ".join(f"{name} {value}" for name, value in found.items())
+    text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
 
 
