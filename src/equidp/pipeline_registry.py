@@ -8,7 +8,7 @@ from kedro.pipeline import Pipeline
 
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import unknown_name
-from equidp.pipelines import audit, evaluation, ingestion, reporting, training
+from equidp.pipelines import audit, evaluation, ingestion, release, reporting, training
 from equidp.reporting.tables import BASELINE
 
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
@@ -23,7 +23,7 @@ class Registry(dict[str, Pipeline]):
 
 
 class Experiment(Pipeline):
-    """Ingestion, the `sgd` baseline, some algorithms, their evaluation and reports; several are compared on one page.
+    """Ingestion, the `sgd` baseline, some algorithms, their evaluation, reports and releases; several share a page.
 
     Kedro adds up the pipelines of `--pipelines=a,b`: the sum of two experiments is the experiment of both.
 
@@ -39,6 +39,7 @@ class Experiment(Pipeline):
         for name in dict.fromkeys((BASELINE, *self.algorithms)):
             parts += [training.create_pipeline(name), evaluation.create_pipeline(name)]
         parts += [reporting.create_pipeline(name) for name in self.algorithms]
+        parts += [release.create_pipeline(name) for name in self.algorithms if name != BASELINE]
         if len(self.algorithms) > 1:
             parts.append(reporting.create_comparison(self.algorithms))
         super().__init__({node for part in parts for node in part.nodes})
@@ -57,6 +58,7 @@ def register_pipelines() -> Registry:
     pipelines = Registry({name: Experiment([name]) for name in ALGORITHMS})
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
+    pipelines["release"] = release.create_release()
     pipelines["report"] = reporting.create_report()
     pipelines["compare"] = pipelines["__default__"] = Experiment(DEMONSTRATION)
     return pipelines

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.audit.toy import recipe, records, split
+from tests.audit.toy import records, setup_of, split
 from torch import nn
 
 from equidp.audit import AuditSettings, epsilon_lower_bound, run
@@ -33,7 +33,7 @@ def _wide(schema: Schema) -> nn.Module:
 def findings() -> dict:
     # labels are pure noise, so whatever the model knows about them it knows by heart
     how = dataclasses.replace(
-        recipe("dpsgd", count=150, batch_size=50, epochs=60), build_model=_wide, optimizer="adam", learning_rate=0.02
+        setup_of("dpsgd", count=150, batch_size=50, epochs=60), build_model=_wide, optimizer="adam", learning_rate=0.02
     )
     return run(split(150, signal=False), how, QUICK, seed=1, groupings=("class", "sex"))
 
@@ -103,7 +103,7 @@ def test_a_claim_is_refuted_as_soon_as_the_bound_is_above_it(monkeypatch: pytest
     for blur in (4.0, 1.0, 0.8, 0.7, 0.6, 0.5, 0.0):
         noise = blur * torch.randn(2000, generator=torch.Generator().manual_seed(0))
         monkeypatch.setattr(audit, "gradient_scores", lambda how, train, coins, *_, noise=noise, **__: coins + noise)
-        found = run(split(60), recipe("dpsgd"), settings, seed=1)["gradient_canaries"]
+        found = run(split(60), setup_of("dpsgd"), settings, seed=1)["gradient_canaries"]
         gaps.append(found["epsilon_lower_bound"] - found["epsilon_claimed"])
         assert found["consistent"] is (gaps[-1] <= 0)
     assert gaps == sorted(gaps)
@@ -113,7 +113,7 @@ def test_a_claim_is_refuted_as_soon_as_the_bound_is_above_it(monkeypatch: pytest
 
 def test_attacks_can_be_left_out() -> None:
     settings = AuditSettings(gradient_canaries=0, input_canaries=0, membership=False)
-    found = run(split(60), recipe("dpsgd"), settings, seed=1)
+    found = run(split(60), setup_of("dpsgd"), settings, seed=1)
     assert found["gradient_canaries"] is None
     assert found["input_canaries"] is None
     assert found["membership"] == {}
@@ -121,7 +121,7 @@ def test_attacks_can_be_left_out() -> None:
 
 def test_a_run_without_a_claim_is_not_audited() -> None:
     with pytest.raises(EquidpError, match="nothing to audit"):
-        run(split(60), recipe("sgd"), QUICK, seed=1)
+        run(split(60), setup_of("sgd"), QUICK, seed=1)
 
 
 def test_settings_are_validated() -> None:

@@ -144,7 +144,7 @@ def test_notes_explain_what_the_tables_show(sample, page):
 
 
 def test_captions_of_maps_say_where_the_intervals_are(sample, monkeypatch):
-    monkeypatch.setattr("equidp.reporting.figures.MOST_BARS", 1)
+    monkeypatch.setattr("equidp.reporting.figures.groups.MOST_BARS", 1)
     arguments = sample.arguments()
     text = Reader(html_report(**arguments)).text
     assert "On hovering: 95 % intervals over test records." in text

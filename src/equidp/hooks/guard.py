@@ -18,7 +18,7 @@ from kedro.pipeline import Pipeline
 from equidp.config_loader import EquidpConfigLoader, project_is_at
 from equidp.errors import EquidpError
 from equidp.system import interrupts
-from equidp.system.files import REFUSALS, locked, storage_error
+from equidp.system.files import REFUSALS, locked, remove, storage_error
 from equidp.system.notebooks import without_ipython
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ ARTIFACTS = (
     "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
 )  # fmt: skip
 """What a trained algorithm has besides its model, by the names of the catalog."""
+
+RELEASE = "release"
+"""The folder of all that may go out with a model, by the catalog's name, and the pipeline that writes it again."""
+
+SAID = (*ARTIFACTS, "metrics_release", RELEASE)
+"""What is said of a model, and goes before a new one takes its place."""
 
 LOCK = "run.lock"
 """File beside what ingestion writes, which every run does; held while the run is at work."""
@@ -117,6 +123,7 @@ class GuardHook:
         if algorithms:
             _refuse_missing_device(self._settings)
         _tell_unread(run_params, sorted(algorithms))
+        _tell_unreleased(self._settings, algorithms_in(pipeline))
         catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
         catalog["on_epoch"] = MemoryDataset(_nothing, copy_mode="assign")  # unless the run is tracked
         _refuse_misleading(run_params, pipeline, catalog)
@@ -136,7 +143,7 @@ class GuardHook:
         """
         name, _, kind = dataset_name.rpartition(".")
         if kind == "model" and name in self._trained:
-            said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in ARTIFACTS)}
+            said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in SAID)}
             from equidp.reporting.tables import BASELINE
 
             # a baseline comes with every run, and of its figures no more than a run makes is missed
@@ -144,7 +151,7 @@ class GuardHook:
             if earlier := next((path for path in missed if path.exists()), None):
                 logger.info("An earlier run's results in %s are replaced; run_label=… keeps both.", earlier.parent)
             for path in said.values():
-                path.unlink(missing_ok=True)
+                remove(path)
         self._saving.enter_context(interrupts.waiting())  # Kedro writes most files under their own names
 
     @hook_impl
@@ -184,7 +191,7 @@ class GuardHook:
         """
         for earlier in (self._saving, self._held):  # Ctrl-C in a notebook ends a run without telling hooks
             earlier.close()
-        if not algorithms_in(pipeline) and "provenance" not in pipeline.all_outputs():
+        if not algorithms_in(pipeline) and not {"provenance", f"finished.{RELEASE}"} & pipeline.all_outputs():
             return
         path = written_to(catalog, "provenance").with_name(LOCK)
         try:
@@ -228,6 +235,18 @@ def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
             )
 
 
+def _tell_unreleased(settings: Settings, trained: Sequence[str]) -> None:
+    """Warn where documents are asked for and the baseline alone runs: a sweep may have it beside private algorithms."""
+    from equidp.reporting.tables import BASELINE
+
+    if settings.release.documents and trained == (BASELINE,):
+        logger.warning(
+            "%s trains without differential privacy, so nothing of it may go out and no release/ is written: train a "
+            "private algorithm, such as --pipeline=dpsgd, for release.documents=true.",
+            BASELINE,
+        )
+
+
 def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse ways to run a pipeline in which results would be lost, or pass for another run's."""
     if isinstance(catalog, SharedMemoryDataCatalog):
@@ -263,7 +282,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
 
 def _refuse_lossy_catalog(pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse a catalog of the user's own in which results are not files each: they are read again, and logged."""
-    kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *ARTIFACTS)]
+    kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *SAID)]
     places: dict[str, str] = {}
     for name in [*kinds, *(name for names in SHARED_ARTIFACTS.values() for name in names)]:
         entry = _entry(catalog, name)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equidp.hooks.guard import evaluated, names_of, written_to
+from equidp.hooks.guard import RELEASE, evaluated, names_of, written_to
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,7 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
     if tuple(names) == ("ingestion",):
         print_groups(catalog.load("groups"), written_to(catalog, "groups"))
     for name in sorted(pipeline.outputs()):
-        if name.endswith(".report"):
+        if name.endswith(".report") or (name.endswith(f".{RELEASE}") and written_to(catalog, name).exists()):
             terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True, highlight=False)
 
 

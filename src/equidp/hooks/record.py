@@ -21,6 +21,7 @@ from equidp.hooks.guard import (
     ARTIFACTS,
     AUDIT,
     COMPARISON,
+    RELEASE,
     SHARED_ARTIFACTS,
     algorithms_in,
     audits,
@@ -36,7 +37,7 @@ from equidp.sweep.cell import ROW
 from equidp.system import interrupts
 from equidp.training.checkpoint import StoppedError
 
-NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report")
+NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release")
 """Settings that the name of a run in MLflow tells in another place, or not at all."""
 
 LONGEST_NAME = 250
@@ -241,6 +242,8 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog) -> None:
     for kind in ARTIFACTS:
         if f"{name}.{kind}" in made:
             runs.log_artifact(name, written_to(catalog, f"{name}.{kind}"))
+    if f"{name}.{RELEASE}" in made and (folder := written_to(catalog, f"{name}.{RELEASE}")).is_dir():
+        runs.log_artifact(name, folder, RELEASE)  # a run without one wrote none
     if f"{name}.model" in made:
         beside = [f"{name}.{kind}" for kind in ("privacy", "statement") if f"{name}.{kind}" in made]
         runs.log_model(name, written_to(catalog, f"{name}.model"), [written_to(catalog, one) for one in beside])

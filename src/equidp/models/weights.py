@@ -36,13 +36,15 @@ def load_weights(path: Path) -> Weights:
     """Read weights and card.
 
     Raises:
-        EquidpError: for a file that is not what it should be.
+        EquidpError: for a file that is missing, or not what it should be.
     """
     try:
         with safe_open(path, framework="pt") as file:
             card = json.loads((file.metadata() or {})["card"])
             # copies: Windows does not replace a file that is mapped
             return Weights({name: file.get_tensor(name).clone() for name in file.keys()}, card)  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise EquidpError(f"There is no model {path}: train one first.") from error
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise EquidpError(f"{path} is damaged ({error}): delete it, and train again.") from error
 

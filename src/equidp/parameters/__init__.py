@@ -27,6 +27,7 @@ from equidp.parameters.sections import (
     ModelSettings,
     OperationSettings,
     PrivacySettings,
+    ReleaseSettings,
     ReportSettings,
     TrainingSettings,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "ModelSettings",
     "OperationSettings",
     "PrivacySettings",
+    "ReleaseSettings",
     "ReportSettings",
     "Settings",
     "TrainingSettings",

@@ -20,6 +20,7 @@ from equidp.parameters.sections import (
     ModelSettings,
     OperationSettings,
     PrivacySettings,
+    ReleaseSettings,
     ReportSettings,
     TrainingSettings,
 )
@@ -39,7 +40,11 @@ SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
 }
 """Blocks that all training reads, and the classes that validate each: a user's block may be of several."""
 
-PIPELINE_SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {"audit": (AuditSettings,), "report": (ReportSettings,)}
+PIPELINE_SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
+    "audit": (AuditSettings,),
+    "report": (ReportSettings,),
+    "release": (ReleaseSettings,),
+}
 """Blocks that one pipeline alone reads."""
 
 TOP_LEVEL = (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS)
@@ -77,6 +82,7 @@ class Settings:
     audited: str
     audit: AuditSettings
     report: ReportSettings
+    release: ReleaseSettings
     _built: dict[str, Algorithm] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def algorithm(self, name: str) -> Algorithm:
@@ -127,9 +133,14 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         made for name, kinds in SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     data = _sourced(data, dataset)
-    audit, report = (
+    audit, report, release = (
         made for name, kinds in PIPELINE_SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
+    if "test" in release.unprotected and data.evaluate_on == "validation":
+        raise EquidpError(
+            "release.unprotected=test would publish figures of validation records, which were taken from the training "
+            "records: leave it out, or set data.evaluate_on=test."
+        )
     # from here on torch is imported, which takes longer than all before
     algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
     from equidp.models import model_options
@@ -138,7 +149,7 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     _refuse_other_units(data, privacy)
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
-        audit, report,
+        audit, report, release,
     )  # fmt: skip
 
 

@@ -252,3 +252,40 @@ class ReportSettings(Section):
     """Only runs with these tags, such as {sweep: demo}."""
     runs: Annotated[int, Field(ge=1, le=50_000)] = 200
     """At most so many, the newest; MLflow gives 50,000 and no more."""
+
+
+class ReleaseSettings(Section):
+    """The documents that go out with a model (docs/release.md). Texts are yours: they go out as they are."""
+
+    documents: bool | None = None
+    """Whether a run writes `release/`; null: a secure run does, any other does not."""
+    unprotected: Annotated[tuple[Literal["test", "audit"], ...], BeforeValidator(listed)] = ()
+    """Exact figures to publish without protection, `test+audit`: of the test records; an audit's of real records."""
+    curator: str = ""
+    """Who releases the model, and how to reach them."""
+    purpose: str = ""
+    """What the model is for."""
+    data_origin: str = ""
+    """Whose data these are, how they were collected and chosen, on what legal ground."""
+    published_on: str = ""
+    """Date of publication."""
+    license: str = "unknown"
+    """Licence of the weights, by the model hubs' names."""
+    rationale: str = ""
+    """Why this unit, ε and δ."""
+    access: str = ""
+    """Who may receive the model, and under which terms."""
+    security: str = ""
+    """How raw data, checkpoints and logs are kept."""
+    bias: str = ""
+    """What is known of bias in the data, and in how the model will be used."""
+    consultation: str = ""
+    """Impact assessment, and the advice of the data-protection officer."""
+    withdrawal: str = ""
+    """What happens if a new attack appears."""
+
+    def statements(self) -> dict[str, str]:
+        """The texts that are given, by setting."""
+        return {
+            name: text.strip() for name, text in self.model_dump().items() if isinstance(text, str) and text.strip()
+        }

@@ -44,7 +44,7 @@ WIDTH = 100
 """The table printed at the end of a run fits this many columns."""
 
 LONGEST_CELL = 16
-"""Longer names of groups are cut on the terminal, if they can be told apart then."""
+"""Longer names of groups are cut on the terminal, if they still differ then."""
 
 MAX_GROUPS = 4
 """Groups shown by name in a results table; beyond it, those that privacy cost most."""
@@ -109,7 +109,7 @@ def results_table(
     documents = with_baseline(documents)
     groupings = groupings_of(documents)
     grouping = grouping or (groupings[0] if groupings else None)
-    chosen_by, first = _dearest_first(documents, grouping) if grouping else ("", [])
+    chosen_by, first = _costliest_first(documents, grouping) if grouping else ("", [])
     kept = first[:max_groups]
     shown = [group for group in _groups_of(documents, grouping) if group in kept] if grouping else []
     rows = [_row(document, epsilons.get(name, {}), grouping, shown) for name, document in documents.items()]
@@ -119,7 +119,7 @@ def results_table(
         tested = _tested(documents, grouping)
         small = marked(tested)
         frame.attrs["few"] = {group: name for group, name in small.items() if group != name}
-        frame.attrs["dearest_first"], frame.attrs["chosen_by"] = kept, chosen_by
+        frame.attrs["costliest_first"], frame.attrs["chosen_by"] = kept, chosen_by
         frame.attrs["groups"] = sum(count > 0 for count in tested.values())
     frame.attrs["research"] = [name for name in documents if research_mode(epsilons.get(name) or {"private": False})]
     frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
@@ -157,10 +157,10 @@ def _halves(document: Mapping, grouping: str | None) -> dict[str, float | None]:
     return {name: (pair[1] - pair[0]) / 2 if pair else None for name, pair in ends.items()}
 
 
-def _dearest_first(documents: Mapping[str, Mapping], grouping: str) -> tuple[str, list[str]]:
+def _costliest_first(documents: Mapping[str, Mapping], grouping: str) -> tuple[str, list[str]]:
     """Groups by the lowest cost of privacy that any algorithm has in them, or accuracy where no cost is known.
 
-    Which of the two it was is told first, in words.
+    The first value says in words which of the two it was.
     """
     private = [document["cost_of_privacy"] for document in documents.values() if "cost_of_privacy" in document]
     costs = [_of_groups(cost, grouping, "accuracy") for cost in private]
@@ -218,7 +218,7 @@ def left_out(frame: pd.DataFrame) -> str:
 
 def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
     few = frame.attrs.get("few", {})
-    order = [few.get(group, group) for group in frame.attrs.get("dearest_first", ())]
+    order = [few.get(group, group) for group in frame.attrs.get("costliest_first", ())]
     return sorted((c for c in frame.columns if ":" in c), key=lambda c: -order.index(c.split(":", 1)[1]))
 
 

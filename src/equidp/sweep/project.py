@@ -21,7 +21,7 @@ BASELINE = "sgd"
 OUTPUTS = ("metrics", "privacy", "report")
 """What a finished run has written."""
 
-NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report")
+NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release")
 """Settings that leave a run's results as they are."""
 
 

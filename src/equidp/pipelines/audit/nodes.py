@@ -22,7 +22,7 @@ def audit_algorithm(train: Records, test: Records, public: Records, settings: Se
     """Canaries against the claimed ε, and membership inference per group; audit.json."""
     return audit.run(
         Split(train, test, public),
-        _recipe(train, public, settings),
+        _training_setup(train, public, settings),
         settings.audit,
         seed=settings.seed,
         groupings=settings.data.groups,
@@ -30,7 +30,7 @@ def audit_algorithm(train: Records, test: Records, public: Records, settings: Se
     )
 
 
-def _recipe(train: Records, public: Records, settings: Settings) -> audit.Recipe:
+def _training_setup(train: Records, public: Records, settings: Settings) -> audit.TrainingSetup:
     """How the audited algorithm trains."""
     algorithm, grouping = settings.algorithm(settings.audited), settings.data.groups[0]
     wanted, loop = settings.privacy, settings.training
@@ -42,7 +42,7 @@ def _recipe(train: Records, public: Records, settings: Settings) -> audit.Recipe
         training=loop,
     )
     device = choose_device(loop.device)
-    return audit.Recipe(
+    return audit.TrainingSetup(
         build_model=lambda schema: make_model(schema, settings.model, algorithm, settings.seed),
         algorithm=algorithm,
         plan=plan,

@@ -26,6 +26,9 @@ from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.networks import imposed
 
+RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights"}
+"""Settings that the model's file records, for the documents that go out with it."""
+
 logger = logging.getLogger(__name__)
 
 OnEpoch = Callable[[str, Mapping[str, float]], None]
@@ -127,6 +130,8 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
         "options": card_options(built.name, built.options),
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
+        "training": settings.training.model_dump(mode="json", include=RECORDED)
+        | {"options": settings.options(algorithm)},
         "source": settings.data.source,
         "source_options": settings.data.options,
     }

@@ -1,4 +1,4 @@
-"""Recipe: how an audit trains a model; what a training run fixes apart from its data and its random numbers."""
+"""How an audit trains a model: everything that a training fixes, apart from its data and its random numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCORE_BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingSetup:
     """One way to train.
 
     Attributes:
@@ -68,7 +68,7 @@ class Recipe:
         Args:
             records: the training part; its size need not be the plan's, which is what was declared.
             random: the streams.
-            model, loss, public: in place of the recipe's own.
+            model, loss, public: in place of the setup's own.
             before: called with the trainer before every step.
             progress: show a progress bar.
         """
