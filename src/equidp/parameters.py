@@ -58,7 +58,17 @@ class DataSettings(Section):
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
-    """Unbalancing of the training part: class name → count, or fraction below 1."""
+    """Unbalancing of the training part: class name → count, or fraction below 1. By `hash` a count is the expected one,
+    of the class's declared size."""
+    membership: Literal["hash", "strata"] = "hash"
+    """Who trains: by `hash`, each record's own identity and a public key decide, and parts have random sizes; `strata`
+    draws exact sizes, and one record more in the table exchanges many training records: for the papers' tables."""
+    id: str = ""
+    """Column with an id for each record of a `csv` or an `image_folder`: its identity; else its content is."""
+    key: str = ""
+    """What the public key is made of; empty: of the seed, so that every seed has parts of its own."""
+    accept_strata: bool = False
+    """Let a secure run take `strata`, although its ε then does not hold for the table."""
     split_by: str = "record"
     """`unit` (or the dataset's word: `lesion`, `person`, a table's column) keeps all records of one unit on one side of
     the split."""
@@ -71,6 +81,13 @@ class DataSettings(Section):
     at. Choose settings with it; no ε covers its figures, and the final run trains on its records."""
     options: dict[str, Any] = {}
     """Options of the source."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _id_is_an_option_of_the_source(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("id") and isinstance(given.get("options", {}), Mapping):
+            return {**given, "options": {**given.get("options", {}), "id": given["id"]}}
+        return given
 
     @field_validator("groups")
     @classmethod
@@ -311,6 +328,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
                 f"`source: csv`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
             )
         raise unknown_name("data.source", resolved["data"]["source"], SOURCES)
+    _refuse_id(resolved["data"]["source"], resolved["data"]["id"])
     chosen = source(resolved["data"]["source"], resolved["data"]["options"])
     for setting, word in (
         ("data.split_by", resolved["data"]["split_by"]),
@@ -319,6 +337,7 @@ def resolve(parameters: Mapping[str, Any]) -> dict[str, Any]:
         if chosen.split_level(setting, word) == "unit" and word in RECORDS:  # a table's column called `image`, say
             raise EquidpError(f"{setting}={word} means one record elsewhere: write {setting}=unit.")
     _refuse_divided_units(resolved["data"]["split_by"], resolved["privacy"]["unit"])
+    _refuse_strata(DataSettings(**resolved["data"]), PrivacySettings(**resolved["privacy"]))
     model_options(resolved["model"]["name"], resolved["model"]["options"])
     for name in ALGORITHMS:
         resolved[name] = {"options": _options(name, given.get(name))}
@@ -337,6 +356,25 @@ def _refuse_divided_units(split_by: str, unit: str) -> None:
         raise EquidpError(
             f"privacy.unit={unit} protects all records of a {unit}, and data.split_by={split_by} may put some of them "
             f"into the test or the public part, which nothing protects: set data.split_by={unit}."
+        )
+
+
+def _refuse_id(name: str, column: str) -> None:
+    """A column is named where there is a table to name it in."""
+    with_table = [known for known, kind in SOURCES.items() if "id" in kind.Options.model_fields]
+    if column and name not in with_table:
+        raise EquidpError(
+            f"data.id={column}: every record of source {name!r} has an identity already; leave it out (it names "
+            f"a column of {' or '.join(with_table)})."
+        )
+
+
+def _refuse_strata(data: DataSettings, privacy: PrivacySettings) -> None:
+    if privacy.secure and data.membership == "strata" and not data.accept_strata:
+        raise EquidpError(
+            "data.membership=strata: one record more in the table would exchange many training records, and the ε of a "
+            "secure run would not hold for the table: take data.membership=hash, or accept that by "
+            "data.accept_strata=true."
         )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from equidp.accounting.ledger import Epsilon, Event, counted, epsilon, merged
 from equidp.accounting.plan import Plan
+from equidp.data.membership import told, told_size
+from equidp.data.records import Membership
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.parameters import PrivacySettings, TrainingSettings
@@ -22,6 +24,7 @@ def privacy_statement(
     training: TrainingSettings,
     seed: int,
     public: int = 0,
+    membership: Membership | None = None,
 ) -> dict[str, Any]:
     """privacy.json: what is guaranteed, for whom, at what ε; enough to recompute ε from.
 
@@ -55,11 +58,12 @@ def privacy_statement(
     spent, published = _spent(algorithm, plan, outcome), algorithm.published_epsilon(plan, outcome)
     assert published is not None
     declared = _declares_records(algorithm, plan)
-    size = f"The number of training {privacy.unit}s ({plan.records})"
+    size = told_size(membership, privacy.unit, plan.records, by_unit=privacy.by_unit)
     if declared:
         size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
     return base | {
-        "records_declared": declared,
+        "records_declared": declared or (membership is not None and membership.declares(by_unit=privacy.by_unit)),
+        "membership": None if membership is None else {"how": membership.how, "key": membership.key},
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
@@ -82,7 +86,7 @@ def privacy_statement(
             "are public.",
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
-            f"The split is taken as given: ε compares training parts that differ in one {privacy.unit}.",
+            told(membership, privacy.unit),
             "ε holds for this run alone: publishing several runs composes their ledgers."
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],

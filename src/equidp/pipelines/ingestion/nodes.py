@@ -31,7 +31,7 @@ from equidp.reporting.figures import group_counts
 
 logger = logging.getLogger(__name__)
 
-ENCODING = 4
+ENCODING = 5
 """Raised with every change of what all sources share: records that were kept are then encoded anew."""
 
 PUBLIC_FRACTION = 0.05
@@ -51,7 +51,7 @@ def encode_records(raw_folder: Path, data: dict[str, Any], dataset: str) -> tupl
     for algorithm in tracking.tracked():
         tracking.log_tags(algorithm, {"raw_fingerprint": files.fingerprint})
         tracking.log_dataset(algorithm, dataset, files.fingerprint, raw_folder)
-    return Recipe(key, lambda: _finite(_called(dataset, chosen.read(files)))), provenance
+    return Recipe(key, lambda: _finite(_called(dataset, chosen.records(files)))), provenance
 
 
 def _called(dataset: str, records: Records) -> Records:
@@ -123,6 +123,8 @@ def split_records(
         public_fraction=public,
         test_fraction=settings.test_fraction,
         evaluate_on=settings.evaluate_on,
+        membership=settings.membership,
+        key=settings.key,
     )
     return parts.train, parts.test, parts.public
 
