@@ -5,8 +5,8 @@
 and by further hashes of the same identity: held back for validation, public, kept where its class is made rare. H is
 keyed BLAKE2b. Let T(D) be the training part of a table D. For every key, T(D + x) is T(D) + x, or T(D) where x goes
 elsewhere: no other record moves. So a mechanism that is (ε, δ)-differentially private for its training part is so for
-the table, *for every single key*. That is why a public key suffices: the guarantee rests on nothing hidden. The key only
-spreads records over the parts regardless of what they are, and must not be chosen by looking at records or results.
+the table, *for every single key*. That is why a public key suffices: the guarantee rests on nothing hidden. The key
+spreads records over the parts regardless of what they are; it must not be chosen by looking at records or results.
 Who knows a person's identity and the key can tell in which part that person would be, not whether they are in the
 table. Records of the test and the public part are protected by nothing, as ever.
 
@@ -63,9 +63,13 @@ def _by_content(records: Records) -> Tensor:
     columns = [torch.stack([column.long() for column in small], dim=1), records.features]
     if records.unit_identity is not None:
         columns.append(records.unit_identity)
+    if not len(records):
+        return torch.empty((0, 2), dtype=torch.int64)
     rows = [column.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy() for column in columns]
-    content = [_digest([row[i].data for row in rows]) for i in range(len(records))]
-    copy = pd.Series(content, dtype=object).groupby(content).cumcount().to_numpy() if content else np.zeros(0, int)
+    flat = [(memoryview(row.reshape(-1).data), row.shape[1]) for row in rows]  # slices of these cost least
+    content = [_digest([row[i * width : (i + 1) * width] for row, width in flat]) for i in range(len(records))]
+    same = pd.factorize(np.array(content, dtype=object))[0]
+    copy = pd.Series(same).groupby(same).cumcount().to_numpy()
     for i in np.flatnonzero(copy):
         content[i] = _digest([content[i], int(copy[i]).to_bytes(8, "little")])
     return _tensor(content)
@@ -188,11 +192,13 @@ def expected_units(schema: Schema, labels: Tensor, unit: Tensor, shares: Tensor,
 
 def told_size(membership: Membership | None, unit: str, size: int, *, by_unit: bool) -> str:
     """What is public of the number of training records, as the subject of a sentence."""
-    if membership is not None and membership.declares(by_unit=by_unit):
+    if membership is None or membership.expects(by_unit=by_unit) != size:
+        return f"The number of training {unit}s ({size})"
+    if membership.declares(by_unit=by_unit):
         return (
             f"The expected number of training {unit}s ({size}, by declared sizes; how many there are is protected, too)"
         )
-    if membership is None or membership.how != "hash":
+    if membership.how != "hash":
         return f"The number of training {unit}s ({size})"
     of_classes = ", of each class too," if membership.keeps else ""
     return f"The number of {unit}s in the table{of_classes} and so the expected number of training {unit}s ({size})"
@@ -211,8 +217,8 @@ def told(membership: Membership | None, unit: str) -> str:
         case "strata":
             return (
                 "The parts were drawn by strata (data.membership=strata), from all records at once: one row more in "
-                "the table exchanges many training records (191 of 1,000 in one example), and of two tables that differ "
-                f"in one row ε says nothing. It compares training parts that differ in one {unit}."
+                "the table exchanges many training records (191 of 1,000 in one example), and ε says nothing of two "
+                f"tables that differ in one row. It compares training parts that differ in one {unit}."
             )
         case "provider":
             return (

@@ -62,7 +62,7 @@ def privacy_statement(
     if declared:
         size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
     return base | {
-        "records_declared": declared or (membership is not None and membership.declares(by_unit=privacy.by_unit)),
+        "records_declared": declared or _by_declared_sizes(membership, plan, privacy),
         "membership": None if membership is None else {"how": membership.how, "key": membership.key},
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
@@ -97,6 +97,13 @@ def privacy_statement(
 def _declares_records(algorithm: Algorithm, plan: Plan) -> bool:
     """Whether N is a setting, the same for any data."""
     return algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1)).records == plan.records
+
+
+def _by_declared_sizes(membership: Membership | None, plan: Plan, privacy: PrivacySettings) -> bool:
+    """Whether N is what is expected of declared sizes."""
+    if membership is None or not membership.declares(by_unit=privacy.by_unit):
+        return False
+    return membership.expects(by_unit=privacy.by_unit) == plan.records
 
 
 def _spent_otherwise(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> dict[str, Any]:
