@@ -238,6 +238,11 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
             {"privacy.unit": "recrod"},
             r"Unknown value of privacy.unit for dataset 'digits' 'recrod'. Did you mean 'record'",
         ),
+        (
+            {"privacy.secure": True, "data.membership": "strata"},
+            r"data\.membership=strata: one record more .* take data\.membership=hash, or .* data\.accept_strata=true",
+        ),
+        ({"data.id": "number"}, r"data\.id=number: every record of source 'digits' has an identity already"),
         ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for dataset 'digits' 'lesion'\."),
     ],
 )
