@@ -257,6 +257,11 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
             {"privacy.unit": "recrod"},
             r"Unknown value of privacy.unit for dataset 'digits' 'recrod'. Did you mean 'record'",
         ),
+        (
+            {"privacy.secure": True, "data.membership": "strata"},
+            r"data\.membership=strata: one record more .* take data\.membership=hash, or .* data\.accept_strata=true",
+        ),
+        ({"data.id": "number"}, r"data\.id=number: every record of source 'digits' has an identity already"),
         ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for dataset 'digits' 'lesion'\."),
     ],
 )
@@ -295,7 +300,7 @@ def test_a_delta_that_promises_nothing_is_said_before_training(project, caplog):
     with caplog.at_level(logging.WARNING, "equidp"):
         kedro_run(project, "dpsgd", **QUICK, **{"privacy.delta": 0.9})
     assert [record.message.partition(": publ")[0] for record in caplog.records if "δ" in record.message] == [
-        "dpsgd: δ = 0.9 is not below one over the 1339 training records"  # and nothing of the baseline's
+        "dpsgd: δ = 0.9 is not below one over the 1338 training records"  # and nothing of the baseline's
     ]
 
 

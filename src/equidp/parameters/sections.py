@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -34,7 +35,17 @@ class DataSettings(Section):
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
-    """Unbalancing of the training part: class name → count, or fraction below 1."""
+    """Unbalancing of the training part: class name → count, or fraction below 1. By `hash` a count is the expected one,
+    of the class's declared size."""
+    membership: Literal["hash", "strata"] = "hash"
+    """Who trains: by `hash`, each record's own identity and a public key decide, and parts have random sizes; `strata`
+    draws exact sizes, and one record more in the table exchanges many training records: for the papers' tables."""
+    id: str = ""
+    """Column with an id for each record of a `csv` or an `image_folder`: its identity; else its content is."""
+    key: str = ""
+    """What the public key is made of; empty: of the seed, so that every seed has parts of its own."""
+    accept_strata: bool = False
+    """Let a secure run take `strata`, although its ε then does not hold for the table."""
     split_by: str = "record"
     """`unit` (or the dataset's word: `lesion`, `person`, a table's column) keeps all records of one unit on one side of
     the split."""
@@ -47,6 +58,13 @@ class DataSettings(Section):
     at. Choose settings with it; no ε covers its figures, and the final run trains on its records."""
     options: dict[str, Any] = {}
     """Options of the source."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _id_is_an_option_of_the_source(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("id") and isinstance(given.get("options", {}), Mapping):
+            return {**given, "options": {**given.get("options", {}), "id": given["id"]}}
+        return given
 
     @field_validator("groups")
     @classmethod
