@@ -315,6 +315,7 @@ def test_the_attack_is_bounded_by_the_curve_where_there_is_one():
         "mu_from": 1e-5,
         "false_alarms": [1e-5, 0.01, 1.0],
         "misses": [1.0, 1 - bound / 2, 0.0],
+        "recognised_at_1_percent": bound / 2,
     }
     assert recognised(privacy | {"trade_off": curve}, 0.01) == pytest.approx(bound / 2)
     assert recognised(privacy | {"trade_off": curve}, 0.009) == pytest.approx(
