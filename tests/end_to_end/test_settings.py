@@ -20,6 +20,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, nested
 
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError
+from equidp.hooks.guard import written_to
 
 
 def resolved(project, **params):
@@ -140,8 +141,8 @@ def test_paths_follow_what_a_file_in_conf_local_chooses(project):
     with KedroSession.create(project_path=project, runtime_params={"seed": 4}) as session:
         catalog = session.load_context().catalog
         places = [
-            Path(catalog.get(name)._filepath).relative_to(project).as_posix()
-            for name in ("raw_folder", "records", "groups", "dpsgd.metrics", "audit_findings")
+            written_to(catalog, name).relative_to(project).as_posix()
+            for name in ("raw_folder", "records_cache", "groups", "dpsgd.metrics", "audit_findings")
         ]
     assert places == [
         "raw",
