@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from equidp.accounting.trials import Law, Trials
 from equidp.data.sources import record_words
 from equidp.errors import EquidpError, unknown_name
-from equidp.mechanism.optimizers import OPTIMIZERS
-from equidp.models import MODELS
 from equidp.options import HUGE, Declared, Number, Positive, listed
+
+if TYPE_CHECKING:
+    from equidp.accounting.trials import Trials
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
 """A learning rate that falls with the length of the run, as in DPSGD-F's census experiments."""
@@ -100,7 +100,7 @@ class PrivacySettings(Section):
     """Noise and sampling from a cryptographic generator; no seed."""
     max_trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """At most so many trainings on these records, fixed before the first; ε is that of all of them together."""
-    trials_law: Law | None = None
+    trials_law: Literal["geometric", "negative_binomial", "poisson"] | None = None
     """Instead: the law that the number of trainings was drawn from before the first, `geometric`, `negative_binomial`
     or `poisson`; ε is that of the choice and the chosen model, where nothing else of them is ever shown."""
     trials_mean: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
@@ -117,15 +117,18 @@ class PrivacySettings(Section):
             )
         if self.epsilon is None and self.epsilon_as == "published":
             raise ValueError("privacy.epsilon_as=published tells how to read privacy.epsilon, which is not set")
-        try:
-            assert self.trials
-        except EquidpError as error:
-            raise ValueError(str(error)) from error
+        if self.max_trials > 1 or (self.trials_law, self.trials_mean, self.trials_shape) != (None, None, None):
+            try:
+                assert self.trials
+            except EquidpError as error:
+                raise ValueError(str(error)) from error
         return self
 
     @property
     def trials(self) -> Trials:
         """How many trainings the guarantee is for."""
+        from equidp.accounting.trials import Trials  # late: it imports dp_accounting
+
         return Trials(self.max_trials, self.trials_law, self.trials_mean, self.trials_shape)
 
     @property
@@ -175,6 +178,7 @@ class TrainingSettings(Section):
     @field_validator("optimizer")
     @classmethod
     def _known(cls, name: str) -> str:
+        from equidp.mechanism.optimizers import OPTIMIZERS  # late: it imports torch
 
         if name not in OPTIMIZERS:
             raise unknown_name("training.optimizer", name, OPTIMIZERS)
@@ -211,6 +215,7 @@ class ModelSettings(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
+        from equidp.models import MODELS  # late: it imports torch
 
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)
