@@ -35,7 +35,7 @@ STATEMENT = (
 MEMBERSHIP = ("how", "records_declared", "units_declared", "keeps")
 """Keys of the statement's `membership` that go out: how the training part was drawn; not the key it was drawn by."""
 
-SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary")
+SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary", "words")
 """Keys of a schema that go out. They are declared: none is learnt from the records."""
 
 ENCODING = ("label", "classes", "features")
