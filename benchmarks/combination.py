@@ -57,7 +57,7 @@ def digits(seed: int) -> Split:
     """The data, class 8 rare."""
     reader = source("digits", {})
     records = reader.read(reader.locate(Path()))
-    return split(records, seed=seed, keep={str(RARE): 40}, split_by="record", public_fraction=0.05)
+    return split(records, seed=seed, keep={str(RARE): 40}, public_fraction=0.05, membership="strata")
 
 
 def settings(rate: float) -> TrainingSettings:

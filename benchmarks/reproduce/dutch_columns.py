@@ -39,7 +39,7 @@ def main() -> None:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     dutch = source("dutch", {"economic_activity": True})
     try:
-        parts = split(dutch.read(dutch.locate(Path(raw_folder()))), seed=0)
+        parts = split(dutch.read(dutch.locate(Path(raw_folder()))), seed=0, membership="strata")
     except EquidpError as error:
         sys.exit(error.message)
     fitted = []

@@ -89,7 +89,7 @@ def training_records(cell: Cell) -> Records:
     """What the runs of a cell have been trained on."""
     data = source(cell.settings["data"]["source"], cell.settings["data"]["options"])
     records = data.read(data.locate(Path(raw_folder())))
-    return split(records, seed=cell.seed, keep=cell.settings["data"]["keep"]).train
+    return split(records, seed=cell.seed, keep=cell.settings["data"]["keep"], membership="strata").train
 
 
 def trained_model(client: MlflowClient, run: Run) -> nn.Module:

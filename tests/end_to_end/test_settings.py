@@ -20,6 +20,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, nested
 
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError
+from equidp.hooks.guard import written_to
 
 
 def resolved(project, **params):
@@ -140,8 +141,8 @@ def test_paths_follow_what_a_file_in_conf_local_chooses(project):
     with KedroSession.create(project_path=project, runtime_params={"seed": 4}) as session:
         catalog = session.load_context().catalog
         places = [
-            Path(catalog.get(name)._filepath).relative_to(project).as_posix()
-            for name in ("raw_folder", "records", "groups", "dpsgd.metrics", "audit_findings")
+            written_to(catalog, name).relative_to(project).as_posix()
+            for name in ("raw_folder", "records_cache", "groups", "dpsgd.metrics", "audit_findings")
         ]
     assert places == [
         "raw",
@@ -257,6 +258,11 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
             {"privacy.unit": "recrod"},
             r"Unknown value of privacy.unit for dataset 'digits' 'recrod'. Did you mean 'record'",
         ),
+        (
+            {"privacy.secure": True, "data.membership": "strata"},
+            r"data\.membership=strata: one record more .* take data\.membership=hash, or .* data\.accept_strata=true",
+        ),
+        ({"data.id": "number"}, r"data\.id=number: every record of source 'digits' has an identity already"),
         ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for dataset 'digits' 'lesion'\."),
     ],
 )
@@ -295,7 +301,7 @@ def test_a_delta_that_promises_nothing_is_said_before_training(project, caplog):
     with caplog.at_level(logging.WARNING, "equidp"):
         kedro_run(project, "dpsgd", **QUICK, **{"privacy.delta": 0.9})
     assert [record.message.partition(": publ")[0] for record in caplog.records if "δ" in record.message] == [
-        "dpsgd: δ = 0.9 is not below one over the 1339 training records"  # and nothing of the baseline's
+        "dpsgd: δ = 0.9 is not below one over the 1338 training records"  # and nothing of the baseline's
     ]
 
 

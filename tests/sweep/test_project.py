@@ -69,6 +69,15 @@ def test_cuda_graphs_matter_once_they_are_asked_for(here: Project):
     assert here.cell("dpsgd", {**SHORT, "training.cuda_graphs": True}).key != cell.key
 
 
+def test_cells_by_strata_are_those_of_before_there_was_another_way(here: Project):
+    """Records of docs/results.md are found by the names of their cells."""
+    strata = here.cell("dpsgd", {**SHORT, "data.membership": "strata"})
+    assert not {"membership", "key", "id", "accept_strata"} & strata.settings["data"].keys()
+    assert here.cell("dpsgd", {**SHORT, "data.membership": "strata", "data.key": "2024"}).key == strata.key
+    by_hash = [here.cell("dpsgd", {**SHORT, **more}).key for more in ({}, {"data.key": "2024"})]
+    assert len({strata.key, *by_hash}) == 3
+
+
 def test_cells_that_differ_in_another_algorithms_option_are_one(here: Project):
     grid = grid_from(
         {"algorithms": "dpsgd,naive", "datasets": "digits", "params": {"dpsgd.options.clip_norm": [0.5, 1, 2]}}

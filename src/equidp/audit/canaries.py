@@ -301,6 +301,8 @@ def joined(one: Records, other: Records) -> Records:
         groups={name: torch.cat([ids, other.groups[name]]) for name, ids in one.groups.items()},
         part=None,
         unit=None if one.unit is None else _own_units(one.unit, len(other)),
+        identity=None,
+        unit_identity=None,
     )
 
 

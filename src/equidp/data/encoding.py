@@ -22,7 +22,7 @@ from equidp.data.sources import source
 from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
 
-ENCODING = 4
+ENCODING = 5
 """Raised with every change of what all sources share: records that were kept are then encoded anew."""
 
 
@@ -50,7 +50,7 @@ def encode(
     provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
 
     def made() -> Records:
-        records = chosen.read(files)
+        records = chosen.records(files)
         return _finite(replace(records, schema=replace(records.schema, name=dataset)))
 
     return kept(cache, key, made), provenance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pandas as pd
 import torch
@@ -11,6 +12,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from equidp.data.columns import band_ids, bands, codes, composed, numbers, require
+from equidp.data.membership import identities
 from equidp.errors import UNSHOWN, EquidpError
 from equidp.options import Declared, Number
 
@@ -111,7 +113,26 @@ def group_names(groupings: Mapping[str, Grouping]) -> dict[str, tuple[str, ...]]
 
 
 def unit_ids(column: pd.Series, where: str) -> Tensor:
-    """One id per distinct value, int64 `[N]`, in order of first appearance.
+    """One number per distinct id, int64 `[N]`, in order of first appearance.
+
+    Raises:
+        EquidpError: as `id_names`.
+    """
+    return torch.tensor(pd.factorize(id_names(column, where))[0], dtype=torch.int64)
+
+
+def owners(frame: pd.DataFrame, unit: str, own: str, where: str) -> dict[str, Any]:
+    """`unit`, `unit_identity` and `identity` of Records by two columns of a table; an empty name is no column."""
+    found: dict[str, Any] = {}
+    if unit:
+        found = {"unit": unit_ids(frame[unit], where), "unit_identity": identities(id_names(frame[unit], where))}
+    if own:
+        found["identity"] = identities(id_names(frame[own], where, "id"))
+    return found
+
+
+def id_names(column: pd.Series, where: str, of: str = "unit") -> pd.Series:
+    """A column's ids, each in one spelling, of whatever `of` says.
 
     However accents are written: else one person could be two units, and have twice the influence.
 
@@ -124,7 +145,7 @@ def unit_ids(column: pd.Series, where: str) -> Tensor:
     if absent.any():
         row = column.index[int(absent.to_numpy().argmax())]
         raise EquidpError(
-            f"{where}, row {row}, column {column.name!r}: no unit is named. Give every row one, or an id of its own."
+            f"{where}, row {row}, column {column.name!r}: no {of} is named. Give every row one, or an id of its own."
         )
     ids = names.drop_duplicates()
     if (cut := ids.str.fullmatch(CUT_OFF)).any():
@@ -140,4 +161,4 @@ def unit_ids(column: pd.Series, where: str) -> Tensor:
             f"{where}, row {ids.index[second]}, column {column.name!r}: {ids.iloc[second]!r} and {ids.iloc[first]!r} "
             f"(row {ids.index[first]}) may be one id in two spellings; write each id in one way."
         )
-    return torch.tensor(pd.factorize(names)[0], dtype=torch.int64)
+    return names

@@ -40,6 +40,9 @@ class Schema:
         mean, sd: published per-channel constants of images on the 0..1 scale; models apply `(x/255 − mean)/sd`.
         vocabulary: number of token ids, text only (id 0 is padding).
         words: what ids 2, 3, … stand for (1 is any other word), where they are a public list's; empty for hashed ids.
+        sizes: declared number of records of each class: of the provider's training part where there is one, else of the
+            whole; empty where none is declared.
+        unit_sizes: likewise of units, by their class.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Schema:
     sd: tuple[float, ...] = ()
     vocabulary: int = 0
     words: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    unit_sizes: tuple[int, ...] = ()
 
     def to_dict(self) -> dict:
         """Plain JSON types; `from_dict` reads it back."""
@@ -68,6 +73,36 @@ class Schema:
 
 
 @dataclass(frozen=True)
+class Membership:
+    """How a training part was drawn: public facts alone.
+
+    Attributes:
+        how: `hash`; `strata`; `provider`, where the data say it of each record and nothing was drawn.
+        key: what the public key was made of, such as `seed=0`.
+        records, units: how many are expected in the training part; None where as many are taken as there are.
+        records_declared, units_declared: whether these follow from settings and declared sizes, so that they are the
+            same for any table.
+        keeps: whether `data.keep` makes classes rare.
+    """
+
+    how: Literal["hash", "strata", "provider"]
+    key: str = ""
+    records: int | None = None
+    units: int | None = None
+    records_declared: bool = False
+    units_declared: bool = False
+    keeps: bool = False
+
+    def declares(self, *, by_unit: bool) -> bool:
+        """Whether the expected number is the same for any table."""
+        return self.units_declared if by_unit else self.records_declared
+
+    def expects(self, *, by_unit: bool) -> int | None:
+        """The expected number of records, or of units."""
+        return self.units if by_unit else self.records
+
+
+@dataclass(frozen=True)
 class Records:
     """N records with their public schema.
 
@@ -78,6 +113,10 @@ class Records:
         schema: the public schema.
         part: `[N]` uint8, the provider's own split (0 train, 1 test), or None where there is none.
         unit: `[N]` int64, an id shared by the records of one person or lesion, or None where records are units.
+        identity: `[N, 2]` int64, who each record is, whatever other records there are (`membership.identities`); None:
+            its content tells.
+        unit_identity: likewise who its unit is; None: the number in `unit` tells.
+        membership: of a training part, how it was drawn.
     """
 
     features: Tensor
@@ -86,9 +125,15 @@ class Records:
     schema: Schema
     part: Tensor | None = None
     unit: Tensor | None = None
+    identity: Tensor | None = None
+    unit_identity: Tensor | None = None
+    membership: Membership | None = None
 
     def __post_init__(self) -> None:
         n = len(self.labels)
+        for name, ids in (("identity", self.identity), ("unit_identity", self.unit_identity)):
+            if ids is not None and (ids.dtype != torch.int64 or tuple(ids.shape) != (n, 2)):
+                raise self._unlike(f"{name} is {ids.dtype} of shape {tuple(ids.shape)}, and must be int64 ({n}, 2)")
         columns = {"labels": self.labels, **{f"groups[{k}]": v for k, v in self.groups.items()}}
         columns |= {k: v for k, v in (("part", self.part), ("unit", self.unit)) if v is not None}
         for name, column in {"features": self.features, **columns}.items():
@@ -122,10 +167,10 @@ class Records:
         return len(self.labels)
 
     def take(self, index: Tensor) -> Records:
-        """The records at `index` (int64 positions or a boolean mask), in that order."""
+        """The records at `index` (int64 positions or a boolean mask), in that order, without `membership`."""
         if index.dtype == torch.bool:
             index = index.nonzero().squeeze(1)
-        return self._each(lambda column: column[index])
+        return dataclasses.replace(self._each(lambda column: column[index]), membership=None)
 
     def to(self, device: torch.device | str) -> Records:
         """The same records on another device."""
@@ -140,6 +185,8 @@ class Records:
             groups={name: change(ids) for name, ids in self.groups.items()},
             part=None if self.part is None else change(self.part),
             unit=None if self.unit is None else change(self.unit),
+            identity=None if self.identity is None else change(self.identity),
+            unit_identity=None if self.unit_identity is None else change(self.unit_identity),
         )
 
     def grouping(self, name: str) -> tuple[Tensor, tuple[str, ...]]:

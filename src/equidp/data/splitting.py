@@ -1,18 +1,30 @@
 """Splitting: who trains, who tests, who is public, and which classes are made rare. Pure and seeded.
 
-Which records are drawn depends on the seed and on the strata sizes, and counts as public (docs/privacy.md).
+By hash each record's part is its own affair (`membership`). By strata the parts have exact sizes, at the price that one
+record more draws its whole stratum anew (docs/datasets.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from equidp.data.records import Records, Split
-from equidp.errors import EquidpError, unknown_name
+from equidp.data.membership import (
+    check_wanted,
+    class_shares,
+    expected_records,
+    expected_units,
+    identified,
+    key_text,
+    label_of,
+    numbers,
+)
+from equidp.data.records import Membership, Records, Split
+from equidp.errors import EquidpError
 
 TEST_PART = 1
 
@@ -26,12 +38,13 @@ def split(
     public_fraction: float = 0.0,
     test_fraction: float = 0.2,
     evaluate_on: Literal["test", "validation"] = "test",
+    membership: Literal["hash", "strata"] = "hash",
+    key: str = "",
 ) -> Split:
     """Divide records into training, test and public parts.
 
-    The provider's own test part is used where there is one; else each stratum (label × first sensitive grouping)
-    gives `test_fraction` of its records. Training classes are then cut down to `keep`, and `public_fraction` of what
-    is left is set aside, so that all algorithms of a comparison train on the same records.
+    The provider's own test part is used where there is one. Training classes are cut down to `keep`, and
+    `public_fraction` of what is left is set aside, so that all algorithms of a comparison train on the same records.
 
     Args:
         records: the whole dataset.
@@ -42,31 +55,104 @@ def split(
         test_fraction: share of a dataset without a provider's split that is held out.
         evaluate_on: `validation` leaves the test part out altogether and holds `test_fraction` of the training part
             back in its place: for choosing settings.
+        membership: `hash` decides on each record, or unit, by its identity and a public key alone; a share is then a
+            probability, a count one over the class's declared size. `strata` draws exact shares of each stratum
+            (label × first sensitive grouping).
+        key: what the public key is made of, instead of the seed.
 
     Raises:
         EquidpError: a part would be empty, `keep` asks for what does not exist, or the provider's split divides a unit
             that is to be kept whole.
     """
     _check_fractions(public_fraction, test_fraction)
-    units = _units(records, split_by)
+    units, keep = _units(records, split_by), keep or {}
+    validation = test_fraction if evaluate_on == "validation" else 0.0
+    draw: Draw
+    if membership == "hash":
+        training = (1 - validation) * (1.0 if records.part is not None else 1 - test_fraction)
+        stay = class_shares(records.schema, keep, training)
+        draw = Hash(records, stay, key_text(seed, key), whole_units=split_by == "unit")
+        how = draw.plan(training * (1 - public_fraction) * stay)
+    else:
+        draw, how = Strata(records, units, keep, seed), Membership("strata")
+    if not (records.part is None or validation or keep or public_fraction):
+        how = replace(how, how="provider")
     if records.part is not None:
         held_out = records.part == TEST_PART
         _refuse_divided(units, held_out)
     else:
-        held_out = _drawn(units, strata(records), test_fraction, _generator(seed, "test"))
+        held_out = draw.taken("test", torch.arange(len(records)), test_fraction)
     train_index, test_index = (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
-    if evaluate_on == "validation":
-        back = _drawn(units[train_index], strata(records)[train_index], test_fraction, _generator(seed, "validation"))
+    if validation:
+        back = draw.taken("validation", train_index, validation)
         train_index, test_index = train_index[~back], train_index[back]
-    train_index = keep_classes(records, train_index, keep or {}, seed)
-    set_aside = _drawn(units[train_index], records.labels[train_index], public_fraction, _generator(seed, "public"))
+    train_index = train_index[draw.kept(train_index)]
+    set_aside = draw.taken("public", train_index, public_fraction)
     parts = Split(
-        train=records.take(train_index[~set_aside]),
+        train=replace(records.take(train_index[~set_aside]), membership=replace(how, keeps=bool(keep))),
         test=records.take(test_index),
         public=records.take(train_index[set_aside]),
     )
     _check_not_empty(parts, public_fraction)
     return parts
+
+
+class Draw(Protocol):
+    """Who is taken from a part, and who stays of the classes that are made rare."""
+
+    def taken(self, use: str, index: Tensor, fraction: float) -> Tensor:
+        """Boolean mask over `index`, positions of the records that are drawn from."""
+
+    def kept(self, index: Tensor) -> Tensor:
+        """Boolean mask over `index`, the training part's positions."""
+
+
+class Hash:
+    """Each record, or each unit, by its own numbers; `stay` is `[classes]`, the share of each that is kept."""
+
+    def __init__(self, records: Records, stay: Tensor, key: str, *, whole_units: bool) -> None:
+        known = identified(records)
+        identity = known.unit_identity if whole_units else known.identity
+        assert identity is not None
+        self.numbers = numbers(identity, key)
+        self.records, self.stay, self.key, self.whole_units = records, stay, key, whole_units
+
+    def taken(self, use: str, index: Tensor, fraction: float) -> Tensor:
+        return self.numbers[use][index] < fraction
+
+    def kept(self, index: Tensor) -> Tensor:
+        return self.numbers["keep"][index] < self.stay[self.records.labels[index]]
+
+    def plan(self, shares: Tensor) -> Membership:
+        """What is expected of the training part, where `[classes]` shares of the records end up in it."""
+        schema, unit = self.records.schema, self.records.unit
+        labels = self.records.labels
+        if self.records.part is not None:
+            pool = self.records.part != TEST_PART
+            labels, unit = labels[pool], None if unit is None else unit[pool]
+        return Membership(
+            "hash",
+            key=self.key,
+            records=expected_records(schema, labels, shares),
+            units=None if unit is None else expected_units(schema, labels, unit, shares, whole=self.whole_units),
+            records_declared=bool(schema.sizes),
+            units_declared=bool(schema.unit_sizes) and self.whole_units,
+        )
+
+
+class Strata:
+    """Exact shares of whole units of each stratum, by a seeded permutation."""
+
+    def __init__(self, records: Records, units: Tensor, keep: Mapping[str, int | float], seed: int) -> None:
+        self.records, self.units, self.keep, self.seed = records, units, keep, seed
+        self.strata = strata(records)
+
+    def taken(self, use: str, index: Tensor, fraction: float) -> Tensor:
+        stratum = self.records.labels if use == "public" else self.strata
+        return _drawn(self.units[index], stratum[index], fraction, _generator(self.seed, use))
+
+    def kept(self, index: Tensor) -> Tensor:
+        return torch.isin(index, keep_classes(self.records, index, self.keep, self.seed))
 
 
 def keep_classes(records: Records, train_index: Tensor, keep: Mapping[str, int | float], seed: int) -> Tensor:
@@ -84,7 +170,7 @@ def keep_classes(records: Records, train_index: Tensor, keep: Mapping[str, int |
     stays = torch.ones(len(train_index), dtype=torch.bool)
     labels = records.labels[train_index]
     for name, wanted in keep.items():
-        label = _label(records, name)
+        label = label_of(records.schema, name)
         members = (labels == label).nonzero().squeeze(1)
         count = _count(wanted, len(members), name)
         # One generator per class: cutting a second class leaves the first one's records as they were.
@@ -139,18 +225,8 @@ def _generator(seed: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed((int(seed) * 1_000_003 + salt) % 2**63)
 
 
-def _label(records: Records, name: str) -> int:
-    classes = records.schema.classes
-    if str(name) in classes:
-        return classes.index(str(name))
-    if str(name).isdecimal() and int(name) < len(classes):
-        return int(name)
-    raise unknown_name("class in data.keep", name, classes)
-
-
 def _count(wanted: int | float, available: int, name: str) -> int:
-    if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not wanted >= 0:
-        raise EquidpError(f"data.keep.{name}={wanted!r}: give a count (500) or a fraction below 1 (0.1).")
+    check_wanted(name, wanted)
     if wanted < 1:
         return round(wanted * available)
     if wanted != int(wanted) or wanted > available:

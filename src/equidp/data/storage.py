@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -11,12 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equidp.data.records import Records, Schema
+from equidp.data.records import Membership, Records, Schema
 from equidp.errors import EquidpError
 from equidp.system.files import private, replacing
 
 FORMAT = "equidp-records-1"
 GROUP = "group:"
+MEMBERSHIP = "membership"
+OPTIONAL = ("part", "unit", "identity", "unit_identity")
 
 
 def save(records: Records, path: Path) -> None:
@@ -28,7 +31,8 @@ def save(records: Records, path: Path) -> None:
     path = Path(path)
     tensors = _tensors(records)
     schema = json.dumps(records.schema.to_dict(), ensure_ascii=False)
-    metadata = {"format": FORMAT, "schema": schema, "sha256": _checksum(tensors, schema)}
+    drawn = "" if records.membership is None else json.dumps(dataclasses.asdict(records.membership))
+    metadata = {"format": FORMAT, "schema": schema, MEMBERSHIP: drawn, "sha256": _checksum(tensors, schema + drawn)}
     with replacing(path) as part:
         os.close(private(str(part), os.O_CREAT | os.O_WRONLY))  # first: what fills it may leave it open to everybody
         save_file(tensors, part, metadata=metadata)
@@ -51,28 +55,30 @@ def load(path: Path) -> Records:
         raise EquidpError(f"{path} is damaged ({error}); delete it and run the pipeline `ingestion` again.") from error
     if metadata.get("format") != FORMAT:
         raise EquidpError(f"{path} does not hold Records of this version; run the pipeline `ingestion` again.")
-    if metadata.get("sha256") != _checksum(tensors, metadata["schema"]):
+    drawn = metadata.get(MEMBERSHIP, "")
+    if metadata.get("sha256") != _checksum(tensors, metadata["schema"] + drawn):
         raise EquidpError(f"{path} was changed after it was written; run the pipeline `ingestion` again.")
-    return _records(tensors, Schema.from_dict(json.loads(metadata["schema"])))
+    membership = Membership(**json.loads(drawn)) if drawn else None
+    return _records(tensors, Schema.from_dict(json.loads(metadata["schema"])), membership)
 
 
 def _tensors(records: Records) -> dict[str, Tensor]:
     columns = {"features": records.features, "labels": records.labels}
-    columns |= {name: column for name, column in (("part", records.part), ("unit", records.unit)) if column is not None}
+    columns |= {name: column for name in OPTIONAL if (column := getattr(records, name)) is not None}
     columns |= {f"{GROUP}{name}": ids for name, ids in records.groups.items()}
     columns = {name: column.detach().cpu().contiguous() for name, column in columns.items()}
     # Labels and the grouping `class` may be one tensor, and safetensors stores no shared memory.
     return {name: column if name == "features" else column.clone() for name, column in columns.items()}
 
 
-def _records(tensors: dict[str, Tensor], schema: Schema) -> Records:
+def _records(tensors: dict[str, Tensor], schema: Schema, membership: Membership | None) -> Records:
     return Records(
         features=tensors["features"],
         labels=tensors["labels"],
         groups={name: tensors[f"{GROUP}{name}"] for name in schema.groupings},
         schema=schema,
-        part=tensors.get("part"),
-        unit=tensors.get("unit"),
+        membership=membership,
+        **{name: tensors.get(name) for name in OPTIONAL},
     )
 
 

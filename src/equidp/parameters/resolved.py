@@ -146,7 +146,9 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     from equidp.models import model_options
 
     model_options(model.name, model.options)
+    _refuse_id(data)
     _refuse_other_units(data, privacy)
+    _refuse_strata(data, privacy)
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
         audit, report, release,
@@ -194,6 +196,25 @@ def _refuse_other_units(data: DataSettings, privacy: PrivacySettings) -> None:
             f"privacy.unit={privacy.unit} protects all records of a {privacy.unit}, and data.split_by={data.split_by} "
             f"may put some of them into the test or the public part, which nothing protects: set "
             f"data.split_by={privacy.unit}."
+        )
+
+
+def _refuse_id(data: DataSettings) -> None:
+    """A column is named where there is a table to name it in."""
+    with_table = [name for name, kind in SOURCES.items() if "id" in kind.Options.model_fields]
+    if data.id and data.source not in with_table:
+        raise EquidpError(
+            f"data.id={data.id}: every record of source {data.source!r} has an identity already; leave it out (it "
+            f"names a column of {' or '.join(with_table)})."
+        )
+
+
+def _refuse_strata(data: DataSettings, privacy: PrivacySettings) -> None:
+    if privacy.secure and data.membership == "strata" and not data.accept_strata:
+        raise EquidpError(
+            "data.membership=strata: one record more in the table would exchange many training records, and the ε of a "
+            "secure run would not hold for the table: take data.membership=hash, or accept that by "
+            "data.accept_strata=true."
         )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from equidp.accounting.trials import Law, Trials
 from equidp.data.sources import record_words
 from equidp.errors import EquidpError, unknown_name
-from equidp.mechanism.optimizers import OPTIMIZERS
-from equidp.models import MODELS
 from equidp.options import HUGE, Declared, Number, Positive, listed
+
+if TYPE_CHECKING:
+    from equidp.accounting.trials import Trials
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
 """A learning rate that falls with the length of the run, as in DPSGD-F's census experiments."""
@@ -34,7 +35,17 @@ class DataSettings(Section):
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
-    """Unbalancing of the training part: class name → count, or fraction below 1."""
+    """Unbalancing of the training part: class name → count, or fraction below 1. By `hash` a count is the expected one,
+    of the class's declared size."""
+    membership: Literal["hash", "strata"] = "hash"
+    """Who trains: by `hash`, each record's own identity and a public key decide, and parts have random sizes; `strata`
+    draws exact sizes, and one record more in the table exchanges many training records: for the papers' tables."""
+    id: str = ""
+    """Column with an id for each record of a `csv` or an `image_folder`: its identity; else its content is."""
+    key: str = ""
+    """What the public key is made of; empty: of the seed, so that every seed has parts of its own."""
+    accept_strata: bool = False
+    """Let a secure run take `strata`, although its ε then does not hold for the table."""
     split_by: str = "record"
     """`unit` (or the dataset's word: `lesion`, `person`, a table's column) keeps all records of one unit on one side of
     the split."""
@@ -47,6 +58,13 @@ class DataSettings(Section):
     at. Choose settings with it; no ε covers its figures, and the final run trains on its records."""
     options: dict[str, Any] = {}
     """Options of the source."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _id_is_an_option_of_the_source(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("id") and isinstance(given.get("options", {}), Mapping):
+            return {**given, "options": {**given.get("options", {}), "id": given["id"]}}
+        return given
 
     @field_validator("groups")
     @classmethod
@@ -82,7 +100,7 @@ class PrivacySettings(Section):
     """Noise and sampling from a cryptographic generator; no seed."""
     max_trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """At most so many trainings on these records, fixed before the first; ε is that of all of them together."""
-    trials_law: Law | None = None
+    trials_law: Literal["geometric", "negative_binomial", "poisson"] | None = None
     """Instead: the law that the number of trainings was drawn from before the first, `geometric`, `negative_binomial`
     or `poisson`; ε is that of the choice and the chosen model, where nothing else of them is ever shown."""
     trials_mean: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
@@ -99,15 +117,18 @@ class PrivacySettings(Section):
             )
         if self.epsilon is None and self.epsilon_as == "published":
             raise ValueError("privacy.epsilon_as=published tells how to read privacy.epsilon, which is not set")
-        try:
-            assert self.trials
-        except EquidpError as error:
-            raise ValueError(str(error)) from error
+        if self.max_trials > 1 or (self.trials_law, self.trials_mean, self.trials_shape) != (None, None, None):
+            try:
+                assert self.trials
+            except EquidpError as error:
+                raise ValueError(str(error)) from error
         return self
 
     @property
     def trials(self) -> Trials:
         """How many trainings the guarantee is for."""
+        from equidp.accounting.trials import Trials  # late: it imports dp_accounting
+
         return Trials(self.max_trials, self.trials_law, self.trials_mean, self.trials_shape)
 
     @property
@@ -157,6 +178,7 @@ class TrainingSettings(Section):
     @field_validator("optimizer")
     @classmethod
     def _known(cls, name: str) -> str:
+        from equidp.mechanism.optimizers import OPTIMIZERS  # late: it imports torch
 
         if name not in OPTIMIZERS:
             raise unknown_name("training.optimizer", name, OPTIMIZERS)
@@ -193,6 +215,7 @@ class ModelSettings(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
+        from equidp.models import MODELS  # late: it imports torch
 
         if name not in MODELS:
             raise unknown_name("model", name, MODELS)

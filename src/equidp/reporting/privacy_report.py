@@ -116,7 +116,8 @@ def _no_guarantee() -> Section:
 
 def _protected(privacy: Mapping) -> Section:
     unit, size, public = _unit(privacy), privacy.get("records"), privacy.get("public_records")
-    told = f" ({size:,} of them)" if size else ""
+    drawn_by_hash = (privacy.get("membership") or {}).get("how") == "hash"
+    told = (f" ({size:,} expected)" if drawn_by_hash else f" ({size:,} of them)") if size else ""
     if privacy.get("records_declared"):
         told = f" (declared as {size:,}; how many there are is protected, too)"
     several, k = (f"with k {unit}s", "k") if unit in record_words() else (f"who is several {unit}s", "so many")

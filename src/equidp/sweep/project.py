@@ -188,7 +188,14 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
     kept[BASELINE] = {**kept[BASELINE], "options": given}
     if not kept["training"].get("cuda_graphs"):  # likewise
         kept["training"] = {name: value for name, value in kept["training"].items() if name != "cuda_graphs"}
+    kept["data"] = _data_that_matters(kept["data"])
     return {"algorithm": algorithm, "version": __version__, **kept}
+
+
+def _data_that_matters(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what leaves the parts as they are; by strata these are what they were before there was a choice."""
+    idle = {"accept_strata", "id"} | ({"membership", "key"} if data["membership"] == "strata" else set())
+    return {name: value for name, value in data.items() if name not in idle}
 
 
 def _concerns(name: str, algorithm: str) -> bool:

@@ -52,6 +52,7 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
         training=prepared.training,
         seed=prepared.seed,
         public=prepared.public,
+        membership=prepared.membership,
     )
     if algorithm.private:
         history.insert(1, "epsilon", _epsilon_path(trainer, statement, history))

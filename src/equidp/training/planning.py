@@ -108,6 +108,12 @@ def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Te
     return ids, names
 
 
-def units_in(records: Records, privacy: PrivacySettings) -> int:
-    """Number of privacy units among the records."""
-    return Population(records, records.labels, by_unit=privacy.by_unit).size
+def units_in(train: Records, privacy: PrivacySettings) -> int:
+    """N, the declared number of privacy units in the training part.
+
+    Where each record's own hash says whether it trains, it is the expected number: rates, steps and noise must not tell
+    how many there are. Else it is how many there are, and taken as public.
+    """
+    there = Population(train, train.labels, by_unit=privacy.by_unit).size
+    planned = None if train.membership is None else train.membership.expects(by_unit=privacy.by_unit)
+    return there if planned is None else planned

@@ -17,7 +17,7 @@ from torch import nn
 
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
-from equidp.data.records import Split
+from equidp.data.records import Membership, Split
 from equidp.errors import EquidpError
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
@@ -50,6 +50,7 @@ class Prepared:
     training: TrainingSettings
     seed: int
     public: int
+    membership: Membership | None = None
 
     def run(self, on_epoch: EpochCallback | None, *, progress: bool) -> list[dict[str, float]]:
         """Run it to its end; one row per epoch, those before a resumption included."""
@@ -145,7 +146,7 @@ def prepare(
             torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
         saved = keeper.saved.state if keeper and keeper.saved else None
         trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
-        return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public))
+        return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public), split.train.membership)
     except BaseException:
         if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
             keeper.close()

@@ -9,6 +9,8 @@ from typing import Any
 from equidp.accounting.accounted import Accounted
 from equidp.accounting.events import Event, counted, merged
 from equidp.accounting.plan import Plan
+from equidp.data.membership import told, told_size
+from equidp.data.records import Membership
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.parameters import PrivacySettings, TrainingSettings
@@ -23,6 +25,7 @@ def privacy_statement(
     training: TrainingSettings,
     seed: int,
     public: int = 0,
+    membership: Membership | None = None,
 ) -> dict[str, Any]:
     """privacy.json: what is guaranteed, for whom, at what ε; enough to recompute ε from.
 
@@ -59,11 +62,12 @@ def privacy_statement(
     spent, published = accounted.epsilon(), algorithm.published_epsilon(plan, outcome)
     assert published is not None
     declared, curve = _declares_records(algorithm, plan), accounted.trade_off()
-    size = f"The number of training {privacy.unit}s ({plan.records})"
+    size = told_size(membership, privacy.unit, plan.records, by_unit=privacy.by_unit)
     if declared:
         size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
     return base | {
-        "records_declared": declared,
+        "records_declared": declared or _by_declared_sizes(membership, plan, privacy),
+        "membership": None if membership is None else {"how": membership.how, "key": membership.key},
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
@@ -88,7 +92,7 @@ def privacy_statement(
             "are public.",
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
-            f"The split is taken as given: ε compares training parts that differ in one {privacy.unit}.",
+            told(membership, privacy.unit),
             _trials(plan)
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],
@@ -123,6 +127,13 @@ def _trials(plan: Plan) -> str:
         f"{trials.mean:g}, each with at most this run's ledger. Nothing but the chosen one is ever "
         "shown: ε is that of the choice and the chosen model together."
     )
+
+
+def _by_declared_sizes(membership: Membership | None, plan: Plan, privacy: PrivacySettings) -> bool:
+    """Whether N is what is expected of declared sizes."""
+    if membership is None or not membership.declares(by_unit=privacy.by_unit):
+        return False
+    return membership.expects(by_unit=privacy.by_unit) == plan.records
 
 
 def _capped(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> tuple[Event, ...]:

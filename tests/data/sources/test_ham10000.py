@@ -46,7 +46,7 @@ def test_the_real_files_give_the_providers_counts(raw_dir: Path) -> None:
     assert torch.bincount(records.groups["majority"]).tolist() == [NV, 10_015 - NV]
     assert records.schema.groupings["localization"][-1] == "unknown"
     assert int((records.groups["localization"] == 14).sum()) == 234
-    parts = split(records, seed=0, split_by="unit")
+    parts = split(records, seed=0, split_by="unit", membership="strata")
     assert not set(parts.train.unit.tolist()) & set(parts.test.unit.tolist())
     assert len(parts.test) == pytest.approx(2_003, abs=60)
 

@@ -21,7 +21,7 @@ def read_tiny(raw_dir: Path, name: str = "mnist"):
 
 def test_the_real_unbalanced_files_give_the_papers_counts(raw_dir: Path) -> None:
     mnist = source("mnist_unbalanced")
-    parts = split(mnist.read(mnist.locate(raw_dir)), seed=0, keep={"8": 500})
+    parts = split(mnist.read(mnist.locate(raw_dir)), seed=0, keep={"8": 500}, membership="strata")
     counts = torch.bincount(parts.train.labels).tolist()
     assert counts == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 500, 5949]
     assert len(parts.train) == 54_649

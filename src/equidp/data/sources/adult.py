@@ -78,6 +78,7 @@ class Adult(Source):
     """UCI Adult; groupings class, sex, race, age band."""
 
     name = "adult"
+    sizes = (34_014, 11_208)
     layouts = (
         (
             Published("adult/adult.data", PAGE, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import pandas as pd
 from torch import Tensor
 
+from equidp.data.membership import identified
 from equidp.data.raw_files import Published, RawFiles, find, fingerprint, missing, verified
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, unknown_name
@@ -37,12 +39,17 @@ class Source(ABC):
         Options: settings class of `data.options`.
         layouts: alternative sets of files, the provider's own first; the first complete one is read.
         unit_names: what one record is called, and what the records of one unit share, where they share something.
+        sizes: the published number of records of each class, of the provider's training part where there is one, else
+            of the whole; empty where none is published. Files that are not verified have none.
+        unit_sizes: likewise of units.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[SourceOptions]] = SourceOptions
     layouts: ClassVar[Sequence[Sequence[Published]]] = ()
     unit_names: ClassVar[tuple[str, ...]] = ("record",)
+    sizes: ClassVar[tuple[int, ...]] = ()
+    unit_sizes: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = checked_options(self.Options, options or {}, f"data option of dataset {self.name!r}")
@@ -93,6 +100,14 @@ class Source(ABC):
     def as_in(self, schema: Schema) -> Self:
         """The source as it encoded the records of this schema; for one whose `read` finds public facts in a file."""
         return self
+
+    def records(self, files: RawFiles) -> Records:
+        """What `read` gives, with the declared sizes and everybody's identity."""
+        found = self.read(files)
+        if self.sizes and self.options.verify:
+            schema = replace(found.schema, sizes=self.sizes, unit_sizes=self.unit_sizes)
+            found = replace(found, schema=schema)
+        return identified(found)
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Features of rows with the provider's column names, for a model that is served; tables only.

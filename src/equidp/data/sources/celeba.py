@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all
+from equidp.data.membership import identities
 from equidp.data.raw_files import Published, RawFiles, digest, fingerprint
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
@@ -94,13 +95,16 @@ class Celeba(Source):
         attributes = torch.cat([part.attr for part in parts]).long()
         column = {name: attributes[:, i] for i, name in enumerate(self._names(parts[0]))}
         labels = column[self.options.attribute]
+        persons = torch.cat([part.identity.squeeze(1) for part in parts]).long()
         return Records(
             features=self._pixels(parts),
             labels=labels,
             groups={"class": labels, **{name: column[name] for name in schema.groupings if name != "class"}},
             schema=schema,
             part=torch.cat([torch.full((len(part),), i, dtype=torch.uint8) for i, part in enumerate(parts)]),
-            unit=torch.cat([part.identity.squeeze(1) for part in parts]).long(),
+            unit=persons,
+            identity=identities(name for part in parts for name in part.filename),
+            unit_identity=identities(map(str, persons.tolist())),
         )
 
     def _attribute(self) -> str:

@@ -51,6 +51,7 @@ class Cifar10(Source):
 
     name = "cifar10"
     unit_names = ("image",)
+    sizes = (5_000,) * 10
     layouts = (
         tuple(Published(f"{FOLDER}/{name}", PAGE, md5=md5) for name, md5 in BATCHES.items()),
         (PACKED,),

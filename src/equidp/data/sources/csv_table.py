@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from equidp.data.columns import Column, codes, encode, feature_names, read_rows, require
-from equidp.data.groupings import MISSING, Grouping, check_shown, group_ids, group_names, unit_ids
+from equidp.data.groupings import MISSING, Grouping, check_shown, group_ids, group_names, owners
 from equidp.data.raw_files import Published, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import PRODUCT, Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
@@ -31,6 +31,9 @@ def _distinct(classes: tuple[str, ...]) -> tuple[str, ...]:
     return classes
 
 
+Sizes = tuple[Annotated[int, Field(ge=1)], ...]
+"""Public numbers of records, or units, of each class."""
+
 Classes = Annotated[tuple[str, ...], Field(min_length=2), AfterValidator(_distinct)]
 """Names of classes, in label order."""
 
@@ -45,7 +48,11 @@ class CsvOptions(SourceOptions):
         features: columns that are features, each with categories or bounds.
         groups: groupings to report by, each over a column that need not be a feature.
         unit: column whose value is shared by the records of one person; empty where each row is a unit.
+        id: column with an id for each row, which then decides on its part, in place of its content (`data.id`).
         part: column that says `train` or `test`; empty to split at random.
+        sizes: public numbers of rows of each class, in label order, known from elsewhere and not counted in the table:
+            counts in `data.keep`, the sampling rate and the noise then follow from these.
+        unit_sizes: likewise of units.
         missing: `drop` leaves out rows with a missing feature or label; `error` refuses them.
     """
 
@@ -55,7 +62,10 @@ class CsvOptions(SourceOptions):
     features: dict[str, Column] = Field(min_length=1)
     groups: dict[str, Grouping] = Field(default_factory=dict)
     unit: str = ""
+    id: str = ""
     part: str = ""
+    sizes: Sizes = ()
+    unit_sizes: Sizes = ()
     missing: Literal["error", "drop"] = "error"
 
     @model_validator(mode="after")
@@ -63,6 +73,7 @@ class CsvOptions(SourceOptions):
         check_group_names(self.groups)
         if self.label in self.features:
             raise ValueError(f"the label {self.label!r} is also a feature")
+        check_sizes(self.classes, self.sizes, self.unit_sizes)
         return self
 
 
@@ -99,6 +110,8 @@ class Csv(Source):
             classes=self.options.classes,
             groupings={"class": self.options.classes, **group_names(self.options.groups)},
             feature_names=names,
+            sizes=self.options.sizes,
+            unit_sizes=self.options.unit_sizes,
         )
 
     def read(self, files: RawFiles) -> Records:
@@ -106,7 +119,7 @@ class Csv(Source):
         where = str(files.paths["table"])
         rows = read_rows(files.paths["table"], None)
         frame = self._without_missing(rows, where)
-        require(frame, [name for name in (self.options.unit, self.options.part) if name], where)
+        require(frame, [name for name in (self.options.unit, self.options.id, self.options.part) if name], where)
         labels = codes(frame[self.options.label], self.options.classes, where)
         part = codes(frame[self.options.part], PARTS, where).to(torch.uint8) if self.options.part else None
         records = Records(
@@ -115,7 +128,7 @@ class Csv(Source):
             groups={"class": labels, **group_ids(frame, self.options.groups, where)},
             schema=self.schema,
             part=part,
-            unit=unit_ids(frame[self.options.unit], where) if self.options.unit else None,
+            **owners(frame, self.options.unit, self.options.id, where),
         )
         if lost := len(rows) - len(frame):  # said of a table that was read, not beside the error of one that was not
             logger.warning("%s: %d of %d rows miss a feature or the label and are left out.", where, lost, len(rows))
@@ -147,6 +160,17 @@ class Csv(Source):
         if complete.empty:
             raise EquidpError(f"{where}: every row misses a feature or the label; declare fewer columns.")
         return complete
+
+
+def check_sizes(classes: tuple[str, ...], *given: tuple[int, ...]) -> None:
+    """Refuse sizes that are not one for each class.
+
+    Raises:
+        ValueError: for such sizes, to be reported by the settings class.
+    """
+    for sizes in given:
+        if sizes and len(sizes) != len(classes):
+            raise ValueError(f"there are {len(sizes)} sizes for {len(classes)} classes; give one for each, in order")
 
 
 def check_group_names(groups: Mapping[str, Grouping]) -> None:

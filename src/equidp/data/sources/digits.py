@@ -28,6 +28,7 @@ class Digits(Source):
 
     name = "digits"
     unit_names = ("image",)
+    sizes = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
 
     def locate(self, raw_dir: Path) -> RawFiles:
         """Nothing to find: the images come with scikit-learn."""

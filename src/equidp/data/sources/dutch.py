@@ -74,6 +74,7 @@ class Dutch(Source):
     """Dutch census 2001; groupings class, sex, age band."""
 
     name = "dutch"
+    sizes = (31_657, 28_763)
     Options = DutchOptions
     layouts = ((FILE,),)
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.data.columns import codes, read_rows, require
-from equidp.data.groupings import Grouping, group_ids, group_names, unit_ids
+from equidp.data.groupings import Grouping, group_ids, group_names, id_names, unit_ids
 from equidp.data.images import (
     IMAGENET_MEAN,
     IMAGENET_SD,
@@ -30,6 +30,7 @@ from equidp.data.images import (
     load_arrays,
     unpack_sheets,
 )
+from equidp.data.membership import identities
 from equidp.data.raw_files import Published, RawFiles, digest, find, fingerprint, folder_fingerprint, verified
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
@@ -85,6 +86,8 @@ class Ham10000(Source):
     name = "ham10000"
     Options = HamOptions
     unit_names = ("image", "lesion")
+    sizes = (327, 514, 1_099, 115, 6_705, 142, 1_113)
+    unit_sizes = (228, 327, 727, 73, 5_403, 98, 614)
 
     @property
     def schema(self) -> Schema:
@@ -122,7 +125,16 @@ class Ham10000(Source):
         groups = {"class": labels, **group_ids(frame, GROUPINGS, where)}
         groups["majority"] = (labels != CLASSES.index(MAJORITY_CLASS)).long()
         pixels = self._pixels(files.paths["images"], frame["image_id"].tolist(), where)
-        return Records(pixels, labels, groups, self.schema, unit=unit_ids(frame["lesion_id"], where))
+        lesions, images = frame["lesion_id"], id_names(frame["image_id"], where, "image")
+        return Records(
+            pixels,
+            labels,
+            groups,
+            self.schema,
+            unit=unit_ids(lesions, where),
+            identity=identities(images),
+            unit_identity=identities(id_names(lesions, where)),
+        )
 
     def _find_images(self, raw_dir: Path) -> Path | None:
         packed_first = (PACKED, TAR) if self.options.size == PACKED_SIDE else (TAR,)

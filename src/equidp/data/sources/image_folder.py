@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
@@ -11,12 +11,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from equidp.data.columns import composed, read_rows, require
-from equidp.data.groupings import Grouping, group_ids, group_names, unit_ids
+from equidp.data.groupings import Grouping, group_ids, group_names, owners
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
 from equidp.data.raw_files import Published, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.data.sources.csv_table import PARTS, Classes, check_group_names
+from equidp.data.sources.csv_table import PARTS, Classes, Sizes, check_group_names, check_sizes
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Number
 
@@ -35,6 +35,8 @@ class ImageFolderOptions(SourceOptions):
         image: its column with the file's name, with or without folder and suffix.
         groups: groupings over its columns.
         unit: its column whose value is shared by the images of one person; empty where each image is a unit.
+        id: its column with an id for each image, which then decides on its part, in place of its content (`data.id`).
+        sizes, unit_sizes: public numbers of images, and of units, of each class, as for `csv`.
     """
 
     path: str
@@ -48,12 +50,16 @@ class ImageFolderOptions(SourceOptions):
     image: str = "image"
     groups: dict[str, Grouping] = Field(default_factory=dict)
     unit: str = ""
+    id: str = ""
+    sizes: Sizes = ()
+    unit_sizes: Sizes = ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> ImageFolderOptions:
         check_group_names(self.groups)
-        if (self.groups or self.unit) and not self.metadata:
-            raise ValueError("groups and unit need metadata, a csv with one row per image")
+        if (self.groups or self.unit or self.id) and not self.metadata:
+            raise ValueError("groups and unit need metadata, and so does id: a csv with one row per image")
+        check_sizes(self.classes, self.sizes, self.unit_sizes)
         for constants in (self.mean, self.sd):
             if constants and len(constants) != self.channels:
                 raise ValueError(f"mean and sd need {self.channels} values")
@@ -84,6 +90,8 @@ class ImageFolder(Source):
             groupings={"class": self.options.classes, **group_names(self.options.groups)},
             mean=self.options.mean or (IMAGENET_MEAN[:1] if grey else IMAGENET_MEAN),
             sd=self.options.sd or (IMAGENET_SD[:1] if grey else IMAGENET_SD),
+            sizes=self.options.sizes,
+            unit_sizes=self.options.unit_sizes,
         )
 
     def search(self, raw_dir: Path) -> RawFiles | None:
@@ -122,14 +130,14 @@ class ImageFolder(Source):
         ]
         paths = [path for path, _, _ in found]
         labels = torch.tensor([label for _, label, _ in found], dtype=torch.int64)
-        groups, unit = self._from_metadata(files.paths.get("metadata"), paths, folder)
+        groups, ids = self._from_metadata(files.paths.get("metadata"), paths, folder)
         return Records(
             features=self._pixels(paths),
             labels=labels,
             groups={"class": labels, **groups},
             schema=self.schema,
             part=torch.tensor([part for _, _, part in found], dtype=torch.uint8) if len(parts) > 1 else None,
-            unit=unit,
+            **ids,
         )
 
     def _pixels(self, paths: list[Path]) -> Tensor:
@@ -143,14 +151,15 @@ class ImageFolder(Source):
 
     def _from_metadata(
         self, table: Path | None, paths: list[Path], folder: Path
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Groups, and whose each image is."""
         if table is None:
-            return {}, None
+            return {}, {}
         frame = read_rows(table, None)
-        require(frame, [self.options.image, *([self.options.unit] if self.options.unit else [])], str(table))
+        whose = (self.options.unit, self.options.id)
+        require(frame, [self.options.image, *filter(None, whose)], str(table))
         frame = _rows_of(frame, self.options.image, paths, folder, str(table))
-        unit = unit_ids(frame[self.options.unit], str(table)) if self.options.unit else None
-        return group_ids(frame, self.options.groups, str(table)), unit
+        return group_ids(frame, self.options.groups, str(table)), owners(frame, *whose, str(table))
 
 
 def _refuse_beside(folder: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_files
+from equidp.data.membership import identities
 from equidp.data.raw_files import Published, RawFiles, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
@@ -42,6 +43,7 @@ class Imagenette(Source):
     name = "imagenette"
     Options = ImagenetteOptions
     unit_names = ("image",)
+    sizes = (963, 955, 993, 858, 941, 956, 961, 931, 951, 960)
 
     @property
     def schema(self) -> Schema:
@@ -85,6 +87,7 @@ class Imagenette(Source):
             labels=labels,
             groups={"class": labels},
             schema=self.schema,
+            identity=identities(path.name for path in paths),
             part=torch.cat([torch.full((len(part),), i, dtype=torch.uint8) for i, part in enumerate(samples)]),
         )
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from equidp.data.columns import band_ids, bands, require
+from equidp.data.membership import identities
 from equidp.data.raw_files import (
     Published,
     RawFiles,
@@ -74,6 +75,7 @@ class Imdb(Source):
     name = "imdb"
     Options = ImdbOptions
     unit_names = ("review",)
+    sizes = (12_500, 12_500)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
@@ -115,18 +117,26 @@ class Imdb(Source):
         reviews = (
             _read_folder(files.paths["folder"]) if "folder" in files.paths else _read_packed(files.paths["packed"])
         )
-        parts, labels, ids, lengths = [], [], [], []
+        parts, labels, ids, lengths, texts = [], [], [], [], []
         for part, label, text in tqdm(reviews, desc="reviews", unit="review", disable=None):
             found = words(text)
             parts.append(part)
             labels.append(label)
             lengths.append(len(found))
+            texts.append(text)
             ids.append(torch.tensor(self._ids(found), dtype=torch.int64))
         if not ids:
             raise EquidpError(f"{next(iter(files.paths.values()))} holds no reviews; download it again from {PAGE}.")
         label_ids = torch.tensor(labels, dtype=torch.int64)
         groups = {"class": label_ids, "length_band": band_ids(torch.tensor(lengths), LENGTH_EDGES)}
-        return Records(torch.stack(ids), label_ids, groups, self.schema, part=torch.tensor(parts, dtype=torch.uint8))
+        return Records(
+            torch.stack(ids),
+            label_ids,
+            groups,
+            self.schema,
+            part=torch.tensor(parts, dtype=torch.uint8),
+            identity=identities(texts),
+        )
 
     @property
     def schema(self) -> Schema:

@@ -30,6 +30,7 @@ class Mnist(Source):
 
     name = "mnist"
     unit_names = ("image",)
+    sizes = (5_923, 6_742, 5_958, 6_131, 5_842, 5_421, 5_918, 6_265, 5_851, 5_949)
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
     mean: ClassVar[float] = 0.1307
     sd: ClassVar[float] = 0.3081
@@ -91,6 +92,7 @@ class FashionMnist(Mnist):
     classes = (
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     )  # fmt: skip
+    sizes = (6_000,) * 10
     mean = 0.2860
     sd = 0.3530
     torchvision_name = "FashionMNIST"

@@ -81,6 +81,8 @@ def divide(records: Records, data: DataSettings, seed: int, algorithms: Iterable
         public_fraction=data.public_fraction if data.public_fraction is not None else needed * PUBLIC_FRACTION,
         test_fraction=data.test_fraction,
         evaluate_on=data.evaluate_on,
+        membership=data.membership,
+        key=data.key,
     )
 
 

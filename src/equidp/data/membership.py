@@ -1,0 +1,229 @@
+"""Membership: which part a record is in, as a function of its own identity and a public key alone.
+
+    u = H(key, identity) in [0, 1);   test if u < f, train otherwise
+
+and by further hashes of the same identity: held back for validation, public, kept where its class is made rare. H is
+keyed BLAKE2b. Let T(D) be the training part of a table D. For every key, T(D + x) is T(D) + x, or T(D) where x goes
+elsewhere: no other record moves. So a mechanism that is (ε, δ)-differentially private for its training part is so for
+the table, *for every single key*. That is why a public key suffices: the guarantee rests on nothing hidden. The key
+spreads records over the parts regardless of what they are; it must not be chosen by looking at records or results.
+Who knows a person's identity and the key can tell in which part that person would be, not whether they are in the
+table. Records of the test and the public part are protected by nothing, as ever.
+
+Identity is the id that a column declares, the unit's id where units stay whole, or else the record's content and its
+occurrence number among equal records: one copy more takes the next number, and leaves the others theirs.
+
+Parts have random sizes. N, from which q, T and noise follow, is therefore not how many records train but how many are
+expected to: by the declared sizes of classes where there are some, else by the table's own, which are then public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from equidp.data.records import Membership, Records, Schema
+from equidp.errors import EquidpError, unknown_name
+
+USES = ("test", "validation", "keep", "public")
+"""What a record's four numbers are for; each is 8 bytes of one hash, so they are independent."""
+
+SIZE = 16
+"""Bytes of an identity: no two of different records agree, whoever chose the records."""
+
+
+def identities(names: Iterable[str]) -> Tensor:
+    """Identity of each id, int64 `[N, 2]`: 16 bytes that depend on the id alone."""
+    return _tensor(blake2b(name.encode(), digest_size=SIZE, person=b"equidp id").digest() for name in names)
+
+
+def identified(records: Records) -> Records:
+    """The records with an identity each, and one of their unit where they have units; those that are there stay."""
+    units = records.unit_identity
+    if units is None and records.unit is not None:
+        units = identities(f"unit {unit}" for unit in records.unit.tolist())
+    records = replace(records, unit_identity=units)
+    return records if records.identity is not None else replace(records, identity=_by_content(records))
+
+
+def _by_content(records: Records) -> Tensor:
+    """Of everything that training and evaluation see of a record, and its occurrence number.
+
+    Records that differ in their unit or their provider's part are no copies of each other: they do not stand in for one
+    another.
+    """
+    small = [records.labels, *(records.groups[name] for name in records.schema.groupings)]
+    small += [] if records.part is None else [records.part]
+    columns = [torch.stack([column.long() for column in small], dim=1), records.features]
+    if records.unit_identity is not None:
+        columns.append(records.unit_identity)
+    if not len(records):
+        return torch.empty((0, 2), dtype=torch.int64)
+    rows = [column.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy() for column in columns]
+    flat = [(memoryview(row.reshape(-1).data), row.shape[1]) for row in rows]  # slices of these cost least
+    content = [_digest([row[i * width : (i + 1) * width] for row, width in flat]) for i in range(len(records))]
+    same = pd.factorize(np.array(content, dtype=object))[0]
+    copy = pd.Series(same).groupby(same).cumcount().to_numpy()
+    for i in np.flatnonzero(copy):
+        content[i] = _digest([content[i], int(copy[i]).to_bytes(8, "little")])
+    return _tensor(content)
+
+
+def _digest(pieces: Iterable[bytes | memoryview]) -> bytes:
+    found = blake2b(digest_size=SIZE, person=b"equidp content")
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
+
+
+def _tensor(digests: Iterable[bytes]) -> Tensor:
+    return torch.from_numpy(np.frombuffer(b"".join(digests), dtype="<i8").reshape(-1, 2).copy())
+
+
+def key_text(seed: int, key: str = "") -> str:
+    """What the public key is made of: `data.key` where it is given, else the seed."""
+    return f"key={key}" if key else f"seed={seed}"
+
+
+def numbers(identity: Tensor, key: str) -> dict[str, Tensor]:
+    """For each of `USES`, float64 `[N]` in [0, 1): uniform, and independent between uses and between identities.
+
+    Args:
+        identity: int64 `[N, 2]`.
+        key: the public key's text.
+    """
+    hashed_key = blake2b(key.encode(), digest_size=32, person=b"equidp key").digest()
+    rows = identity.contiguous().view(torch.uint8).numpy().tobytes()
+    hashed = b"".join(
+        blake2b(rows[at : at + SIZE], key=hashed_key, digest_size=8 * len(USES)).digest()
+        for at in range(0, len(rows), SIZE)
+    )
+    uniform = (np.frombuffer(hashed, dtype="<u8").reshape(-1, len(USES)) >> np.uint64(11)) * 2.0**-53
+    return {use: torch.from_numpy(uniform[:, i].copy()) for i, use in enumerate(USES)}
+
+
+def class_shares(schema: Schema, keep: Mapping[str, int | float], training_share: float) -> Tensor:
+    """float64 `[classes]`: the share of each class that stays in the training part.
+
+    Args:
+        schema: its declared sizes turn counts into shares; the records themselves are not looked at.
+        keep: per class name (or label), a count, or a fraction below 1.
+        training_share: of the records that the sizes are of, how many are in the training part.
+
+    Raises:
+        EquidpError: an unknown class, a number that is none, more records than are declared, or a count where no size
+            is declared.
+    """
+    shares = torch.ones(len(schema.classes), dtype=torch.float64)
+    for name, wanted in keep.items():
+        label = label_of(schema, name)
+        check_wanted(name, wanted)
+        if wanted < 1:
+            shares[label] = wanted
+            continue
+        if not schema.sizes:
+            raise EquidpError(
+                f"data.keep.{name}={wanted:g}: dataset {schema.name!r} declares no sizes of classes, and counting its "
+                "records would let each of them decide on the others: give a fraction below 1 (0.1), or declare "
+                "data.options.sizes, or take data.membership=strata."
+            )
+        declared = schema.sizes[label] * training_share
+        if wanted > declared:
+            raise EquidpError(
+                f"data.keep.{name}={wanted:g}: by its declared size the training part has {declared:.0f} records of "
+                "that class; give no more, or a fraction below 1."
+            )
+        shares[label] = wanted / declared
+    return shares
+
+
+def label_of(schema: Schema, name: str) -> int:
+    """The label of a class that is named, or given by its label.
+
+    Raises:
+        EquidpError: for a class that does not exist.
+    """
+    if str(name) in schema.classes:
+        return schema.classes.index(str(name))
+    if str(name).isdecimal() and int(name) < len(schema.classes):
+        return int(name)
+    raise unknown_name("class in data.keep", name, schema.classes)
+
+
+def check_wanted(name: str, wanted: object) -> None:
+    """Refuse what is no count and no fraction."""
+    if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not wanted >= 0:
+        raise EquidpError(f"data.keep.{name}={wanted!r}: give a count (500) or a fraction below 1 (0.1).")
+
+
+def expected_records(schema: Schema, labels: Tensor, shares: Tensor) -> int:
+    """How many records are expected in the training part.
+
+    Args:
+        schema: its declared sizes are counted, where there are some.
+        labels: int64 `[N]` of all records but a test part of the provider's; counted else.
+        shares: float64 `[classes]`, the probability with which a record of each class trains.
+    """
+    sizes = torch.tensor(schema.sizes) if schema.sizes else torch.bincount(labels, minlength=len(shares))
+    return round(float((sizes * shares).sum()))
+
+
+def expected_units(schema: Schema, labels: Tensor, unit: Tensor, shares: Tensor, *, whole: bool) -> int:
+    """How many units are expected in the training part with at least one record; arguments as above.
+
+    Args:
+        unit: int64 `[N]`.
+        whole: all records of a unit share one draw.
+    """
+    if schema.unit_sizes and whole:
+        return round(float((torch.tensor(schema.unit_sizes) * shares).sum()))
+    names, unit = torch.unique(unit, return_inverse=True)
+    if whole:
+        return round(float(shares.new_zeros(len(names)).scatter_reduce_(0, unit, shares[labels], "amax").sum()))
+    absent = shares.new_zeros(len(names)).scatter_add_(0, unit, torch.log1p(-shares[labels])).exp()
+    return round(float((1 - absent).sum()))
+
+
+def told_size(membership: Membership | None, unit: str, size: int, *, by_unit: bool) -> str:
+    """What is public of the number of training records, as the subject of a sentence."""
+    if membership is None or membership.expects(by_unit=by_unit) != size:
+        return f"The number of training {unit}s ({size})"
+    if membership.declares(by_unit=by_unit):
+        return (
+            f"The expected number of training {unit}s ({size}, by declared sizes; how many there are is protected, too)"
+        )
+    if membership.how != "hash":
+        return f"The number of training {unit}s ({size})"
+    of_classes = ", of each class too," if membership.keeps else ""
+    return f"The number of {unit}s in the table{of_classes} and so the expected number of training {unit}s ({size})"
+
+
+def told(membership: Membership | None, unit: str) -> str:
+    """What the split means for the guarantee, in one or two sentences of the privacy statement."""
+    match membership.how if membership is not None else "given":
+        case "hash":
+            assert membership is not None
+            return (
+                f"Which part a record is in depends on its own identity and the public key {membership.key} alone "
+                f"(data.membership=hash): tables that differ in one {unit} give training parts that differ in that "
+                f"{unit} at most, so that ε holds for tables too."
+            )
+        case "strata":
+            return (
+                "The parts were drawn by strata (data.membership=strata), from all records at once: one row more in "
+                "the table exchanges many training records (191 of 1,000 in one example), and ε says nothing of two "
+                f"tables that differ in one row. It compares training parts that differ in one {unit}."
+            )
+        case "provider":
+            return (
+                "The data say of each record which part it is in (the provider's split): one record more moves no "
+                f"other, and ε compares training parts that differ in one {unit}."
+            )
+        case _:
+            return f"The split is taken as given: ε compares training parts that differ in one {unit}."
