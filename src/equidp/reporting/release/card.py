@@ -136,8 +136,8 @@ def _privacy(facts: Facts) -> str:
         f"Trained with differential privacy: ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:g}, for "
         f"one {markdown_text(unit)} of the training data. An attacker who knows everything else, and accuses wrongly "
         f"in 1 % of cases, recognises at most {share_text(recognised(privacy, 0.01))} of those whose "
-        f"{markdown_text(unit)} was used. privacy.md states the guarantee, its limits and what is assumed; reidentification.md gives the "
-        "evidence."
+        f"{markdown_text(unit)} was used. privacy.md states the guarantee, its limits and what is assumed; "
+        "reidentification.md gives the evidence."
     )
 
 
