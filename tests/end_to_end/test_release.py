@@ -30,7 +30,7 @@ def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_re
         f"release/{name}" for name in found
     }
     assert not [name for name in run.data.params if name.startswith("release")]
-    assert "dpsgd.release: data/08_reporting/digits/dpsgd/seed=0/release" in capsys.readouterr().out
+    assert f"dpsgd.release: {folder}" in capsys.readouterr().out
     assert json.loads(found["privacy.json"])["for_publication"] is True
     metrics = read_json(folder.parent / "metrics.json")
     groups = pd.read_csv(report_folder(project, "ingestion") / "groups.csv")
@@ -49,7 +49,7 @@ def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_re
     assert "release" not in {item.path for item in MlflowClient().list_artifacts(mlflow_runs(project)[-1].info.run_id)}
 
     kedro_run(project, "release", algorithm="dpsgd")
-    assert "finished.release: data/08_reporting/digits/dpsgd/seed=0/release" in capsys.readouterr().out
+    assert f"finished.release: {folder}" in capsys.readouterr().out
     assert len(mlflow_runs(project)) == 2
     found = texts(folder)
     assert all(json.loads(text)["for_publication"] is False for name, text in found.items() if name.endswith(".json"))

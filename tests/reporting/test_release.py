@@ -115,7 +115,7 @@ PLANTED = {
     "cafe1234": lambda given: given["privacy"].update(raw_fingerprint="cafe1234"),
     "jane-laptop": lambda given: given["privacy"].update(host="jane-laptop"),
     "987654321": lambda given: given["privacy"].update(seed=987_654_321),
-    "key-of-split": lambda given: given["privacy"].update(membership={"how": "hash", "key": "key-of-split"}),
+    "9991212": lambda given: given["privacy"].update(membership={"how": "hash", "key": "seed=0", "sizes": [9991212]}),
     "0.777001": lambda given: given["privacy"].update({"nonprivate/cosine": 0.777001}),
     "5551212": lambda given: given["privacy"].update(group_sizes={"sex": {"f": 5551212}}),
     "6661212": lambda given: given["card"]["schema"].update(sizes=[6661212, 1]),
