@@ -97,7 +97,9 @@ def test_the_history_of_a_run_that_stops_early_ends_in_its_epsilon() -> None:
     features = torch.rand(200, 2, generator=torch.Generator().manual_seed(0))
     labels = (features[:, 0] > 0.5).long()
     schema = Schema("toy", "tabular", (2,), ("a", "b"), {"class": ("a", "b")}, ("x", "y"))
-    parts = split(Records(features, labels, {"class": labels}, schema), seed=0, public_fraction=0.1)
+    parts = split(
+        Records(features, labels, {"class": labels}, schema), seed=0, public_fraction=0.1, membership="strata"
+    )
     # by the paper's count it may take 10 steps, hence 30 candidates, five epochs of them
     options = {"energy_records": 16, "max_rejections": 2, "stop_on": "published_epsilon", "published_epsilon": 6.0}
     algorithm = algorithm_settings("sa_dpsgd", options).build()
