@@ -4,16 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
-# kedro starts other programs of the environment by name (mlflow)
-export PATH := $(abspath $(BIN)):$(PATH)
+# what `make check` tests, each in seconds of processor time
+CHECKS := tests/test_layers.py tests/test_options.py tests/test_pipeline_registry.py tests/test_startup.py tests/accounting \
+	tests/evaluation tests/sweep/test_grid.py tests/sweep/test_project.py tests/sweep/test_summary.py tests/system
 
-.PHONY: run test lint viz ui bench clean
+.PHONY: run test check lint viz ui bench clean
 
 run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's digits
 	$(BIN)/kedro run $(ARGS)
 
 test: $(STAMP) lint      ## lint, types, tests
 	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+
+check: $(STAMP) lint     ## lint, types, and the tests of behaviour that need no training: for the inner loop
+	$(BIN)/pytest -m "not slow" $(CHECKS) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -24,7 +28,7 @@ viz: $(STAMP)            ## the pipelines in the browser, on 127.0.0.1
 	$(BIN)/kedro viz run --host 127.0.0.1 $(ARGS)
 
 ui: $(STAMP)             ## the runs in MLflow's UI, on 127.0.0.1
-	$(BIN)/kedro mlflow ui --host 127.0.0.1 $(ARGS)
+	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 $(ARGS)
 
 bench: $(STAMP)          ## speed and memory against plain SGD and Opacus
 	$(BIN)/python benchmarks/speed.py $(ARGS)

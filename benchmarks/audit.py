@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.audit import AuditSettings, Recipe
+from equidp.audit import AuditSettings, TrainingSetup
 from equidp.audit.canaries import coins, gradient_scores, verdict
 from equidp.audit.run import audited_delta, claimed
 from equidp.data.records import Records, Schema
@@ -49,7 +49,7 @@ def toy_records(count: int, seed: int) -> Records:
     return Records(features, labels, {"class": labels}, SCHEMA)
 
 
-def recipe(name: str, epsilon: float, rate: float) -> Recipe:
+def setup_of(name: str, epsilon: float, rate: float) -> TrainingSetup:
     """An algorithm with its defaults, solved for ε."""
     options = {"count_noise_multiplier": "10x"} if "count_noise_multiplier" in ALGORITHMS[name].model_fields else {}
     algorithm = algorithm_settings(name, options).build()
@@ -57,7 +57,7 @@ def recipe(name: str, epsilon: float, rate: float) -> Recipe:
     if name == "dpis":
         # it cannot take everybody, its releases of N and K pay off at size only, and its budget holds at one δ
         plan = Plan(5000, round(5000 * min(rate, 0.5)), EPOCHS // 2, 2, 3e-5, 1.0)
-    return Recipe(
+    return TrainingSetup(
         build_model=lambda schema: nn.Linear(4, 2),
         algorithm=algorithm,
         plan=algorithm.calibrated(plan, epsilon),
@@ -67,7 +67,7 @@ def recipe(name: str, epsilon: float, rate: float) -> Recipe:
     )
 
 
-def bounds(how: Recipe, source: type[SeededRandom], runs: int, settings: AuditSettings) -> list[float]:
+def bounds(how: TrainingSetup, source: type[SeededRandom], runs: int, settings: AuditSettings) -> list[float]:
     """Lower bounds on ε of so many runs."""
     m = settings.gradient_canaries
     found = []
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.algorithms:
         for epsilon in options.epsilons:
             began = time.perf_counter()
-            how = recipe(name, epsilon, options.rate)
+            how = setup_of(name, epsilon, options.rate)
             claim = claimed(how, audited_delta(how, settings, options.canaries))
             honest, broken = (bounds(how, kind, options.runs, settings) for kind in (SeededRandom, HalfNoise))
             wrong, caught = (sum(bound > claim for bound in found) for found in (honest, broken))

@@ -39,14 +39,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
-from equidp.gradients import terms
+from equidp.gradients import compiled
 from equidp.gradients.losses import CrossEntropy
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.noise import SeededRandom
-from equidp.mechanism.parts import Plan
 from equidp.mechanism.poisson import poisson_sample
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom
@@ -159,7 +159,7 @@ class Bench:
     def floor(self) -> Step:
         """Forward and backward to the layers' outputs: what a private step cannot do without."""
         engine, draw = self.trainer("dpsgd").engine, self.sampled()
-        return lambda: engine._calls(*draw(), [(None, 1.0)])
+        return lambda: engine.passes.calls(*draw(), [(None, 1.0)])
 
     def ordinary(self) -> Step:
         """A non-private step as anyone would write it: the model's own memory layout, `backward`, the optimiser."""
@@ -472,7 +472,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     settle_memory()
     if args.by_torch:
-        terms.compiled = lambda *_: None  # type: ignore[assignment]
+        compiled.gradients_of = lambda *_: None  # type: ignore[assignment]
     rounds = args.rounds
     grid = GRID + (GPU_GRID if args.device.startswith("cuda") else [])
     for model, batch_size in grid if args.grid else [(args.model, args.batch_size)]:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from equidp.algorithms import ALGORITHMS
 from equidp.models import MODELS, ModelOptions
-from equidp.parameters import SECTIONS, AuditSettings, ReportSettings
+from equidp.parameters import PIPELINE_SECTIONS, SECTIONS
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -30,21 +30,90 @@ the nearest valid one.
 | `raw_dir` | `data/01_raw` | where raw files lie; `EQUIDP_RAW_DIR` sets it too |
 | `run_label` | | a level in the output path when set |
 | `resume` | `false` | continue what an interrupted run left |
-| `algorithm` | `dpsgd_f` | what the pipeline `audit` audits |
+| `algorithm` | `dpsgd_f` | what the pipelines `audit` and `release` take |
+"""
+
+PAPERS = """
+## Settings of the papers
+
+One preset for each paper and dataset, which takes no value from another paper:
+`kedro run --pipeline=psasc --params=dataset=mnist_psasc`. A misspelt name is refused with the nearest. Presets named
+after a dataset alone serve the tables of [results.md](results.md), and some mix papers. Where a paper prints no value,
+the column "source" names what it refers to, and "ours" what nobody prints.
+
+| preset | paper | network (its weights) | source | ours |
+|---|---|---|---|---|
+"""
+
+TB = "Tramèr and Boneh"
+WIDTHS = "widths (those of Opacus' example), ReLU, rate, γ_0, γ_1, γ, K_0"
+PRESETS = (
+    ("`adult`, `dutch`", "DPSGD-F", "`logistic`", "section 6.1", "–"),
+    ("`mnist_unbalanced`", "DPSGD-F", "`cnn_small` (77,484)", "section 6.1", "the layers' widths"),
+    ("`mnist_psasc`", "DP-PSASC", "`psasc_cnn` (130,890)", "Tables II, III", WIDTHS),
+    ("`fashion_mnist_psasc`", "DP-PSASC", "`psasc_cnn` (130,890)", "Tables II, III", f"{WIDTHS}, which 40,000 records"),
+    ("`celeba`, `imagenette`", "DP-PSASC", "`resnet9`", "Tables II, III", "widths, image size, rate, γ_0, γ_1, K_0"),
+    ("`mnist_sa`, `fashion_mnist_sa`", "SA-DPSGD", "`cnn4` (26,010), tanh", f"Table 2; epochs: {TB}; r: AUTO-S", "–"),
+    ("`cifar10_sa`", "SA-DPSGD", "`sa_cnn9` (550,570), tanh", f"Table 2; network, epochs: {TB}; r: AUTO-S", "–"),
+    (
+        "`mnist_sa_relu`, `fashion_mnist_sa_relu`, `cifar10_sa_relu`",
+        "SA-DPSGD, its row DPSGD",
+        "the same, ReLU",
+        "the same",
+        "–",
+    ),
+    (
+        "`mnist_dpis`, `fashion_mnist_dpis`",
+        "DPIS; its DP-SGD-HF is `dpsgd`",
+        "`tramer_boneh_mnist` (33,066)",
+        f"Table 2; network, batch, rate, C_1, epochs: {TB}",
+        "on MNIST: features normalised within groups",
+    ),
+    (
+        "`cifar10_dpis`",
+        "DPIS; its DP-SGD-HF is `dpsgd`",
+        "`tramer_boneh_cifar10` (187,210)",
+        f"Table 2; network, batch, rate, C_1, epochs: {TB}",
+        "features normalised within groups",
+    ),
+    (
+        "`mnist_dpis_pixels`, `fashion_mnist_dpis_pixels`, `cifar10_dpis_pixels`",
+        "DPIS, its other rows",
+        "`cnn4` (26,010), `cnn9` (605,226)",
+        f"Papernot et al.; batch, rate, C_1, epochs: {TB}",
+        "ReLU of `dpsgd` and `dpsgd_decay`",
+    ),
+    ("`imdb_dpis`", "DPIS", "`bilstm`, GloVe's vectors", "Tables 1, 2", "batch, rate, epochs, C_1, vocabulary"),
+    (
+        "`ham10000_sad`",
+        "SAD-DPSGD",
+        "`resnet_finetune` (ResNet-50)",
+        "section V; batch, epochs, rate, C: its code",
+        "a, bounds of `auto_dpsgd_*`",
+    ),
+)
+
+NINE_LAYERS = """
+SA-DPSGD prints "9 layers" for CIFAR-10 and names earlier work for them. No network of that work has nine layers with
+weights: both have eight. SA-DPSGD's batch, rate and noise are those of Tramèr and Boneh's network, whose six
+convolutions and three pools are nine; that is the one taken.
 """
 
 
 def page() -> str:
     """The page's text."""
-    blocks = [
-        block(name, kind) for name, kind in {**SECTIONS, "audit": AuditSettings, "report": ReportSettings}.items()
-    ]
+    blocks = [block(name, *kinds) for name, kinds in {**SECTIONS, **PIPELINE_SECTIONS}.items()]
     blocks += [
         block(f"{name}.options" if kind.below_options else name, kind)
         for name, kind in ALGORITHMS.items()
         if kind.model_fields
     ]
-    return HEAD + "\n".join(["", *blocks, *models()])
+    return HEAD + "\n".join(["", *blocks, *models()]) + papers()
+
+
+def papers() -> str:
+    """Where each paper's preset has its values from."""
+    return PAPERS + "".join(f"| {' | '.join(row)} |\n" for row in PRESETS) + NINE_LAYERS
 
 
 def models() -> list[str]:
@@ -54,7 +123,7 @@ def models() -> list[str]:
     for name, kind in MODELS.items():
         own = kind.Options.model_fields.keys() - ModelOptions.model_fields.keys()
         if own:
-            tables.append(block("model.options", kind.Options, own).replace("## ", f"### `{name}`: ", 1))
+            tables.append(block("model.options", kind.Options, names=own).replace("## ", f"### `{name}`: ", 1))
     head = ["| `model.name` | features | what it is |", "|---|---|---|", *rows, ""]
     return ["## Models", "", *head, "Options of all models:", "", *tables]
 
@@ -64,9 +133,11 @@ def summary(kind: type) -> str:
     return told_text((kind.__doc__ or "").split("\n\n")[0])
 
 
-def block(prefix: str, kind: type[BaseModel], names: Iterable[str] | None = None) -> str:
-    """One table; of these fields only, where names are given."""
-    fields = {name: field for name, field in kind.model_fields.items() if names is None or name in names}
+def block(prefix: str, *kinds: type[BaseModel], names: Iterable[str] | None = None) -> str:
+    """One table of the fields of these classes; of some only, where names are given."""
+    fields = {
+        name: field for kind in kinds for name, field in kind.model_fields.items() if names is None or name in names
+    }
     rows = [f"| `{prefix}.{name}` | {default(field)} | {told(field)} |" for name, field in fields.items()]
     return "\n".join([f"## `{prefix}`", "", "| setting | default | what it is |", "|---|---|---|", *rows, ""])
 

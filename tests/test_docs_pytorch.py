@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from equidp.accounting.ledger import Event, counted, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event, counted
 from equidp.gradients.engine import GradientEngine
 from equidp.models import MODELS
 

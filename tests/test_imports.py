@@ -19,11 +19,13 @@ import torch
 from torch import nn
 import equidp.settings
 from equidp.algorithms import algorithm_settings
-from equidp.accounting.ledger import Ledger, live_epsilon
+from equidp.accounting.epsilon import live_epsilon
+from equidp.accounting.ledger import Ledger
 from equidp.mechanism.noise import SeededRandom
 from equidp.accounting.plan import Plan
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import OPTIMIZERS, Trainer
+from equidp.mechanism.optimizers import OPTIMIZERS
+from equidp.mechanism.trainer import Trainer
 from equidp.data.records import Records, Schema
 
 labels = torch.arange(40) % 2

@@ -17,10 +17,11 @@ import torch
 from kedro.framework.startup import bootstrap_project
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
 
+from equidp.cli import project_at
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import SeededRandom
+from equidp.models.weights import Weights, save_weights
 from equidp.parameters import TrainingSettings
-from equidp.pipelines.datasets import Weights, WeightsDataset
 from equidp.sweep.command import run_command
 from equidp.system import files, interrupts
 from equidp.training import checkpoint, forget
@@ -30,7 +31,7 @@ from equidp.training.preparation import device_of
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = """
 import builtins, importlib, multiprocessing.reduction, os, pkgutil, signal, sys
-import distributed, kedro_mlflow, torch.distributed.launcher.api  # theirs stays theirs
+import distributed, torch.distributed.launcher.api  # theirs stays theirs
 
 POSIX_ALONE = {"fcntl", "resource", "pwd", "grp", "termios"}
 load = builtins.__import__
@@ -123,10 +124,10 @@ def test_what_was_read_from_a_checkpoint_does_not_keep_its_file(tmp_path: Path, 
 
 @needs_proc
 def test_what_was_read_from_a_models_file_does_not_keep_it(tmp_path: Path, kept_while_open: None) -> None:
-    kept, weights = WeightsDataset(filepath=str(tmp_path / "model.safetensors")), {"weight": torch.arange(4000.0)}
-    kept.save(Weights(weights, {}))
+    kept, weights = tmp_path / "model.safetensors", {"weight": torch.arange(4000.0)}
+    save_weights(Weights(weights, {}), kept)
     loaded = kept.load()
-    kept.save(Weights(weights, {}))
+    save_weights(Weights(weights, {}), kept)
     assert loaded.tensors["weight"].equal(weights["weight"])
 
 
@@ -207,13 +208,13 @@ def test_a_sweep_is_refused_before_anything_is_made_but_its_commands_are_printed
     project: Path, windows: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bootstrap_project(project)
-    asked: dict[str, Any] = dict.fromkeys(("epsilons", "workers", "scheduler", "gpus_per_cell", "env"))
+    asked: dict[str, Any] = dict.fromkeys(("epsilons", "workers", "scheduler", "gpus_per_cell"))
     asked |= {"algorithms": "dpsgd", "datasets": "digits", "seeds": "1", "params": ""}
     asked |= {"dashboard": 0, "retries": 1, "listing": False}
-    run_command(project, None, dry_run=True, **asked)
+    run_command(project_at(project), None, dry_run=True, **asked)
     assert "kedro run --pipeline=dpsgd" in capsys.readouterr().out
     with pytest.raises(EquidpError, match="which Windows does not do: take WSL, or"):
-        run_command(project, None, dry_run=False, **asked)
+        run_command(project_at(project), None, dry_run=False, **asked)
     assert not (project / "data" / "08_reporting").exists()
 
 

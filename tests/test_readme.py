@@ -15,11 +15,10 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.cli import sweep
+from equidp.cli import project_at, sweep
 from equidp.options import flat
 from equidp.pipeline_registry import register_pipelines
 from equidp.sweep.grid import choose_grid, nested
-from equidp.sweep.project import Project
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -86,7 +85,7 @@ def setting(settings: dict[str, Any], dotted: str) -> Any:
 def test_a_sweep_names_what_exists(call: str, project: Path) -> None:
     options = options_of(sweep, shlex.split(call)[2:])
     bootstrap_project(project)
-    home = Project(project, options["env"])
+    home = project_at(project, options["env"])
     axes = {name: options[name] for name in ("algorithms", "datasets", "epsilons", "seeds")}
     grid = choose_grid(home.grids(), options["name"], {**axes, "params": flat(nested(options["params"]))})
     cells = home.cells(grid)  # every cell's settings are validated here

@@ -1,7 +1,10 @@
 """The page of settings is what the code says."""
 
+import re
 import runpy
 from pathlib import Path
+
+import yaml
 
 SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "make_settings.py"
 
@@ -12,3 +15,10 @@ def test_page_is_up_to_date_and_explains_every_setting():
     assert made["PAGE"].read_text(encoding="utf-8") == page, "run python docs/make_settings.py"
     unexplained = [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")]
     assert unexplained == []
+
+
+def test_each_papers_preset_says_where_its_values_come_from():
+    text = (SCRIPT.parents[1] / "conf/base/parameters/presets.yml").read_text(encoding="utf-8")
+    ours = {"digits", "mnist", "fashion_mnist", "cifar10", "ham10000", "imdb"}  # no one paper's
+    told = [name for row in runpy.run_path(str(SCRIPT))["PRESETS"] for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(told) == sorted(set(yaml.safe_load(text)["presets"]) - ours)

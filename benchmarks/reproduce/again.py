@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reproduce.page import ROOT, read_records, run_of
 from sweep import EXPERIMENT, environment, scratch_project
 
+from equidp.cli import project_at
 from equidp.sweep.grid import choose_grid, params_text
-from equidp.sweep.project import Cell, Project
+from equidp.sweep.project import Cell
 
 SHOWN = 5
 
@@ -40,7 +41,7 @@ def main() -> None:
     arguments.add_argument("--draw", type=int, default=0, help="another draw of cells")
     options = arguments.parse_args()
     bootstrap_project(ROOT)
-    project = Project(ROOT)
+    project = project_at(ROOT)
     store, experiment = project.store()
     client = MlflowClient(store)
     cells = project.cells(choose_grid(project.grids(), options.sweep, {}))

@@ -30,14 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reproduce.again import raw_folder
 from reproduce.page import ROOT, run_of
 
+from equidp.cli import project_at
 from equidp.data.records import Records
 from equidp.data.sources import source
 from equidp.data.splitting import split
 from equidp.evaluation.seeds import mean_interval
-from equidp.pipelines.datasets import WeightsDataset
-from equidp.pipelines.training.nodes import load_network
+from equidp.models.weights import load_weights, network_of
 from equidp.sweep.grid import choose_grid
-from equidp.sweep.project import Cell, Project, by_seed
+from equidp.sweep.project import Cell, by_seed
 
 SWEEPS = {  # which cells, by which groups and which of them (all: None)
     "dpsgd_f_table": (lambda cell: cell.overrides.get("training.diagnostics"), "sex", None),
@@ -59,7 +59,7 @@ def main() -> None:
     wanted, grouping, chosen = SWEEPS[sweep]
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for every small file
     bootstrap_project(ROOT)
-    project = Project(ROOT)
+    project = project_at(ROOT)
     store, experiment = project.store()
     client = MlflowClient(store)
     cells = project.cells(choose_grid(project.grids(), sweep, {}))
@@ -95,7 +95,7 @@ def training_records(cell: Cell) -> Records:
 def trained_model(client: MlflowClient, run: Run) -> nn.Module:
     """The model that a run has published."""
     [weights] = Path(client.download_artifacts(run.info.run_id, "model")).rglob("*.safetensors")
-    return load_network(WeightsDataset(filepath=str(weights)).load())
+    return network_of(load_weights(weights))
 
 
 def mean_gradient_norms(model: nn.Module, train: Records, grouping: str, groups: Iterable[int]) -> list[float]:

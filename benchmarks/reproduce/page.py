@@ -31,10 +31,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run
 from pydantic import BaseModel, ConfigDict
 
+from equidp.cli import project_at
 from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.sweep.grid import choose_grid, params_text
-from equidp.sweep.project import Cell, Project, by_seed
+from equidp.sweep.project import Cell, by_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES, RECORDS = Path(__file__).with_name("tables.yml"), Path(__file__).with_name("records.jsonl")
@@ -157,7 +158,7 @@ def main() -> None:
     check = arguments.parse_args().check
     bootstrap_project(ROOT)
     page = Page.model_validate(yaml.safe_load(TABLES.read_text(encoding="utf-8")))
-    project = Project(ROOT)
+    project = project_at(ROOT)
     store, experiment = project.store()
     grids = project.grids()
     # once per sweep: resolving a cell's settings takes longer than all else here

@@ -26,12 +26,13 @@ from tqdm import tqdm
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
+from equidp.cli import project_at
 from equidp.data.records import Records, Split
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.evaluation.live import live_metrics
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
-from equidp.pipelines.ingestion.nodes import split_records
+from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Project
@@ -46,7 +47,7 @@ def main() -> None:
     arguments.add_argument("grid", nargs="?", default="tuning")
     torch.set_num_threads(1)
     bootstrap_project(ROOT)
-    project = Project(ROOT)
+    project = project_at(ROOT)
     cells, raw = project.cells(choose_grid(project.grids(), arguments.parse_args().grid, {})), raw_folder(project)
     for cell in cells:
         if cell.settings["data"]["evaluate_on"] != "validation":
@@ -84,7 +85,7 @@ def plan_of(name: str, options: str, privacy: str, training: str, units: int, gr
         units=units,
         groups=groups,
         privacy=PrivacySettings(**json.loads(privacy)),
-        training=TrainingSettings(**json.loads(training)),
+        training=training_of(json.loads(training)),
     )
 
 
@@ -101,17 +102,23 @@ def worst_and_overall(test: Records, outputs: Tensor, grouping: str) -> tuple[fl
     return min(value for figure, value in figures.items() if figure.startswith("test/accuracy/")), overall
 
 
+def training_of(block: Mapping[str, Any]) -> TrainingSettings:
+    """What trains, of a cell's block `training`: it also says when to evaluate and to save."""
+    return TrainingSettings(**{name: value for name, value in block.items() if name in TrainingSettings.model_fields})
+
+
 def divided(settings: Mapping[str, Any], name: str, raw: Path) -> Split:
     """The parts of one cell's records."""
     data = DataSettings(**settings["data"])
     records = records_of(data.source, json.dumps(data.options), raw)
-    return Split(*split_records(records, settings["data"], settings["seed"], {name: settings[name]["options"]}))
+    algorithm = algorithm_settings(name, settings[name]["options"]).build()
+    return divide(records, data, settings["seed"], [algorithm])
 
 
 def trained(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[Split, Tensor]:
     """Train one cell: the parts of its records, and the model's outputs for the test part."""
     model, options, seed = ModelSettings(**settings["model"]), settings[name]["options"], settings["seed"]
-    privacy, training = PrivacySettings(**settings["privacy"]), TrainingSettings(**settings["training"])
+    privacy, training = PrivacySettings(**settings["privacy"]), training_of(settings["training"])
     grouping, parts = settings["data"]["groups"][0], divided(settings, name, raw)
     algorithm = algorithm_settings(name, options).build()
     _, names = parts.train.grouping(grouping)

@@ -21,11 +21,12 @@ from kedro.framework.startup import bootstrap_project
 from tqdm import tqdm
 from tune import ROOT, divided, raw_folder, trained, worst_and_overall
 
+from equidp.cli import project_at
 from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.evaluation.seeds import mean_interval, paired_difference
 from equidp.sweep.grid import choose_grid
-from equidp.sweep.project import Cell, Project
+from equidp.sweep.project import Cell
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     asked = arguments.parse_args()
     torch.set_num_threads(1)
     bootstrap_project(ROOT)
-    project = Project(ROOT)
+    project = project_at(ROOT)
     raw = raw_folder(project)
 
     def cells_of(sweep: str, **axes: int) -> list[Cell]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from equidp.config_loader import EquidpConfigLoader
+    from equidp.sweep.project import Project
 
 
 @click.group(name="equidp")
@@ -30,7 +36,7 @@ def cli() -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would run, and stop.")
 @click.option("--list", "listing", is_flag=True, help="Show the named sweeps of conf/base/sweeps.yml, and stop.")
 @click.pass_obj
-def sweep(metadata: Any, name: str | None, **options: Any) -> None:
+def sweep(metadata: Any, name: str | None, env: str | None, **options: Any) -> None:
     """Run many cells: a named sweep, or algorithms × datasets × ε × seeds.
 
     Every cell is one `kedro run` with its own MLflow run. Cells that are finished are skipped, so calling a sweep again
@@ -42,4 +48,29 @@ def sweep(metadata: Any, name: str | None, **options: Any) -> None:
     """
     from equidp.sweep.command import run_command
 
-    run_command(metadata.project_path, name, **options)
+    run_command(project_at(metadata.project_path, env), name, **options)
+
+
+def project_at(path: Path, env: str | None = None) -> Project:
+    """The Kedro project in a folder, as a sweep sees it; `bootstrap_project` has been called for it."""
+    from kedro.framework.project import settings
+
+    from equidp.sweep.project import Project
+
+    def configure(runtime_params: Mapping[str, Any]) -> EquidpConfigLoader:
+        loader: EquidpConfigLoader = settings.CONFIG_LOADER_CLASS(
+            conf_source=str(path / settings.CONF_SOURCE),
+            env=env,
+            runtime_params=dict(runtime_params),
+            **settings.CONFIG_LOADER_ARGS,
+        )
+        return loader
+
+    def store() -> tuple[str, str]:
+        """Made before any cell: many processes at once would damage a new database."""
+        from equidp.hooks.store import connect
+
+        config = configure({})
+        return config["mlflow"]["server"]["mlflow_tracking_uri"], connect(config)
+
+    return Project(path, env, configure, store)

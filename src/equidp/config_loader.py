@@ -7,6 +7,7 @@ for a dataset of one's own, kept in conf/local, would not be found.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import itertools
@@ -22,12 +23,11 @@ from kedro.framework.project import LOGGING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
-from pydantic import ValidationError
 
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError, unknown_name
-from equidp.options import refusal_of
-from equidp.parameters import SECTIONS, TOP_LEVEL, block, check_names, resolve
+from equidp.hooks.mlflow_yml import checked
+from equidp.parameters import SECTIONS, TOP_LEVEL, Settings, block, check_names, resolve
 
 PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
 """How a path inside the project is written as a URI; a relative one would depend on the working directory."""
@@ -61,20 +61,16 @@ class EquidpConfigLoader(OmegaConfigLoader):
         """As Kedro's; parameters are resolved once and kept."""
         try:
             if key == "parameters" and key not in self:
-                settings = resolve(self._layered())
-                if settings["report"]["experiment"] is None:
-                    settings["report"]["experiment"] = self["mlflow"]["tracking"]["experiment"]["name"]
-                self["parameters"] = settings
+                self._settings = self._resolved()
+                self["parameters"] = self._settings.to_dict()
             if key == "catalog" and key not in self:
-                settings = self["parameters"]
+                parameters = self["parameters"]
                 # paths tell what runs, wherever that was set: in the folder of another run it would replace that one
                 OmegaConf.register_new_resolver(
-                    "setting", lambda name: functools.reduce(getitem, name.split("."), settings), replace=True
+                    "setting", lambda name: functools.reduce(getitem, name.split("."), parameters), replace=True
                 )
             found = super().__getitem__(key)
-            if key == "mlflow":
-                _check_mlflow(found)
-            return found
+            return checked(found) if key == "mlflow" else found
         except OmegaConfBaseException as error:
             place = f" ({error.full_key})" if error.full_key else ""
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
@@ -85,6 +81,19 @@ class EquidpConfigLoader(OmegaConfigLoader):
             if told is None:
                 raise
             raise EquidpError(told) from error
+
+    @property
+    def settings(self) -> Settings:
+        """All settings as the object that nodes are given; `self["parameters"]` is the same in plain values."""
+        self["parameters"]  # resolved once, and errors told as for every other part of the configuration
+        return self._settings
+
+    def _resolved(self) -> Settings:
+        settings = resolve(self._layered())
+        if settings.report.experiment is not None:
+            return settings
+        experiment = self["mlflow"]["tracking"]["experiment"]["name"]
+        return dataclasses.replace(settings, report=settings.report.model_copy(update={"experiment": experiment}))
 
     def _layered(self) -> dict[str, Any]:
         """Preset, files and command line merged, the last one winning."""
@@ -125,18 +134,6 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
-
-
-def _check_mlflow(settings: Mapping[str, Any]) -> None:
-    """Refuse what kedro-mlflow would refuse with a traceback. Values are not shown: an address may hold a password."""
-    # later than `equidp.hooks`, which holds back what kedro-mlflow warns of as it is imported
-    from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
-
-    try:
-        KedroMlflowConfig.model_validate(settings)
-    except ValidationError as error:
-        first, why = refusal_of(error)
-        raise EquidpError(f"mlflow.yml: {'.'.join(map(str, first['loc']))} is not valid: {why}.") from None
 
 
 def project_is_at(folder: Path) -> None:

@@ -55,8 +55,14 @@ def listed_names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) if "," in name or UNSHOWN.search(name) else name for name in names)
 
 
+def nearest(name: object, valid: Iterable[str], *, cutoff: float = 0.7) -> str | None:
+    """The valid name that is most like another, None where none is alike; `cutoff` is difflib's."""
+    found = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
 def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
     names = sorted(map(str, valid))
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, names, cutoff=0.4)
+    hint = f" Did you mean {near!r}?" if near else ""
     return f"{hint} {heading}: {listed_names(names) or 'none'}."

@@ -24,6 +24,13 @@ Number = Annotated[float, BeforeValidator(_no_truth)]
 """A number where `Declared` does not look: in a list, or in a block that pydantic chooses by one of its fields."""
 
 
+HUGE = 1e12
+"""Beyond what any run needs; a weight must stay a finite number in single precision."""
+
+Positive = Annotated[float, Field(gt=0, le=HUGE)]
+"""Bounds, factors and rates."""
+
+
 class Declared(BaseModel):
     """A block of settings; frozen, and refusing names that it does not know.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from kedro.framework import project
 from kedro.pipeline import Pipeline
 
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import unknown_name
-from equidp.pipelines import audit, evaluation, ingestion, reporting, training
+from equidp.pipelines import audit, evaluation, ingestion, release, reporting, training
 from equidp.reporting.tables import BASELINE
 
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
@@ -23,34 +22,43 @@ class Registry(dict[str, Pipeline]):
         raise unknown_name("pipeline", name, self)
 
 
-def experiment(algorithm: str) -> Pipeline:
-    """Ingestion, the `sgd` baseline, one algorithm, evaluation and report."""
-    parts = [ingestion.create_pipeline()]
-    for name in dict.fromkeys((BASELINE, algorithm)):
-        parts += [training.create_pipeline(name), evaluation.create_pipeline(name)]
-    return sum(parts, Pipeline([])) + reporting.create_pipeline(algorithm)
+class Experiment(Pipeline):
+    """Ingestion, the `sgd` baseline, some algorithms, their evaluation, reports and releases; several share a page.
 
+    Kedro adds up the pipelines of `--pipelines=a,b`: the sum of two experiments is the experiment of both.
 
-def comparison(algorithms: Sequence[str]) -> Pipeline:
-    """Several experiments on one split, side by side."""
-    return sum(map(experiment, algorithms), Pipeline([])) + reporting.create_comparison(algorithms)
+    Args:
+        algorithms: names, in any order.
+        beside: another pipeline that runs with them.
+    """
+
+    def __init__(self, algorithms: Iterable[str], beside: Pipeline | None = None) -> None:
+        self.algorithms = tuple(name for name in ALGORITHMS if name in set(algorithms))
+        self.beside = beside or Pipeline([])
+        parts = [ingestion.create_pipeline(), self.beside]
+        for name in dict.fromkeys((BASELINE, *self.algorithms)):
+            parts += [training.create_pipeline(name), evaluation.create_pipeline(name)]
+        parts += [reporting.create_pipeline(name) for name in self.algorithms]
+        parts += [release.create_pipeline(name) for name in self.algorithms if name != BASELINE]
+        if len(self.algorithms) > 1:
+            parts.append(reporting.create_comparison(self.algorithms))
+        super().__init__({node for part in parts for node in part.nodes})
+
+    def __add__(self, other: object) -> Pipeline:
+        if isinstance(other, Experiment):
+            return Experiment((*self.algorithms, *other.algorithms), self.beside + other.beside)
+        return Experiment(self.algorithms, self.beside + other) if isinstance(other, Pipeline) else NotImplemented
+
+    def __radd__(self, other: object) -> Pipeline:
+        return self if other == 0 else self + other
 
 
 def register_pipelines() -> Registry:
     """All pipelines, built without `find_pipelines`: derived names must exist whichever one is asked for."""
-    pipelines = Registry({name: experiment(name) for name in ALGORITHMS})
+    pipelines = Registry({name: Experiment([name]) for name in ALGORITHMS})
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
+    pipelines["release"] = release.create_release()
     pipelines["report"] = reporting.create_report()
-    asked = set(_asked_for())
-    several = [name for name in ALGORITHMS if name in asked]
-    if len(several) > 1 and not asked & {"compare", "__default__"}:
-        # Kedro adds up the pipelines of --pipelines=a,b, in any order: what compares them is part of one
-        pipelines[several[-1]] += reporting.create_comparison(several)
-    pipelines["compare"] = pipelines["__default__"] = comparison(DEMONSTRATION)
+    pipelines["compare"] = pipelines["__default__"] = Experiment(DEMONSTRATION)
     return pipelines
-
-
-def _asked_for() -> Sequence[str]:
-    """The names given to --pipelines, which Kedro sets before it calls `register_pipelines`."""
-    return getattr(project.pipelines, "_requested_pipelines", None) or ()

@@ -15,9 +15,12 @@ from equidp.system import interrupts
 
 interrupts.end_quietly()  # before what takes seconds to import
 
+from equidp.algorithms import ALGORITHMS  # noqa: E402
 from equidp.config_loader import EquidpConfigLoader  # noqa: E402
-from equidp.errors import EquidpError  # noqa: E402
-from equidp.hooks import RunHook, TrackingHook  # noqa: E402
+from equidp.errors import EquidpError, refuse_unknown  # noqa: E402
+from equidp.hooks.guard import GuardHook  # noqa: E402
+from equidp.hooks.print import PrintHook  # noqa: E402
+from equidp.hooks.track import TrackHook  # noqa: E402
 
 # A remark to callers, which a user of this project can do nothing about.
 warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
@@ -25,6 +28,9 @@ warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
 # A terminal that has no ε or Δ shows a question mark: it is no reason to lose the end of a run.
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
+
+PIPELINES = (*ALGORITHMS, "ingestion", "audit", "report", "release", "compare", "__default__")
+"""What `register_pipelines` registers."""
 
 FILTERED_AWAY = ("Pipeline contains no nodes after", "Pipeline does not contain")
 """How Kedro begins to tell that --tags, --nodes, --from-nodes and the like name what is not there."""
@@ -39,6 +45,8 @@ class Session(KedroSession):
     def run(self, *args: Any, **named: Any) -> Any:
         """As Kedro's."""
         _refuse_no_pipeline(click.get_current_context(silent=True))
+        # before the pipelines are imported, which takes seconds
+        refuse_unknown("pipeline", named.get("pipeline_names") or (), PIPELINES)
         try:
             return super().run(*args, **named)
         except ValueError as error:
@@ -66,7 +74,8 @@ def _refuse_no_pipeline(command: click.Context | None) -> None:
             )
 
 
-HOOKS = (TrackingHook(), RunHook())
+HOOKS = (TrackHook(), PrintHook(), GuardHook())
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro-mlflow",)  # where it is still installed: it would open runs of its own
 CONFIG_LOADER_CLASS = EquidpConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",

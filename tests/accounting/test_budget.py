@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equidp.accounting.budget import Budget, renyi, smallest, total_for
-from equidp.accounting.ledger import Event, epsilon_of, rdp_epsilon, renyi_curve
+from equidp.accounting.epsilon import epsilon_of, rdp_epsilon, renyi_curve
+from equidp.accounting.events import Event
 
 
 def test_a_plain_gaussian_costs_what_the_formula_says() -> None:

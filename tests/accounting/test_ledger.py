@@ -1,4 +1,4 @@
-"""The ledger against numbers worked out beforehand and against Opacus's accountants."""
+"""Events, ε and calibration against numbers worked out beforehand and against Opacus's accountants."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 from opacus.accountants import PRVAccountant, RDPAccountant
+from opacus.accountants.analysis.rdp import compute_rdp
 
-from equidp.accounting import ledger
-from equidp.accounting.ledger import (
+from equidp.accounting import calibration
+from equidp.accounting.calibration import calibrate
+from equidp.accounting.epsilon import (
     Epsilon,
-    Event,
-    Ledger,
-    calibrate,
     epsilon,
     epsilon_path,
-    fuse,
     live_epsilon,
-    merged,
     published_epsilon,
     rdp_epsilon,
+    renyi_curve,
 )
+from equidp.accounting.events import Event, fuse, merged
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
-from equidp.mechanism.parts import Plan
 
 
 def run(records: int, batch_size: int, noise: float, epochs: int, delta: float) -> tuple[list[Event], float]:
@@ -59,6 +59,12 @@ class TestTables:
         second.history = [(e.noise_multiplier, e.sampling_rate, e.count) for e in events]
         assert second.get_epsilon(delta) == pytest.approx(by_prv, abs=6e-5)
         assert epsilon(events, delta).pld <= second.get_epsilon(delta)  # its default error of 0.01 is on top
+
+    def test_opacus_has_the_same_divergences_at_integer_orders(self) -> None:
+        orders = (*range(2, 65), 128, 512)
+        for rate, noise in ((0.01, 1.0), (0.2, 0.6), (1.0, 5.0), (1e-4, 3.0)):
+            theirs = compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=list(orders))
+            assert renyi_curve([Event(rate, noise)], orders) == pytest.approx(list(theirs), rel=1e-7, abs=1e-12)
 
     def test_opacus_rdp_agrees_too(self) -> None:
         events, delta = run(*TABLE[0][0])
@@ -226,8 +232,8 @@ class TestCalibration:
 
     def test_what_the_fine_discretisation_gives_back_stops_short_of_the_target(self) -> None:
         # the next smaller noise would cost 1.0005 times the target
-        target = epsilon([Event(1.0, ledger.TIGHTENING)], 1e-5).pld / 1.0005
-        assert ledger._tightened(lambda noise: [Event(1.0, noise)], 1.0, target, 1e-5) == 1.0
+        target = epsilon([Event(1.0, calibration.TIGHTENING)], 1e-5).pld / 1.0005
+        assert calibration.tightened(lambda noise: [Event(1.0, noise)], 1.0, target, 1e-5) == 1.0
 
     def test_refuses_a_target_that_the_side_release_alone_exceeds(self) -> None:
         # 1,437 records, counts with a fixed noise of 5: ε ≥ 1.2 whatever the gradient noise

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.gradients.losses import CrossEntropy
 from equidp.mechanism.noise import SeededRandom
-from equidp.mechanism.parts import Plan
+from equidp.mechanism.parts import StepFacts
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
 
@@ -74,6 +75,12 @@ class Laboratory:
         plan = Plan(records=40, batch_size=10, epochs=1, groups=GROUPS, delta=1e-5, noise_multiplier=1.0)
         return replace(plan, **changes)
 
+    def facts(self, plan: Plan | None = None, **changes: Any) -> StepFacts:
+        """Facts of step 0 under a plan: Δ = 1, 21 parameters."""
+        plan = plan or self.plan()
+        facts = StepFacts(plan, 0, plan.noise_multiplier, torch.tensor(1.0), 21, plan.sampling_rate)
+        return replace(facts, **changes)
+
     def trainer(self, name: str, options: dict[str, Any] | None = None, **changes: Any) -> Trainer:
         """A trainer of a linear model under the named algorithm; every argument can be replaced."""
         records = changes.pop("records", None) or self.records()
@@ -99,7 +106,13 @@ class Laboratory:
         """Train to the end; the trainer, its history and its final parameters."""
         trainer = self.trainer(name, options, **changes)
         history = trainer.train(progress=False)
-        return SimpleNamespace(trainer=trainer, history=history, parameters=trainer.engine.flatten())
+        ends = {"parameters": trainer.engine.flatten(), "released": released(trainer)}
+        return SimpleNamespace(trainer=trainer, history=history, **ends)
+
+
+def released(trainer: Trainer) -> Tensor:
+    """`[d]` weights that leave the run."""
+    return torch.cat([p.detach().reshape(-1) for p in trainer.released_model().parameters()])
 
 
 @pytest.fixture(scope="session")

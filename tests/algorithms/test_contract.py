@@ -5,6 +5,7 @@ An algorithm enters by being registered; one without golden values fails here.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Event, Ledger, fuse
+from equidp.accounting.events import Event, fuse
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.mechanism.parts import Updating, per_record, scheduled, sensitivity, tensors
+from equidp.errors import EquidpError
+from equidp.mechanism.parts import Released, Update, Updating, per_record, scheduled, sensitivity, tensors
 from equidp.mechanism.sampling import Population
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
@@ -38,6 +41,8 @@ class Golden:
         later: public values of the next step that follow from `released`.
         step: the step that the weights are of.
         public: public values that a running part provides.
+        updates: a coordinate of consecutive steps' noisy sums, and of what the optimiser is given of each.
+        leaves: a parameter after consecutive steps, from 0 on, and what would leave the run after each.
     """
 
     norms: Sequence[float]
@@ -51,6 +56,8 @@ class Golden:
     plan: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     public: dict[str, float] = field(default_factory=dict)
+    updates: Sequence[tuple[float, float]] = ()
+    leaves: Sequence[tuple[float, float]] = ()
 
 
 QUARTER = 0.25
@@ -330,7 +337,7 @@ GOLDEN: dict[str, list[Golden]] = {
             events=[Event(QUARTER, 1.0, 8), Event(QUARTER, 0.8, 4), Event(QUARTER, 0.64, 4)],
         ),
     ],
-    # K_0 = 1: weights are PSASC's, of ‖m‖; the event is PSASC's
+    # K_0 = 1: weights are PSASC's, of ‖m‖; the event is PSASC's; M = 1, 0.8·1 + 1, 0.8·1.8 − 1
     "psasc_momentum": [
         Golden(
             options={"stability": 0.01, "scale": 0.5},
@@ -338,6 +345,7 @@ GOLDEN: dict[str, list[Golden]] = {
             weights=(0.1, 0.1 / 0.145, 0.1 / 0.505),
             sensitivity=0.2,
             events=[Event(QUARTER, 1.0, 4)],
+            updates=[(1, 1), (1, 1.8), (-1, 0.44)],
         ),
     ],
     # B = N: T = E = 3 plain Gaussians
@@ -387,6 +395,19 @@ GOLDEN: dict[str, list[Golden]] = {
     # w = C^k/(n/2 + 0.01/(n + 0.01)), Δ = 2.6/0.5; σ in two halves of T = 4: 0.8, 1, counts at 10
     "custom": [
         Golden(norms=(0.5, 4), weights=(1, 0.25), sensitivity=1.0, events=[Event(QUARTER, 1.0, 4)]),
+        # γ_1 = 0.5: M = 2, 0.5·2 + 0; β = 0.2: β_1 = 2/11, β_2 = β: θ̄ = 9/11, 0.2·9/11 + 0.8·2
+        Golden(
+            options={
+                "update": {"name": "outer_momentum", "outer_momentum": 0.5},
+                "released_weights": {"name": "average", "decay": 0.2},
+            },
+            norms=(0.5, 4),
+            weights=(1, 0.25),
+            sensitivity=1.0,
+            events=[Event(QUARTER, 1.0, 4)],
+            updates=[(2, 2), (0, 1)],
+            leaves=[(1, 9 / 11), (2, 1.8 / 11 + 1.6)],
+        ),
         Golden(
             options={
                 "weights": {"name": "psasc", "scale": 0.5, "stability": 0.01},
@@ -431,6 +452,12 @@ def test_every_registered_algorithm_has_golden_values() -> None:
     assert set(GOLDEN) == set(ALGORITHMS), "register an algorithm together with its golden values"
     released = {n for n in ALGORITHMS if n != "custom" and algorithm_settings(n).build().side_release is not None}
     assert set(STATISTICS) == released, "and what it counts in a batch that can be counted by hand"
+    for name, cases in GOLDEN.items():
+        algorithm = algorithm_settings(name, cases[0].options).build()
+        told = "a golden case of `updates`" if type(algorithm.update) is not Update else ""
+        assert not told or any(case.updates for case in cases), f"{name} brings an update: give {told}"
+        told = "a golden case of `leaves`" if type(algorithm.released_weights) is not Released else ""
+        assert not told or any(case.leaves for case in cases), f"{name} releases other weights: give {told}"
 
 
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in STATISTICS.items() for case in cases])
@@ -451,7 +478,7 @@ def test_no_release_leads_a_bound_or_a_weight_out_of_float32(lab: Any, name: str
     public, release = tensors(algorithm.initial, "cpu"), algorithm.side_release
     values = torch.full_like(release.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.long), public, plan), noised)
     for _ in range(3):
-        later, now = release.consequences(values, public, public, plan)
+        later, now = release.consequences(values, public, public, lab.facts(plan))
         public |= later
     public |= now
     delta, norms = sensitivity(algorithm.weights, public), torch.tensor([0.0, 1.0, 1e20])
@@ -471,7 +498,7 @@ class TestGolden:
         public = scheduled(tensors({**algorithm.initial, **case.public}, "cpu"), segment)
         if case.released is not None:
             noised = torch.tensor(case.released, dtype=torch.float32)
-            public |= algorithm.side_release.consequences(noised, public, public, plan)[1]
+            public |= algorithm.side_release.consequences(noised, public, public, lab.facts(plan))[1]
         return algorithm, public, plan
 
     def test_weights_and_sensitivity(self, lab: Any, name: str, case: Golden) -> None:
@@ -492,11 +519,55 @@ class TestGolden:
         algorithm, public, plan = self.public(lab, name, case)
         release = algorithm.side_release
         noised = torch.tensor(case.released or (), dtype=torch.float32)
-        later = {} if release is None else release.later(noised, public, plan)
+        later = {} if release is None else release.later(noised, public, lab.facts(plan))
         kept = set() if release is None else release.keeps
         assert later.keys() - kept == case.later.keys()
         for value, expected in case.later.items():
             assert later[value].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+class TestGoldenOfAStep:
+    """What becomes of a noisy sum, and of the parameters, in each algorithm's golden cases."""
+
+    @pytest.mark.parametrize(("name", "case"), CASES)
+    def test_what_the_optimiser_is_given(self, lab: Any, name: str, case: Golden) -> None:
+        algorithm = algorithm_settings(name, case.options).build()
+        trainer = lab.trainer(name, algorithm=algorithm)
+        facts = lab.facts(sensitivity=torch.tensor(case.sensitivity))
+        plain = ((3, 3), (-1, -1)) if type(algorithm.update) is Update else ()
+        for step, (noisy_sum, expected) in enumerate(case.updates or plain):
+            given = trainer.updating.direction(torch.full((21,), float(noisy_sum)), replace(facts, step=step))
+            assert given.tolist() == pytest.approx([expected] * 21, rel=1e-5)
+
+    @pytest.mark.parametrize(("name", "case"), CASES)
+    def test_what_leaves_the_run(self, lab: Any, name: str, case: Golden) -> None:
+        algorithm, model = algorithm_settings(name, case.options).build(), nn.Linear(6, 3)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        trainer = lab.trainer(name, algorithm=algorithm, model=model)
+        for parameters, expected in case.leaves or ((1, 1), (2, 2)):
+            trainer.engine.load_(torch.full((21,), float(parameters)))
+            trainer.releasing.follow()
+            for left in trainer.released_model().parameters():
+                assert left.flatten().tolist() == pytest.approx([expected] * left.numel(), rel=1e-5)
+
+
+STATEFUL = ("sampling", "contributing", "updating", "accepting", "given", "releasing")
+REMEMBERING: dict[str, list[dict[str, Any]]] = {
+    "custom": [
+        {
+            "update": "outer_momentum",
+            "released_weights": {"name": "average", "decay": 0.9},
+            "side_release": {"name": "group_clip_counts", "every": 5},
+        }
+    ]
+}
+"""Settings, besides the defaults, with which more parts remember something."""
+
+
+def remembering(name: str) -> str:
+    """An optimiser with a state, where the algorithm takes one."""
+    return "adam" if algorithm_settings(name).build().optimizer is None else "sgd"
 
 
 SIZES = st.sampled_from([0.0, 1e-30, 1e-8, 0.1, 1.0, 3.0, 1e8, 1e30]) | st.floats(0, 2.0**99, width=32)
@@ -506,7 +577,7 @@ SIZES = st.sampled_from([0.0, 1e-30, 1e-8, 0.1, 1.0, 3.0, 1e8, 1e30]) | st.float
 class TestSensitivity:
     """Point 1: whoever joins or leaves moves the sum by at most Δ, and nobody else's weight."""
 
-    def released(self, trainer: Any, values: Sequence[float]) -> dict[str, Tensor]:
+    def released(self, lab: Any, trainer: Any, values: Sequence[float]) -> dict[str, Tensor]:
         """Public values of a step after an arbitrary noised side statistic."""
         algorithm, plan = trainer.algorithm, trainer.plan
         trainer.begin_epoch(0)
@@ -514,14 +585,14 @@ class TestSensitivity:
         if algorithm.side_release is not None:
             exact = algorithm.side_release.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.long), public, plan)
             noised = torch.tensor([values[i % len(values)] for i in range(len(exact))], dtype=torch.float32)
-            public |= algorithm.side_release.consequences(noised, public, public, plan)[1]
+            public |= algorithm.side_release.consequences(noised, public, public, lab.facts(plan))[1]
         return public
 
     @settings(max_examples=60)
     @given(norm=SIZES, values=st.lists(st.floats(-50, 50), min_size=1, max_size=6))
     def test_weighted_norms_stay_within_the_bound(self, lab: Any, name: str, norm: float, values: list[float]) -> None:
         trainer = lab.trainer(name)
-        public = self.released(trainer, values)
+        public = self.released(lab, trainer, values)
         groups = torch.arange(3)
         weights = trainer.weights(torch.full((3,), norm), groups, public)
         delta = float(sensitivity(trainer.algorithm.weights, public))
@@ -536,7 +607,7 @@ class TestSensitivity:
     def test_non_finite_norms_weigh_nothing(self, lab: Any, name: str, values: list[float]) -> None:
         trainer = lab.trainer(name)
         norms = torch.tensor([math.inf, math.nan, 1.0])
-        weights = trainer.weights(norms, torch.arange(3), self.released(trainer, values))
+        weights = trainer.weights(norms, torch.arange(3), self.released(lab, trainer, values))
         assert weights[:2].tolist() == [0.0, 0.0]
         assert weights[2] >= 0
 
@@ -549,7 +620,7 @@ class TestSensitivity:
             records.features[row] = value
         trainer = lab.trainer(name, records=records, plan=lab.plan(epochs=3))
         trainer.run_steps(2)  # what a part remembers of records must not widen their influence either
-        public = self.released(trainer, values)
+        public = self.released(lab, trainer, values)
         delta = float(sensitivity(trainer.algorithm.weights, public))
         everyone = torch.arange(40)
         whole = trainer.weighted_sum([trainer.population.batch(everyone)], public)
@@ -560,7 +631,7 @@ class TestSensitivity:
 
     def test_no_weight_depends_on_the_others(self, lab: Any, name: str) -> None:
         trainer = lab.trainer(name)
-        public = self.released(trainer, (3.0, 1.0))
+        public = self.released(lab, trainer, (3.0, 1.0))
         norms, groups = torch.logspace(-3, 3, 20), torch.arange(20) % 3
         together = trainer.weights(norms, groups, public)
         alone = torch.cat([trainer.weights(norms[i : i + 1], groups[i : i + 1], public) for i in range(20)])
@@ -578,9 +649,9 @@ def heard(part: Any, method: str) -> list[Tensor]:
     """What this part's method is called with from now on."""
     call, given = getattr(part, method), []
 
-    def listen(value: Tensor) -> Tensor:
+    def listen(value: Tensor, *others: Any) -> Tensor:
         given.append(value.clone())
-        return call(value)
+        return call(value, *others)
 
     setattr(part, method, listen)
     return given
@@ -715,7 +786,13 @@ class TestTraining:
             torch.testing.assert_close(run.parameters, private.parameters, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
-    def test_every_optimiser_steps(self, lab: Any, name: str, optimizer: str) -> None:
+    def test_every_optimiser_steps_or_is_refused_beside_another(self, lab: Any, name: str, optimizer: str) -> None:
+        if algorithm_settings(name).build().optimizer is not None:
+            with pytest.raises(
+                EquidpError, match=f"{name} brings its own optimiser, and training.optimizer={optimizer}"
+            ):
+                lab.trainer(name, optimizer=optimizer)
+            return
         run = lab.trained(name, optimizer=optimizer)
         assert run.parameters.isfinite().all()
         assert len(run.history) == 1
@@ -731,7 +808,7 @@ class TestTraining:
     def test_a_resumed_run_is_bit_identical(self, lab: Any, name: str, stop_after: int) -> None:
         plan = lab.plan(epochs=8 if name == "psasc_momentum_gd" else 3)
         watch = name != "psasc_momentum_gd"  # its every step ends an epoch, whose row is wanted before it is left
-        whole = lab.trained(name, plan=plan, optimizer="adam", diagnostics=watch)
+        whole = lab.trained(name, plan=plan, optimizer=remembering(name), diagnostics=watch)
 
         class Stop(Exception):  # noqa: N818
             pass
@@ -740,7 +817,7 @@ class TestTraining:
             if first.steps_done == stop_after:
                 raise Stop
 
-        first = lab.trainer(name, plan=plan, optimizer="adam", diagnostics=watch)
+        first = lab.trainer(name, plan=plan, optimizer=remembering(name), diagnostics=watch)
         with pytest.raises(Stop):
             first.train(on_step=leave, progress=False)
         saved, spent = first.state_dict(), first.ledger.events
@@ -748,7 +825,7 @@ class TestTraining:
         second = lab.trainer(
             name,
             plan=plan,
-            optimizer="adam",
+            optimizer=remembering(name),
             diagnostics=watch,
             model_seed=7,
             random=lab.random(99),
@@ -760,6 +837,34 @@ class TestTraining:
         assert second.ledger.events == whole.trainer.ledger.events
         assert history == whole.history[-len(history) :]
 
+    @pytest.mark.parametrize("stop_after", [3, 6])
+    def test_what_a_part_remembers_reaches_what_is_released_through_a_resume(
+        self, lab: Any, name: str, stop_after: int
+    ) -> None:
+        """Also the other way round: a run that forgot any part's state would leave other weights, and fail this."""
+        for options in ({}, *REMEMBERING.get(name, ())):
+            how: dict[str, Any] = {
+                "plan": lab.plan(epochs=12 if name == "psasc_momentum_gd" else 4),
+                "learning_rate": 2.0,
+            }
+            whole, first = lab.trained(name, options, **how), lab.trainer(name, options, **how)
+            fresh = first.state_dict()
+            first.run_steps(stop_after)
+            saved, spent = first.state_dict(), first.ledger.events
+
+            def left(state: dict[str, Any], options: dict[str, Any] = options, how: dict[str, Any] = how,
+                     spent: Sequence[Event] = spent) -> list[float]:  # fmt: skip
+                again = lab.trainer(name, options, **how, ledger=Ledger(spent))
+                again.load_state_dict(state)
+                again.train(progress=False)
+                return [v for p in again.released_model().parameters() for v in p.flatten().tolist()]
+
+            assert left(saved) == whole.released.tolist()
+            for part in STATEFUL:
+                if saved.get(part):
+                    with contextlib.suppress(ZeroDivisionError):  # of sums that were never released
+                        assert left({**saved, part: fresh.get(part, {})}) != whole.released.tolist(), part
+
     def test_the_state_is_made_of_tensors_and_plain_values(self, lab: Any, name: str) -> None:
         def check(value: Any) -> None:
             if isinstance(value, dict):
@@ -770,7 +875,7 @@ class TestTraining:
             else:
                 assert value is None or isinstance(value, Tensor | bool | int | float | str)
 
-        check(lab.trained(name, optimizer="adam", diagnostics=True).trainer.state_dict())
+        check(lab.trained(name, optimizer=remembering(name), diagnostics=True).trainer.state_dict())
 
     def test_an_epoch_callback_sees_every_epoch_and_adds_columns(self, lab: Any, name: str) -> None:
         trainer = lab.trainer(name, plan=lab.plan(epochs=2))
@@ -786,7 +891,7 @@ class TestLimits:
         release = algorithm_settings("dpsgd_f", {"ratio_over": "counted"}).build().side_release
         plan = lab.plan(groups=1)
         public = tensors({"clip_norm": 1.0}, "cpu")
-        assert release.now(torch.tensor([3.2, 5.1]), public, plan)["clip_norm"].tolist() == [2.0]
+        assert release.now(torch.tensor([3.2, 5.1]), public, lab.facts(plan))["clip_norm"].tolist() == [2.0]
         algorithm = algorithm_settings("dpsgd_f").build()
         assert algorithm.events(plan) == (Event(QUARTER, fuse(1.0, 10.0), 4),)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equidp.accounting.budget import renyi
-from equidp.accounting.ledger import Event
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.dpis import ImportanceSampling
@@ -353,7 +353,7 @@ class TestBudget:
 
     def test_is_nearly_the_rdp_guarantee_of_dpsgd(self, target: Plan) -> None:
         # worst case with plain RDP: σ for ε = 3 differs from DP-SGD's only by the cost of Ñ and K̃
-        from equidp.accounting.ledger import rdp_epsilon
+        from equidp.accounting.epsilon import rdp_epsilon
 
         plain = rdp_epsilon([Event(0.05, target.noise_multiplier, 200)], 1e-5)
         assert 2.5 < plain < 3.0

@@ -22,7 +22,7 @@ def shares(lab: Any, released: Tensor, **options: Any) -> Tensor:
     """π̂^k after the last of the released counts `[T, 2K]`; the noise multiplier is 1."""
     release, public = algorithm_settings("dpsgd_f_adjusted", options).build().side_release, dict[str, Tensor]()
     for noised in released:
-        public |= release.later(noised, public, lab.plan())
+        public |= release.later(noised, public, lab.facts())
     return public["group_shares"]
 
 

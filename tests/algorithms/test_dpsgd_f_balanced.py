@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equidp.algorithms import algorithm_settings
-from equidp.mechanism.parts import per_record, sensitivity
+from equidp.mechanism.parts import StepFacts, per_record, sensitivity
 
 
 def release_of(name: str, **options: float) -> Any:
@@ -18,8 +18,9 @@ def release_of(name: str, **options: float) -> Any:
 def values(release: Any, plan: Any, released: torch.Tensor) -> dict[str, torch.Tensor]:
     """The public values at the last of the released counts `[T, 2K]`."""
     public, now = {"clip_norm": torch.tensor(1.0)}, {}
+    facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 21, plan.sampling_rate)
     for noised in released:
-        later, now = release.consequences(noised, public, public, plan)
+        later, now = release.consequences(noised, public, public, facts)
         public |= later
     return now
 
@@ -57,7 +58,7 @@ def test_no_record_exceeds_the_sensitivity_whatever_is_released(lab: Any) -> Non
     for _ in range(200):
         noised = 20 * torch.randn(6, generator=stream)
         public = {"clip_norm": torch.tensor(1.0), "scale": torch.tensor(1.0)}
-        public |= algorithm.side_release.consequences(noised, public, public, plan)[1]
+        public |= algorithm.side_release.consequences(noised, public, public, lab.facts(plan))[1]
         seen = per_record(public, groups)
         moved = norms * algorithm.weights.weights(norms, seen) * seen["scale"]
         assert moved.max() <= sensitivity(algorithm.weights, public) * (1 + 1e-6)

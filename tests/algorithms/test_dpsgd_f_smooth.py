@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from equidp.algorithms import algorithm_settings
+from equidp.mechanism.parts import StepFacts
 
 COUNTS = torch.tensor([[2.0, 4.0, -3.0, 10.0, 1.0, 3.0], [0.5, 4.0, -1.5, 8.5, 1.0, 3.0]])
 
@@ -20,8 +21,9 @@ def bounds(release: Any, plan: Any, released: torch.Tensor) -> torch.Tensor:
     """C^k `[T, K]` of released counts `[T, 2K]`."""
     public = {"clip_norm": torch.tensor(1.0)}
     seen = []
+    facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 21, plan.sampling_rate)
     for noised in released:
-        later, now = release.consequences(noised, public, public, plan)
+        later, now = release.consequences(noised, public, public, facts)
         seen.append(now["clip_norm"])
         public |= later
     return torch.stack(seen)
@@ -48,11 +50,10 @@ def test_clamping_comes_after_averaging(lab: Any) -> None:
 
 
 def test_no_memory_is_dpsgd_f(lab: Any) -> None:
-    plan = lab.plan()
+    plan, release = lab.plan(), algorithm_settings("dpsgd_f").build().side_release
     expected = torch.stack(
-        [algorithm_settings("dpsgd_f").build().side_release.now(c, {"clip_norm": torch.tensor(1.0)}, plan)["clip_norm"]
-         for c in COUNTS]
-    )  # fmt: skip
+        [release.now(c, {"clip_norm": torch.tensor(1.0)}, lab.facts(plan))["clip_norm"] for c in COUNTS]
+    )
     assert torch.equal(bounds(release_of(0.0), plan, COUNTS), expected)
 
 

@@ -81,7 +81,7 @@ class TestSGD:
         # M_1 = 1, M_2 = 1 + 0.8·1, M_3 = 1 + 0.8·1.8
         updating = lab.trainer("psasc_momentum").updating
         ones = torch.ones(2)
-        assert [updating.direction(ones)[0].item() for _ in range(3)] == pytest.approx([1.0, 1.8, 2.44])
+        assert [updating.direction(ones, lab.facts())[0].item() for _ in range(3)] == pytest.approx([1.0, 1.8, 2.44])
 
 
 class Allocations(TorchDispatchMode):

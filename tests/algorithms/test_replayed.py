@@ -18,7 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.algorithms import ALGORITHMS
 from equidp.data.records import Records
 from equidp.mechanism.noise import SeededRandom, Stream

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from equidp.accounting.ledger import Event, counted, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event, counted
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.sa_dpsgd import published_count
@@ -278,16 +279,17 @@ class TestStopping:
         options = {"stop_on": "published_epsilon", "published_epsilon": 3.0}
         algorithm = algorithm_settings("sa_dpsgd", options).build()
         plan = Plan(60000, 512, 500, 10, 1e-5, 1.23)
-        allowed = algorithm.acceptance.allowed_steps(plan, algorithm)
-        assert published_count(algorithm, plan, allowed) <= 3.0 < published_count(algorithm, plan, allowed + 1)
+        rate = algorithm.sampler.sampling_rate(plan)
+        allowed = algorithm.acceptance.allowed_steps(plan, rate)
+        assert published_count(plan, rate, allowed) <= 3.0 < published_count(plan, rate, allowed + 1)
         (event,) = algorithm.events(plan)
         assert event.count == 11 * allowed
         assert epsilon([event], 1e-5).value == pytest.approx(9.3, abs=0.1)
 
     def test_stops_at_the_allowed_count_and_is_covered_by_its_cap(self, lab: Any) -> None:
         plan = lab.plan(records=400, epochs=2)
-        count = algorithm_settings("sa_dpsgd").build()
-        options = {"stop_on": "published_epsilon", "published_epsilon": published_count(count, plan, 6) + 1e-6}
+        six = published_count(plan, plan.sampling_rate, 6) + 1e-6
+        options = {"stop_on": "published_epsilon", "published_epsilon": six}
         run = lab.trained("sa_dpsgd", options, plan=plan)
         algorithm = run.trainer.algorithm
         assert run.trainer.outcome().accepted_steps == 6
@@ -331,7 +333,7 @@ class TestStopping:
         published, sound = algorithm.published_epsilon(plan, run.trainer.outcome()), algorithm.epsilon(plan)
         assert not published.guarantee
         assert "no guarantee" in published.formula
-        assert published.value < published_count(algorithm, plan, 20)
+        assert published.value < published_count(plan, plan.sampling_rate, 20)
         assert sound.value == epsilon([Event(0.25, 1.0, 20)], 1e-5).value
 
     def test_it_is_there_for_a_run_that_took_no_step(self, lab: Any) -> None:
@@ -340,4 +342,4 @@ class TestStopping:
         trainer.train(progress=False)
         published = trainer.algorithm.published_epsilon(trainer.plan, trainer.outcome())
         assert "the 0 accepted steps" in published.formula
-        assert published.value == published_count(trainer.algorithm, trainer.plan, 1)  # no less than one is counted
+        assert published.value == published_count(trainer.plan, trainer.sampling_rate, 1)  # no less than one is counted

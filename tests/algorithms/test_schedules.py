@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equidp.accounting.ledger import Event, epsilon, rdp_epsilon
+from equidp.accounting.epsilon import epsilon, rdp_epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.algorithms.auto_dpsgd import LinearFall, OwnThreshold, StepFall

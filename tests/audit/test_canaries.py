@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.audit.toy import HalfNoise, ThirdNoise, algorithm_of, linear, recipe, records
+from tests.audit.toy import HalfNoise, ThirdNoise, algorithm_of, linear, records, setup_of
 from torch import nn
 
 from equidp.algorithms import ALGORITHMS
@@ -24,8 +24,8 @@ from equidp.audit.canaries import (
     verdict,
     with_canaries,
 )
-from equidp.audit.recipe import Recipe
 from equidp.audit.run import audited_delta, claimed
+from equidp.audit.setup import TrainingSetup
 from equidp.data.records import Records, Schema
 from equidp.gradients.engine import GradientEngine
 from equidp.mechanism.noise import SeededRandom
@@ -44,7 +44,7 @@ WORSE = frozenset({"psasc_momentum_gd", "dpis"})
 
 def _bound(name: str, source: type[SeededRandom], seed: int = 1) -> tuple[float, float]:
     """(lower bound, claim) of an audit with gradient canaries."""
-    how = recipe(name)
+    how = setup_of(name)
     canaries = FEWER.get(name, CANARIES)
     included = coins(canaries, seed, "test")
     scores = gradient_scores(how, records(60, 1), included, source(seed, "cpu"))
@@ -187,7 +187,7 @@ class TestAuditsCatch:
         assert bound > claim
 
     def test_secure_noise_is_heard_too(self) -> None:
-        how, included = recipe("dpsgd"), coins(CANARIES, 1, "test")
+        how, included = setup_of("dpsgd"), coins(CANARIES, 1, "test")
         scores = gradient_scores(how, records(60, 1), included, SecureRandom("cpu"))
         found = verdict(scores, included, guesses=500, delta=3e-5)
         assert 0.2 < found.epsilon_lower_bound <= claimed(how, 3e-5)
@@ -208,7 +208,7 @@ class TestInputCanaries:
     def test_a_model_without_privacy_gives_them_away(self) -> None:
         # 40 records in 4 dimensions are soon learnt by heart by a wide model without noise
         how = dataclasses.replace(
-            recipe("sgd", count=40, batch_size=40, epochs=300), build_model=_wide, learning_rate=0.5, optimizer="adam"
+            setup_of("sgd", count=40, batch_size=40, epochs=300), build_model=_wide, learning_rate=0.5, optimizer="adam"
         )
         how = dataclasses.replace(how, learning_rate=0.01)
         real, chosen = records(80, 4, signal=False), torch.arange(40)
@@ -220,11 +220,11 @@ class TestInputCanaries:
         """Were its true label trained on, runs would differ in two records, and honest algorithms be accused."""
         trained: list[Records] = []
         monkeypatch.setattr(
-            Recipe, "train", lambda self, data, *_, **__: trained.append(data) or self.build_model(data.schema)
+            TrainingSetup, "train", lambda self, data, *_, **__: trained.append(data) or self.build_model(data.schema)
         )
         real, chosen = records(12, 4), torch.tensor([1, 5, 7, 8])
         included = torch.tensor([True, False, False, True])
-        input_scores(recipe("dpsgd"), real, chosen, included, SeededRandom(1, "cpu"), seed=1)
+        input_scores(setup_of("dpsgd"), real, chosen, included, SeededRandom(1, "cpu"), seed=1)
         (seen,) = trained
         there = [bool((seen.features == row).all(1).any()) for row in real.features]
         assert there == [position not in (5, 7) for position in range(12)]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 
+import numpy as np
 import pytest
 import torch
-from tests.audit.toy import recipe, records, split
+from tests.audit.toy import records, setup_of, split
 from torch import nn
 
 from equidp.audit import AuditSettings, epsilon_lower_bound, run
 from equidp.audit.figures import bounds_beside_claims, exposure_by_group
+from equidp.audit.page import points
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
 
@@ -30,7 +33,7 @@ def _wide(schema: Schema) -> nn.Module:
 def findings() -> dict:
     # labels are pure noise, so whatever the model knows about them it knows by heart
     how = dataclasses.replace(
-        recipe("dpsgd", count=150, batch_size=50, epochs=60), build_model=_wide, optimizer="adam", learning_rate=0.02
+        setup_of("dpsgd", count=150, batch_size=50, epochs=60), build_model=_wide, optimizer="adam", learning_rate=0.02
     )
     return run(split(150, signal=False), how, QUICK, seed=1, groupings=("class", "sex"))
 
@@ -48,6 +51,23 @@ def test_canaries_are_told_beside_the_claim(findings: dict) -> None:
     assert found["refutable"] is True
     assert findings["input_canaries"]["refutable"] is False  # two guesses
     assert findings["input_canaries"]["canaries"] == 50
+
+
+def test_what_the_canaries_achieve_lies_below_the_claimed_curve(findings: dict) -> None:
+    curve, found = findings["claim"]["trade_off"], findings["gradient_canaries"]
+    assert len(found["achieved"]) == len(audit.FALSE_ALARMS)
+    for accused, caught in found["achieved"]:
+        allowed = 1 - float(np.interp(accused, curve["false_alarms"], curve["misses"]))
+        assert caught <= allowed + 4 * math.sqrt(allowed * (1 - allowed) / 1000)  # chance, of about 1,000 canaries
+    drawn = {name: sorted(shown) for name, shown in points(findings).items()}
+    assert drawn["gradient canaries"] == found["achieved"]
+    assert drawn["loss threshold"][0][0] == 0.01
+
+
+def test_canaries_accused_are_counted_by_hand() -> None:
+    scores, included = torch.arange(200.0), torch.arange(200) % 2 == 1
+    # those left out score 0, 2, … 198, the members 1, 3, … 199; above the third of the former, 194, lie 2 and 3
+    assert audit.achieved(scores, included)[1] == [0.02, 0.03]
 
 
 def test_membership_leaks_before_privacy_and_not_after(findings: dict) -> None:
@@ -83,7 +103,7 @@ def test_a_claim_is_refuted_as_soon_as_the_bound_is_above_it(monkeypatch: pytest
     for blur in (4.0, 1.0, 0.8, 0.7, 0.6, 0.5, 0.0):
         noise = blur * torch.randn(2000, generator=torch.Generator().manual_seed(0))
         monkeypatch.setattr(audit, "gradient_scores", lambda how, train, coins, *_, noise=noise, **__: coins + noise)
-        found = run(split(60), recipe("dpsgd"), settings, seed=1)["gradient_canaries"]
+        found = run(split(60), setup_of("dpsgd"), settings, seed=1)["gradient_canaries"]
         gaps.append(found["epsilon_lower_bound"] - found["epsilon_claimed"])
         assert found["consistent"] is (gaps[-1] <= 0)
     assert gaps == sorted(gaps)
@@ -93,7 +113,7 @@ def test_a_claim_is_refuted_as_soon_as_the_bound_is_above_it(monkeypatch: pytest
 
 def test_attacks_can_be_left_out() -> None:
     settings = AuditSettings(gradient_canaries=0, input_canaries=0, membership=False)
-    found = run(split(60), recipe("dpsgd"), settings, seed=1)
+    found = run(split(60), setup_of("dpsgd"), settings, seed=1)
     assert found["gradient_canaries"] is None
     assert found["input_canaries"] is None
     assert found["membership"] == {}
@@ -101,7 +121,7 @@ def test_attacks_can_be_left_out() -> None:
 
 def test_a_run_without_a_claim_is_not_audited() -> None:
     with pytest.raises(EquidpError, match="nothing to audit"):
-        run(split(60), recipe("sgd"), QUICK, seed=1)
+        run(split(60), setup_of("sgd"), QUICK, seed=1)
 
 
 def test_settings_are_validated() -> None:

@@ -1,4 +1,4 @@
-"""A tiny dataset, a linear model and recipes for the tests of the audit."""
+"""A tiny dataset, a linear model and ways to train it for the tests of the audit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.audit import Recipe
+from equidp.audit import TrainingSetup
 from equidp.data.records import Records, Schema, Split
 from equidp.gradients.losses import CrossEntropy
 from equidp.mechanism.algorithm import Algorithm
@@ -48,7 +48,9 @@ def algorithm_of(name: str) -> Algorithm:
 
 
 @cache
-def recipe(name: str, *, count: int = 60, batch_size: int = 60, epochs: int = 10, epsilon: float = 2.0) -> Recipe:
+def setup_of(
+    name: str, *, count: int = 60, batch_size: int = 60, epochs: int = 10, epsilon: float = 2.0
+) -> TrainingSetup:
     """An algorithm with its defaults, its noise solved for ε."""
     algorithm = algorithm_of(name)
     plan = Plan(records=count, batch_size=batch_size, epochs=epochs, groups=2, delta=1e-6, noise_multiplier=1.0)
@@ -57,7 +59,7 @@ def recipe(name: str, *, count: int = 60, batch_size: int = 60, epochs: int = 10
         plan = replace(plan, records=5000, batch_size=2500, epochs=5, delta=3e-5)
     if algorithm.private:
         plan = algorithm.calibrated(plan, epsilon)
-    return Recipe(
+    return TrainingSetup(
         build_model=linear,
         algorithm=algorithm,
         plan=plan,

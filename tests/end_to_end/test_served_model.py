@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,9 @@ from tests.data.sources.tiny import write_tiny
 from equidp.data.records import Records
 from equidp.data.sources import source
 from equidp.errors import EquidpError
+from equidp.hooks.served_model import ServedModel, as_read
 from equidp.models import build_model
-from equidp.pipelines.datasets import Weights, WeightsDataset
-from equidp.pipelines.served_model import ServedModel, _as_read
+from equidp.models.weights import Weights, save_weights
 from equidp.training import predict
 
 Served = tuple[partial[pd.DataFrame], Records, np.ndarray]
@@ -31,7 +32,7 @@ def serve(tmp_path: Path, name: str, model: str) -> Served:
     network = build_model(model, records.schema, seed=1)
     card = {"model": model, "options": {}, "schema": records.schema.to_dict(), "source": name}
     path = str(tmp_path / "model.safetensors")
-    WeightsDataset(filepath=path).save(Weights(dict(network.state_dict()), card | {"source_options": options}))
+    save_weights(Weights(dict(network.state_dict()), card | {"source_options": options}), Path(path))
     served = ServedModel()
     served.load_context(SimpleNamespace(artifacts={"weights": path}))
     return partial(served.predict, None), records, predict(network, records.features).numpy()
@@ -97,10 +98,10 @@ def test_a_missing_cell_is_no_category_whose_name_is_how_it_prints(tmp_path: Pat
     printed = ("None", "nan", "<NA>", "NaT")
     options = {"features": {"ward": {"kind": "categorical", "categories": list(printed)}}}
     dataset = source("csv", write_tiny("csv", tmp_path) | options)
-    assert dataset.encode(_as_read(pd.DataFrame({"ward": list(printed)}))).argmax(1).tolist() == [0, 1, 2, 3]
+    assert dataset.encode(as_read(pd.DataFrame({"ward": list(printed)}))).argmax(1).tolist() == [0, 1, 2, 3]
     for others in (["nan"], []):
         with pytest.raises(EquidpError, match="column 'ward': a category is missing"):
-            dataset.encode(_as_read(pd.DataFrame({"ward": [value, *others]})))
+            dataset.encode(as_read(pd.DataFrame({"ward": [value, *others]})))
 
 
 def test_a_missing_text_is_no_review_and_no_rows_are_no_scores(tmp_path: Path) -> None:
@@ -138,11 +139,23 @@ def test_a_model_is_loaded_where_its_word_vectors_are_not(tmp_path: Path) -> Non
     schema, options = source("imdb").schema, {"embedding": "vectors", "vectors": str(vectors), "dimension": 2}
     network = build_model("bilstm", schema, options=options, seed=1)
     card = {"model": "bilstm", "options": options, "schema": schema.to_dict(), "source": "imdb", "source_options": {}}
-    WeightsDataset(filepath=path).save(Weights(dict(network.state_dict()), card))
+    save_weights(Weights(dict(network.state_dict()), card), Path(path))
     vectors.unlink()
     served, rows = ServedModel(), pd.DataFrame({"text": ["a good film"]})
     served.load_context(SimpleNamespace(artifacts={"weights": path}))
     assert np.array_equal(served.predict(None, rows), predict(network, source("imdb").encode(rows)).numpy())
+
+
+def test_a_model_that_knows_a_list_of_words_is_served_where_the_list_is_not(tmp_path: Path) -> None:
+    path, options = str(tmp_path / "model.safetensors"), {"words": "words.txt", "vocabulary": 2, "length": 4}
+    schema = replace(source("imdb", options).schema, words=("good", "film"))
+    network = build_model("bilstm", schema, seed=1)
+    card = {"model": "bilstm", "options": {}, "schema": schema.to_dict(), "source": "imdb", "source_options": options}
+    save_weights(Weights(dict(network.state_dict()), card), Path(path))
+    served = ServedModel()
+    served.load_context(SimpleNamespace(artifacts={"weights": path}))
+    scores = served.predict(None, pd.DataFrame({"text": ["a good film"]}))
+    assert np.array_equal(scores, predict(network, torch.tensor([[0, 1, 2, 3]])).numpy())
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, nested
 
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError
+from equidp.hooks.guard import written_to
 
 
 def resolved(project, **params):
@@ -49,6 +50,22 @@ def test_every_preset_resolves(project):
         params = resolved(project, dataset=dataset)
         assert params["dataset"] == dataset
         assert params["data"]["source"] in SOURCES
+
+
+def test_a_papers_preset_has_its_values_and_a_misspelt_one_is_refused_with_the_nearest(project):
+    psasc = resolved(project, dataset="mnist_psasc")
+    assert (psasc["model"]["name"], psasc["dpsgd"]["options"]["clip_norm"]) == ("psasc_cnn", 0.3)
+    for name in ("psac", "psasc", "psasc_momentum"):
+        assert (psasc[name]["options"]["clip_norm"], psasc[name]["options"]["stability"]) == (0.3, 1e-4)
+    assert psasc["psasc_momentum"]["options"]["scale"] == 0.9
+    dpis = resolved(project, dataset="fashion_mnist_dpis")
+    assert (dpis["training"]["batch_size"], dpis["training"]["learning_rate"]) == (2048, 4.0)
+    assert dpis["dpis"]["options"]["first_phase_fraction"] == 1.0
+    assert resolved(project, dataset="cifar10_sa_relu")["model"]["options"] == {"activation": "relu"}
+    imdb = resolved(project, dataset="imdb_dpis", raw_dir="elsewhere")
+    assert imdb["model"]["options"]["vectors"] == "elsewhere/glove/glove.6B.100d.first30000.txt"
+    with pytest.raises(EquidpError, match=r"Unknown dataset 'mnist_psac'\. Did you mean 'mnist_psasc'"):
+        resolved(project, dataset="mnist_psac")
 
 
 @pytest.mark.parametrize("given", [{"privacy.epsilon": 3.0}, {"privacy.noise_multiplier": 1.5}])
@@ -124,8 +141,8 @@ def test_paths_follow_what_a_file_in_conf_local_chooses(project):
     with KedroSession.create(project_path=project, runtime_params={"seed": 4}) as session:
         catalog = session.load_context().catalog
         places = [
-            Path(catalog.get(name)._filepath).relative_to(project).as_posix()
-            for name in ("raw_folder", "records", "groups", "dpsgd.metrics", "audit_findings")
+            written_to(catalog, name).relative_to(project).as_posix()
+            for name in ("raw_folder", "records_cache", "groups", "dpsgd.metrics", "audit_findings")
         ]
     assert places == [
         "raw",
@@ -196,6 +213,9 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"data": {"keep": {8: 40}}}, r"data\.keep\.8=8: Input should be a valid string; put it in quotes\.$"),
         ({"data.keep.8": True}, r"data\.keep\.8=True: true and false are no numbers\.$"),
         ({"training.class_weights": "1+a"}, r"training.class_weights='a': .*valid number"),
+        ({"training.chekpoint_every": 3}, r"Unknown setting 'training\.chekpoint_every'.*'training\.checkpoint_every'"),
+        ({"training.checkpoint_every": 0}, r"training\.checkpoint_every=0: .*greater than or equal to 1"),
+        ({"checkpoint_every": 1}, r"Unknown setting 'checkpoint_every'\. Did you mean 'training\.checkpoint_every'\?$"),
         ({"trainin.epochs": 3}, r"Unknown setting 'trainin'. Did you mean 'training'\?"),
         ({"dpsgd.options.clip_nrom": 3}, r"Unknown setting of dpsgd.options 'clip_nrom'. Did you mean 'clip_norm'\?"),
         ({"dpsgd.clip_norm": 3}, r"Unknown setting 'dpsgd\.clip_norm'\. Did you mean 'dpsgd\.options\.clip_norm'\?"),
@@ -220,7 +240,7 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
         ({"training.learning_rate": 1e300}, r"training.learning_rate=1e\+300: .*less than or equal to"),
         ({"dpsgd.options.clip_norm": 1e38}, r"clip_norm=1e\+38 is not valid: .*less than or equal to"),
         ({"dpsgd_f.options.max_clip_norm": 1e12}, r"max_clip_norm must not be more than 1e12 times base_clip_norm"),
-        ({"privacy.trials": 10**30}, r"privacy.trials=10+: .*less than or equal to 1000000"),
+        ({"privacy.max_trials": 10**30}, r"privacy.max_trials=10+: .*less than or equal to 1000000"),
         ({"training.class_weights": [1e300]}, r"training.class_weights=1e\+300: .*less than or equal to"),
         ({"audit.gradient_canaries": 10**12}, r"audit.gradient_canaries=10+: .*less than or equal to 10000000"),
         ({"audit.input_canaries": 1}, r"audit: one canary tells nothing: give 0 to leave it out"),

@@ -1,15 +1,21 @@
 """What evaluation says in the terminal."""
 
 import logging
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from equidp.data.records import Records, Schema
+from equidp.parameters import DataSettings, Settings
 from equidp.pipelines.evaluation.nodes import cost_against_baseline, evaluate_groups
 
 LABELS = (0, 0, 0, 1)
+
+SETTINGS = cast(Settings, SimpleNamespace(data=DataSettings()))
+"""Those that evaluation reads."""
 
 
 def said(caplog: pytest.LogCaptureFixture, algorithm: str, given: tuple[int, ...], labels: tuple[int, ...]) -> str:
@@ -18,7 +24,7 @@ def said(caplog: pytest.LogCaptureFixture, algorithm: str, given: tuple[int, ...
     of_class = torch.tensor(labels)
     test = Records(features=torch.zeros(len(labels), 1), labels=of_class, groups={"class": of_class}, schema=schema)
     with caplog.at_level(logging.WARNING):
-        evaluate_groups(np.eye(2, dtype=np.float32)[list(given)], test, {}, algorithm=algorithm)
+        evaluate_groups(np.eye(2, dtype=np.float32)[list(given)], test, SETTINGS, algorithm=algorithm)
     return caplog.text
 
 
@@ -45,8 +51,8 @@ def test_a_baseline_that_is_outdone_is_no_measure_of_the_cost(caplog):
 
     def told(private: np.ndarray, baseline: np.ndarray) -> str:
         caplog.clear()
-        both = [evaluate_groups(scores, test, {}, algorithm="dpsgd") for scores in (private, baseline)]
-        cost_against_baseline(*both, private, baseline, test, {})
+        both = [evaluate_groups(scores, test, SETTINGS, algorithm="dpsgd") for scores in (private, baseline)]
+        cost_against_baseline(*both, private, baseline, test, SETTINGS)
         return caplog.text
 
     assert "more accurate than its non-private baseline, by more than chance" in told(good, poor)
@@ -63,8 +69,10 @@ def test_several_records_of_one_unit_widen_the_intervals():
         test = Records(torch.zeros(80, 1), labels, {"class": labels}, schema, unit=unit)
         right = np.eye(2, dtype=np.float32)[labels]
         wrong_for_some = np.where(np.arange(80)[:, None] < 20, right[:, ::-1], right)
-        ours, before = (evaluate_groups(scores, test, {}, algorithm="dpsgd") for scores in (wrong_for_some, right))
-        cost = cost_against_baseline(ours, before, wrong_for_some, right, test, {})["cost_of_privacy"]
+        ours, before = (
+            evaluate_groups(scores, test, SETTINGS, algorithm="dpsgd") for scores in (wrong_for_some, right)
+        )
+        cost = cost_against_baseline(ours, before, wrong_for_some, right, test, SETTINGS)["cost_of_privacy"]
         return [high - low for low, high in (ours["intervals"]["overall"], cost["intervals"]["overall"])]
 
     single = widths(None)

@@ -24,13 +24,13 @@ def test_it_counts_steps_that_were_charged_again(tmp_path: Path, power_cut: Any)
     parts = split(Records(features=features, labels=labels, groups={"class": labels}, schema=schema), seed=0)
     algorithm = algorithm_settings("dpsgd").build()
     privacy = PrivacySettings(noise_multiplier=1.0, secure=True)
-    training = TrainingSettings(epochs=4, batch_size=50, checkpoint_every=1, device="cpu")
+    training = TrainingSettings(epochs=4, batch_size=50, device="cpu")
     plan = plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=training)
 
     def run(*, resume: bool):
         return train_model(
             algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
-            training=training, seed=0, workplace=tmp_path, resume=resume, progress=False,
+            training=training, seed=0, workplace=tmp_path, resume=resume, checkpoint_every=1, progress=False,
         )  # fmt: skip
 
     with power_cut(after=20):

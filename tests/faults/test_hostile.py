@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 from kedro.io import DatasetError
 from tests.data.sources.tiny import WRITERS, write_tiny
 
+import equidp
 from equidp import parameters
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records
 from equidp.data.sources import source
 from equidp.errors import EquidpError
-from equidp.hooks import refusal_in
+from equidp.hooks.guard import refusal_in
 from equidp.models import MODELS, model_options
-from equidp.pipelines.datasets import Weights
+from equidp.models.weights import Weights
 from equidp.pipelines.training.baseline import trained_once
 
-SOURCE_ROOT = Path(parameters.__file__).parent
+SOURCE_ROOT = Path(equidp.__file__).parent
 
 # ------------------------------------------------------------------------------------------------------------ settings
 
@@ -45,8 +46,8 @@ NAMES = st.sampled_from(
 
 
 def _fields() -> Iterator[tuple[str, str]]:
-    for name, kind in parameters.SECTIONS.items():
-        yield from ((name, field) for field in kind.model_fields)
+    for name, kinds in parameters.SECTIONS.items():
+        yield from ((name, field) for kind in kinds for field in kind.model_fields)
 
 
 def _refuses_in_a_sentence(call: Callable[[], object]) -> None:

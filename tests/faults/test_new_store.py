@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from equidp.pipelines import tracking
+from equidp.hooks import store
 
 EXPERIMENT = {"name": "equidp", "create_experiment_kwargs": {"artifact_location": "file:///there", "tags": {"a": "b"}}}
 
 
 def made(folder: Path) -> str:
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    tracking.make_store(uri, EXPERIMENT)
+    store.make_store(uri, EXPERIMENT)
     return uri
 
 
@@ -39,20 +39,20 @@ def test_one_stopped_half_way_leaves_nothing(tmp_path, monkeypatch):
         assert not (tmp_path / "mlflow.db").exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tracking.SqlAlchemyStore, "create_experiment", stopped)
+    monkeypatch.setattr(store.SqlAlchemyStore, "create_experiment", stopped)
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_that_another_run_has_made_meanwhile_stays(tmp_path, monkeypatch):
-    create = tracking.SqlAlchemyStore.create_experiment
+    create = store.SqlAlchemyStore.create_experiment
 
     def overtaken(*given):
         (tmp_path / "mlflow.db").write_bytes(b"the other run's")
         return create(*given)
 
-    monkeypatch.setattr(tracking.SqlAlchemyStore, "create_experiment", overtaken)
+    monkeypatch.setattr(store.SqlAlchemyStore, "create_experiment", overtaken)
     made(tmp_path)
     assert (tmp_path / "mlflow.db").read_bytes() == b"the other run's"
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
@@ -61,5 +61,5 @@ def test_one_that_another_run_has_made_meanwhile_stays(tmp_path, monkeypatch):
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "postgresql://host/name", "sqlite://", "file:///runs"])
 def test_other_stores_are_nobodys_to_make(tmp_path, monkeypatch, uri):
     monkeypatch.chdir(tmp_path)
-    tracking.make_store(uri, EXPERIMENT)
+    store.make_store(uri, EXPERIMENT)
     assert list(tmp_path.iterdir()) == []

@@ -20,12 +20,14 @@ from tests.algorithms import test_contract as contract
 from tests.algorithms.conftest import Laboratory, Scripted, cross_entropy, make_records, zero_loss
 from torch import Tensor
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.algorithms import ALGORITHMS
 from equidp.algorithms.auto_dpsgd import OwnThreshold
 from equidp.algorithms.dpis import ImportanceSampler
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Draw, FlatClip, PoissonSampler, PoissonSampling, Public, Run, Sampling, sensitivity
+from equidp.mechanism.parts import Draw, FlatClip, PoissonSampler, Public, Run, Sampling, sensitivity
+from equidp.mechanism.parts.sampler import PoissonSampling
 from equidp.mechanism.trainer import Trainer
 
 # ----------------------------------------------------------------------------------------------------- two more checks

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tests.gradients.test_recording import Again
 
-from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema, Split
 from equidp.errors import EquidpError
@@ -42,14 +43,17 @@ def live(
     resume: bool,
     secure: bool = False,
     grouping: str = "class",
+    checkpoint_every: int | None = None,
+    **changes: Any,
 ) -> Trained:
     algorithm = algorithm_settings(name, options).build()
     privacy = PrivacySettings(noise_multiplier=1.0, unit="unit", secure=secure)
-    training = TrainingSettings(epochs=3, batch_size=10, device="cpu")
+    training = TrainingSettings(**{"epochs": 3, "batch_size": 10, "device": "cpu"} | changes)
     plan = plan_run(algorithm, units=60, groups=2, privacy=privacy, training=training)
     return train_model(
         algorithm, plan, parts, grouping=grouping, model=ModelSettings(name="logistic"), privacy=privacy,
-        training=training, seed=0, options=options, workplace=folder, resume=resume, progress=False,
+        training=training, seed=0, options=options, workplace=folder, resume=resume,
+        checkpoint_every=checkpoint_every, progress=False,
     )  # fmt: skip
 
 
@@ -71,6 +75,52 @@ def test_options_that_no_part_holds(
     with pytest.raises(EquidpError, match=told):
         live(tmp_path, name, after, PARTS, resume=True)
     assert live(tmp_path, name, before, PARTS, resume=True).privacy["epsilon"] is not None
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 5), (1, None), (None, 1)])
+def test_a_resumed_run_may_save_its_checkpoints_at_other_epochs(
+    tmp_path: Path, power_cut: Any, before: int | None, after: int | None
+) -> None:
+    whole = live(tmp_path / "whole", "dpsgd", {}, PARTS, resume=False)
+    with power_cut(after=8):
+        live(tmp_path / "cut", "dpsgd", {}, PARTS, resume=False, checkpoint_every=before)
+    cut = live(tmp_path / "cut", "dpsgd", {}, PARTS, resume=True, checkpoint_every=after)
+    assert all(cut.weights[name].equal(weights) for name, weights in whole.weights.items())
+    assert cut.privacy == whole.privacy
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"epochs": 4},
+        {"batch_size": 12},
+        {"learning_rate": 0.2},
+        {"optimizer": "adam"},
+        {"device": "auto"},
+        {"physical_batch_size": 4},
+        {"precision": "bf16"},
+        {"diagnostics": True},
+        {"class_weights": (1, 2)},
+    ],
+)
+def test_a_resumed_run_may_change_nothing_that_a_digit_of_a_release_depends_on(
+    tmp_path: Path, power_cut: Any, changed: dict[str, Any]
+) -> None:
+    with power_cut(after=5):
+        live(tmp_path, "dpsgd", {}, PARTS, resume=False)
+    (name,) = changed
+    with pytest.raises(EquidpError, match=rf"training\.{name} was"):
+        live(tmp_path, "dpsgd", {}, PARTS, resume=True, **changed)
+
+
+def test_smaller_chunks_change_the_last_digits(tmp_path: Path) -> None:
+    """This is why a resumed run may not have others: the same noise on both sums would cancel."""
+    whole, chunks = (
+        live(tmp_path, "dpsgd", {}, PARTS, resume=False, batch_size=50, physical_batch_size=size).weights
+        for size in (None, 3)
+    )
+    differences = torch.cat([(chunks[name] - weights).flatten() for name, weights in whole.items()]).abs()
+    assert 0 < differences.max() < 1e-5
 
 
 def test_a_file_that_the_model_starts_from(tmp_path: Path, power_cut: Any) -> None:
@@ -188,7 +238,7 @@ def test_a_run_that_may_stop_early_pays_for_the_crash_beyond_its_cap(
     assert resumed["epsilon"] == epsilon([dataclasses.replace(cap, count=cap.count + charged)], 1e-5).value
     assert resumed["epsilon"] > whole["epsilon"] == epsilon([cap], 1e-5).value
     for told in (resumed, whole):  # what the report tells a reader to do
-        assert epsilon([Event.from_dict(event) for event in told["capped_ledger"]], 1e-5).value == told["epsilon"]
+        assert epsilon([Event.from_dict(event) for event in told["charged"]], 1e-5).value == told["epsilon"]
 
 
 def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
-from equidp import hooks
 from equidp.errors import EquidpError
-from equidp.pipelines import tracking
+from equidp.hooks import print as prints
+from equidp.hooks import runs, store
 from equidp.pipelines.training import nodes
 
 FILES = {"metrics.json", "privacy.json", "history.parquet", "report.html"}
@@ -47,7 +47,7 @@ def lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lock]:
     def impatient(connection, cursor, statement, parameters, context, many):
         return statement.replace("busy_timeout = 20000", "busy_timeout = 100"), parameters
 
-    monkeypatch.setattr(tracking, "PATIENCE", 0.1)
+    monkeypatch.setattr(store, "LOCK_SECONDS", 0.1)
     event.listen(Engine, "before_cursor_execute", impatient, retval=True)
     held = Lock(project)
     yield held
@@ -58,13 +58,13 @@ def lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lock]:
 @pytest.fixture
 def locked_in_training(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> Lock:
     """Taken when the first epoch is about to be logged."""
-    log_epoch = tracking.log_epoch
+    log_epoch = runs.log_epoch
 
     def take_and_log(*row):
         lock.take()
         log_epoch(*row)
 
-    monkeypatch.setattr(tracking, "log_epoch", take_and_log)
+    monkeypatch.setattr(runs, "log_epoch", take_and_log)
     return lock
 
 
@@ -87,7 +87,7 @@ def test_a_read_only_store_is_refused_before_anything_runs(project, monkeypatch)
     connect = sqlite3.connect  # root may write to any file: here it may not
     monkeypatch.setattr(sqlite3, "connect", lambda path, **how: connect(f"file:{path}?mode=ro", uri=True, **how))
     with pytest.raises(EquidpError, match=r"mlflow\.db cannot be written to \(attempt to write a readonly database\)"):
-        tracking.check_store(f"sqlite:///{project / 'mlflow.db'}")
+        store.check_store(f"sqlite:///{project / 'mlflow.db'}")
 
 
 def test_a_folder_without_room_for_a_store_is_refused_at_once(project, monkeypatch):
@@ -96,7 +96,7 @@ def test_a_folder_without_room_for_a_store_is_refused_at_once(project, monkeypat
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(EquidpError, match=r"Cannot write .*other\.db: writing there is not .* MLFLOW_TRACKING_URI"):
-        tracking.check_store(f"sqlite:///{project / 'other.db'}")
+        store.check_store(f"sqlite:///{project / 'other.db'}")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
@@ -111,8 +111,8 @@ def test_a_full_disk_leaves_a_sentence_and_no_half_file(project):
 
 
 def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, monkeypatch, caplog):
-    printed = hooks._print_results
-    monkeypatch.setattr(hooks, "_print_results", lambda *given: (locked_in_training.give_back(), printed(*given)))
+    printed = prints.print_results
+    monkeypatch.setattr(prints, "print_results", lambda *given: (locked_in_training.give_back(), printed(*given)))
     logging.getLogger("equidp").propagate = True
     with caplog.at_level(logging.WARNING, "equidp"):
         kedro_run(project, "dpsgd", **QUICK)
@@ -165,9 +165,9 @@ def test_settings_of_one_slug_are_all_kept(monkeypatch):
     """Names in other scripts: MLflow refuses a second value for one name, and with it all the others."""
     kept = {}
     monkeypatch.setattr(
-        tracking, "_write", lambda algorithm, *, params: kept.update({entry.key: entry.value for entry in params})
+        runs, "write", lambda algorithm, *, params: kept.update({entry.key: entry.value for entry in params})
     )
-    tracking.log_params("dpsgd", {"性別": 1, "年齢": 2, "age [y]": 3, "age (y)": 4})
+    runs.log_params("dpsgd", {"性別": 1, "年齢": 2, "age [y]": 3, "age (y)": 4})
     assert sorted(kept.values()) == ["1", "2", "3", "4"]
 
 
@@ -175,8 +175,8 @@ def test_settings_of_one_slug_are_all_kept(monkeypatch):
 def test_whatever_a_column_is_called_its_settings_are_kept(monkeypatch, column):
     """MLflow takes names for paths, of 250 letters at most; by one that it refuses the whole run would be lost."""
     kept = []
-    monkeypatch.setattr(tracking, "_write", lambda algorithm, *, params: kept.extend(params))
-    tracking.log_params("dpsgd", {f"data.options.features.{column}.{n}": n for n in ("kind", "categories")})
+    monkeypatch.setattr(runs, "write", lambda algorithm, *, params: kept.extend(params))
+    runs.log_params("dpsgd", {f"data.options.features.{column}.{n}": n for n in ("kind", "categories")})
     assert len({entry.key for entry in kept}) == 2
     for entry in kept:
         _validate_param(entry.key, entry.value)

@@ -6,7 +6,7 @@ import pytest
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
 
 from equidp.errors import EquidpError
-from equidp.hooks import LOCK
+from equidp.hooks.guard import LOCK
 from equidp.pipelines.training import nodes
 from equidp.system.files import locked
 
@@ -38,7 +38,7 @@ def test_a_run_is_at_work_until_its_results_are_logged(project, monkeypatch, fai
 
     seen, score = [], nodes.score_test
     monkeypatch.setattr(nodes, "score_test", scored)
-    monkeypatch.setattr("equidp.hooks.forget", lambda workplace: seen.append(free()))
+    monkeypatch.setattr("equidp.training.forget", lambda workplace: seen.append(free()))
     if fails:
         with pytest.raises(RuntimeError, match="in the middle"):
             kedro_run(project, "sgd", **QUICK)

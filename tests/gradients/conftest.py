@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equidp.gradients import terms
-from equidp.gradients.compiled import openmp, registers_here
+from equidp.gradients import compiled
+from equidp.gradients.compiled.code import openmp, registers_here
 
 
 def _materialise(model: nn.Module, features: Tensor, labels: Tensor, loss: Callable[..., Tensor]) -> Tensor:
@@ -32,6 +32,6 @@ def materialise() -> Callable[..., Tensor]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over positions by compiled code, where this machine has any, and by torch's operations."""
     if request.param == "by torch":
-        monkeypatch.setattr(terms, "compiled", lambda *_: None)
+        monkeypatch.setattr(compiled, "gradients_of", lambda *_: None)
     elif openmp() is None or registers_here() is None:
         pytest.skip("no compiled code on this machine")

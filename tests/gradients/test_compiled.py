@@ -14,20 +14,11 @@ from tests.gradients.test_windows import KERNELS, unfolded
 from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.gradients import compiled as module
-from equidp.gradients import terms
-from equidp.gradients.compiled import (
-    Code,
-    CompiledGradients,
-    Operands,
-    Registers,
-    code_for,
-    compiled,
-    openmp,
-    registers_here,
-    tiles,
-)
-from equidp.gradients.terms import Products
+from equidp.gradients import compiled
+from equidp.gradients.compiled import CompiledGradients, code
+from equidp.gradients.compiled.code import Code, Operands, code_for, openmp, registers_here
+from equidp.gradients.compiled.writer import Registers, tiles
+from equidp.gradients.products import Products
 from equidp.gradients.windows import Kernel
 
 if openmp() is None or registers_here() is None:
@@ -63,7 +54,7 @@ def rows(images: list[Tensor]) -> list[Tensor]:
 
 
 def gradients_of(kernel: Kernel, images: list[Tensor], backprops: list[Tensor]) -> CompiledGradients:
-    found = compiled(kernel, rows(images), rows(backprops))
+    found = compiled.gradients_of(kernel, rows(images), rows(backprops))
     assert found is not None
     return found
 
@@ -71,14 +62,14 @@ def gradients_of(kernel: Kernel, images: list[Tensor], backprops: list[Tensor]) 
 @pytest.mark.parametrize("registers", [Registers(16, 8), Registers(8, 6), Registers(4, 8)], ids=str)
 @pytest.mark.parametrize("kernel", SHAPES, ids=str)
 def test_every_geometry_equals_unfolding_whatever_the_vectors(kernel, registers) -> None:
-    code = Code(kernel, registers, openmp() or {})
+    made = Code(kernel, registers, openmp() or {})
     for calls in (1, 2):
-        equals_unfolding(code, kernel, calls)
+        equals_unfolding(made, kernel, calls)
 
 
-def equals_unfolding(code: Code, kernel: Kernel, calls: int) -> None:
+def equals_unfolding(made: Code, kernel: Kernel, calls: int) -> None:
     images, backprops = batch(kernel, calls=calls)
-    found = CompiledGradients(code, rows(images), rows(backprops))
+    found = CompiledGradients(made, rows(images), rows(backprops))
     expected = sum(unfolded(kernel, x.double(), b.double()) for x, b in zip(images, backprops, strict=True))
     torch.testing.assert_close(found.as_weight(found.gradients(2, 6)).double(), expected[2:6], rtol=1e-5, atol=1e-4)
     kept = torch.full((7, kernel.fan_in * kernel.channels[1]), math.nan)
@@ -118,12 +109,12 @@ def test_a_record_is_rounded_alike_wherever_it_stands_and_however_many_threads_t
 
 LOADED = """
 import torch
-from equidp.gradients.compiled import compiled
+from equidp.gradients.compiled import gradients_of
 from equidp.gradients.windows import Kernel
 
 torch.manual_seed(0)
 torch.set_num_threads(3)
-found = compiled(Kernel((1, 1), (1, 1), (1, 1), (2, 5)), [torch.randn(10, 1, 50, 2)], [torch.randn(10, 1, 50, 5)])
+found = gradients_of(Kernel((1, 1), (1, 1), (1, 1), (2, 5)), [torch.randn(10, 1, 50, 2)], [torch.randn(10, 1, 50, 5)])
 print(found.weighted_sum(torch.rand(10)).tolist(), found.squared_norms()[0].tolist())
 """
 
@@ -186,8 +177,8 @@ def test_what_does_not_belong_together_is_refused_before_the_code_reads_it(spoil
 @pytest.mark.parametrize("other", [torch.float64, torch.bfloat16])
 def test_other_numbers_are_left_to_torch(other) -> None:
     images, backprops = batch(SHAPES[0])
-    assert compiled(SHAPES[0], rows(images), [b.to(other) for b in rows(backprops)]) is None
-    assert compiled(SHAPES[0], [x.to("meta") for x in rows(images)], rows(backprops)) is None
+    assert compiled.gradients_of(SHAPES[0], rows(images), [b.to(other) for b in rows(backprops)]) is None
+    assert compiled.gradients_of(SHAPES[0], [x.to("meta") for x in rows(images)], rows(backprops)) is None
 
 
 @pytest.mark.parametrize(
@@ -195,7 +186,7 @@ def test_other_numbers_are_left_to_torch(other) -> None:
 )
 def test_numbers_that_are_not_in_memory_as_they_count_are_left_to_torch(left_out) -> None:
     images, backprops = map(rows, batch(SHAPES[0]))
-    assert compiled(SHAPES[0], images, [left_out(b) for b in backprops]) is None
+    assert compiled.gradients_of(SHAPES[0], images, [left_out(b) for b in backprops]) is None
 
 
 @pytest.mark.parametrize("shape", [(6, 0, 3, 4), (6, 200, 0, 4), (6, 200, 3, 0), (0, 200, 3, 4)], ids=str)
@@ -211,7 +202,7 @@ def test_nothing_at_all_is_no_place_to_read_from(shape) -> None:
 
 
 def test_nothing_is_compiled_for_norms_from_gram_matrices(monkeypatch) -> None:
-    monkeypatch.setattr(terms, "compiled", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(compiled, "gradients_of", lambda *_: pytest.fail("compiled"))
     term = Products([torch.randn(6, 5, 40)], [torch.randn(6, 5, 30)])
     assert term.squared_norms().shape == (6,)
     assert term.weighted_sum(torch.ones(6), None).shape == (1200,)
@@ -268,12 +259,12 @@ def test_room_that_is_not_its_own_is_refused_before_the_code_writes(wanted) -> N
 @pytest.mark.parametrize("lacking", ["openmp", "registers_here"])
 def test_so_is_everything_on_another_machine(lacking, monkeypatch) -> None:
     kernel = Kernel((2, 3), (1, 1), (1, 1), (2, 7))
-    monkeypatch.setattr(module, lacking, lambda: None)
+    monkeypatch.setattr(code, lacking, lambda: None)
     if lacking == "openmp":  # where llvmlite is not installed either
         monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
         registers_here.cache_clear()
     code_for.cache_clear()
-    assert compiled(kernel, *map(rows, batch(kernel))) is None
+    assert compiled.gradients_of(kernel, *map(rows, batch(kernel))) is None
     code_for.cache_clear()
 
 
@@ -285,8 +276,8 @@ def test_an_environment_without_the_compiler_is_told_what_to_do(monkeypatch) -> 
 
 @pytest.mark.parametrize(("system", "processor"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")])
 def test_only_linux_on_x86_has_the_threads(system, processor, monkeypatch) -> None:
-    monkeypatch.setattr(module.sys, "platform", system)
-    monkeypatch.setattr(module.platform, "machine", lambda: processor)
+    monkeypatch.setattr(code.sys, "platform", system)
+    monkeypatch.setattr(code.platform, "machine", lambda: processor)
     assert openmp.__wrapped__() is None
 
 

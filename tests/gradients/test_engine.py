@@ -14,7 +14,12 @@ from tests.models.conftest import SCHEMAS, batch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients import bookkeeping, layers
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.layers import Page
+from equidp.gradients.products import Outer
+from equidp.gradients.terms import Term
+from equidp.gradients.units import UnitSums
 from equidp.mechanism.noise import SeededRandom
 from equidp.models import build_model
 
@@ -189,7 +194,7 @@ def test_frozen_parameters_take_no_part(frozen, check) -> None:
 def test_a_frozen_backbone_costs_no_books(check) -> None:
     model, features = cnn()
     model[0].requires_grad_(False)
-    assert [site.name for site in check(model, features).sites] == ["3", "6"]
+    assert [site.name for site in check(model, features).passes.sites] == ["3", "6"]
 
 
 def test_a_layer_without_a_rule_goes_through_torch_func_and_is_named(check) -> None:
@@ -246,10 +251,10 @@ def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
 def test_nor_does_one_in_a_table_whose_backprops_are_not_finite(places: int) -> None:
     engine = GradientEngine(nn.Embedding(5, 4), signed)
     ids, signs, weights = torch.randint(0, 5, (4, places)), torch.randn(4, places, 4), torch.tensor([1, 0, 0.5, 2])
-    engine.unprobed_norms(ids, signs)
+    engine.passes.norms(ids, signs)
     expected = engine.weighted_sum(weights)
     signs[1] = torch.inf
-    assert engine.unprobed_norms(ids, signs).isfinite().tolist() == [True, False, True, True]
+    assert engine.passes.norms(ids, signs).isfinite().tolist() == [True, False, True, True]
     assert torch.equal(engine.weighted_sum(weights), expected)
 
 
@@ -289,7 +294,7 @@ def test_no_norm_is_lost_in_squares_that_float32_does_not_hold(family, features_
     """
     model, features = family()
     engine = GradientEngine(model, lambda outputs, labels: loss_by * outputs.sum(1))
-    norms = engine.unprobed_norms(features_by * features, torch.zeros(5, dtype=torch.int64))
+    norms = engine.passes.norms(features_by * features, torch.zeros(5, dtype=torch.int64))
     assert not (norms == 0).any()
     for record in norms.isfinite().nonzero():
         weights = torch.zeros(5).index_fill(0, record, float(1 / norms[record]))
@@ -393,7 +398,7 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
     """All of its inputs alike and half of its backprops negative: a norm of 0, and 10⁴ times that beneath it."""
     torch.manual_seed(0)
     engine = GradientEngine(layer().requires_grad_(True), signed)
-    engine._workspace.keep_floats = 0
+    engine.passes.workspace.keep_floats = 0
     outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
     places = 0 if len(shape) == 2 else 2
     signs = torch.ones(outputs).index_fill(places, torch.arange(outputs[places] // 2), -1.0)
@@ -403,7 +408,7 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
     owners = None if copies == 1 else torch.arange(15 + copies).clamp(max=15)
 
     def total(features: Tensor, labels: Tensor, owners: Tensor | None) -> Tensor:
-        norms = engine.unprobed_norms(features, labels, owners=owners)
+        norms = engine.passes.norms(features, labels, owners=owners)
         return engine.weighted_sum(1 / (norms + 0.01))  # AUTO-S, whose bound is 1
 
     before = total(others, labels, None if owners is None else torch.arange(15))
@@ -428,7 +433,7 @@ def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, cop
     """To a thousandth or two, where rounding is a part of the norm: float32 sums of other steps differ by up to 1 %."""
     torch.manual_seed(0)
     engine = GradientEngine(layer().requires_grad_(True), signed)
-    engine._workspace.keep_floats = 0
+    engine.passes.workspace.keep_floats = 0
     outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
     others, labels = torch.randn(7, *shape), torch.randn(7, *outputs)
     owners = None if copies == 1 else torch.arange(7 + copies).clamp(max=7)
@@ -436,7 +441,7 @@ def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, cop
     places = across.numel() if copies < 2000 else copies
 
     def total(features: Tensor, labels: Tensor, owners: Tensor | None) -> Tensor:
-        norms = engine.unprobed_norms(features, labels, owners=owners)
+        norms = engine.passes.norms(features, labels, owners=owners)
         return engine.weighted_sum(1 / (norms + 0.01)).double()
 
     before = total(others, labels, None if owners is None else torch.arange(7))
@@ -475,7 +480,7 @@ def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> No
 
     def found(first: int) -> tuple[Tensor, Tensor]:
         rows = slice(first * unit, None)
-        norms = engine.unprobed_norms(
+        norms = engine.passes.norms(
             features[rows], signs[rows], owners=None if owners is None else owners[rows] - first
         )
         weights = torch.cat([torch.zeros(3 - first), torch.linspace(1, 2, 5)])
@@ -489,7 +494,7 @@ def test_who_joins_does_not_round_the_others_otherwise(layer, shape, unit) -> No
 
 def _excess(engine: GradientEngine, features: Tensor, signs: Tensor) -> float:
     """By how much of Δ one record alone moves the sum too far."""
-    norms = engine.unprobed_norms(features, signs)
+    norms = engine.passes.norms(features, signs)
     return float(engine.weighted_sum(1 / (norms + 0.01)).double().norm() - norms / (norms + 0.01))
 
 
@@ -518,7 +523,7 @@ def test_a_table_whose_gradient_cancels_has_a_norm_that_rounding_cannot_reach(pl
     """By Gram matrices, and beyond a hundred places by the gradient itself."""
     engine = GradientEngine(nn.Embedding(4, 8), signed)
     signs = ((-1.0) ** torch.arange(places)).view(1, places, 1).expand(1, places, 8)
-    norms = engine.unprobed_norms(torch.zeros(1, places, dtype=torch.int64), signs)
+    norms = engine.passes.norms(torch.zeros(1, places, dtype=torch.int64), signs)
     assert float(norms) == pytest.approx(1e-3 * places * 8**0.5, rel=0.01)
 
 
@@ -528,7 +533,7 @@ def test_windows_that_overlap_cancel_from_all_that_they_see(entry: float, backpr
     engine = GradientEngine(nn.Conv2d(4, 4, 3, bias=False), signed)
     signs = torch.full((1, 4, 8, 8), backprop)
     signs[:, :, :4] *= -1
-    norms = engine.unprobed_norms(torch.full((1, 4, 10, 10), entry), signs)
+    norms = engine.passes.norms(torch.full((1, 4, 10, 10), entry), signs)
     least = 1e-3 * (9 * 400 * 256) ** 0.5 * entry * backprop
     assert float(norms) >= 0.99 * least
     assert entry != 1 or float(norms) < 1.01 * least
@@ -545,7 +550,7 @@ def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
 def test_and_have_the_least_norm_of_what_all_of_them_add() -> None:
     engine = GradientEngine(Halves(), signed)
     signs = torch.tensor([1.0, -1.0]).view(1, 2, 1).expand(1, 2, 8)  # each layer's gradient has a norm of 8
-    assert float(engine.unprobed_norms(torch.ones(1, 2, 8), signs)) == pytest.approx(1e-3 * 16, rel=0.01)
+    assert float(engine.passes.norms(torch.ones(1, 2, 8), signs)) == pytest.approx(1e-3 * 16, rel=0.01)
 
 
 def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch) -> None:
@@ -559,8 +564,8 @@ def test_the_number_of_records_does_not_choose_how_norms_are_formed(monkeypatch)
     norms = []
     for records in (5, 6):
         engine = GradientEngine(copy.deepcopy(model), cross_entropy)
-        engine._workspace.keep_floats = 5 * layer.weight.numel()
-        norms.append(engine.unprobed_norms(images[:records], labels[:records])[:5].clone())
+        engine.passes.workspace.keep_floats = 5 * layer.weight.numel()
+        norms.append(engine.passes.norms(images[:records], labels[:records])[:5].clone())
     torch.testing.assert_close(*norms, rtol=1e-6, atol=0)
 
 
@@ -579,15 +584,15 @@ def test_nor_in_a_layer_that_sees_a_sequence(words: int) -> None:
     found = []
     for records in (1, 4, 200):
         engine, features, labels = cancelling_words(records, words)
-        found.append(engine.unprobed_norms(features, labels)[:1].clone())
+        found.append(engine.passes.norms(features, labels)[:1].clone())
     torch.testing.assert_close(torch.cat(found), found[0].expand(3), rtol=1e-6, atol=0)
 
 
 def test_nor_does_whether_another_unit_has_several_records() -> None:
     """A unit of one record has a gradient of its own: were it taken for a record wherever all are, it would tell."""
     engine, features, labels = cancelling_words(4, words=4)
-    alone = engine.unprobed_norms(features[:2], labels[:2], owners=torch.tensor([0, 1])).clone()
-    beside = engine.unprobed_norms(features, labels, owners=torch.tensor([0, 1, 2, 2]))
+    alone = engine.passes.norms(features[:2], labels[:2], owners=torch.tensor([0, 1])).clone()
+    beside = engine.passes.norms(features, labels, owners=torch.tensor([0, 1, 2, 2]))
     torch.testing.assert_close(beside[:2], alone, rtol=1e-6, atol=0)
 
 
@@ -666,7 +671,7 @@ def test_a_twin_knows_nothing_of_the_last_batch() -> None:
     engine = GradientEngine(model, cross_entropy)
     engine.norms(features, torch.zeros(5, dtype=torch.int64))
     with pytest.raises(EquidpError, match="call norms first"):
-        engine.twin().weighted_sum(torch.ones(5))
+        engine.passes.twin().weighted_sum(torch.ones(5))
 
 
 def test_nor_does_it_write_over_what_its_original_keeps() -> None:
@@ -674,7 +679,7 @@ def test_nor_does_it_write_over_what_its_original_keeps() -> None:
     engine, labels, weights = GradientEngine(model, cross_entropy), torch.arange(5) % 3, torch.rand(5)
     engine.norms(features, labels)
     expected = engine.weighted_sum(weights)
-    engine.twin().norms(torch.randn_like(features), labels)
+    engine.passes.twin().norms(torch.randn_like(features), labels)
     assert torch.equal(engine.weighted_sum(weights), expected)
 
 
@@ -853,6 +858,77 @@ class Borrowed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.first(x)) @ self.first.weight)
+
+
+def planted(squares_by: Callable[[Tensor], Tensor]) -> Callable[[Page], dict[str, Term]]:
+    """The rule of a linear layer whose sums are right and whose squared norms are so many times what they should be."""
+
+    class Planted(Outer):
+        def squared_norms(self) -> Tensor:
+            return super().squared_norms() * squares_by(self.inputs)
+
+    def rule(page: Page) -> dict[str, Term]:
+        terms = layers.linear(page)
+        right = terms["weight"]
+        assert isinstance(right, Outer)
+        return terms | {"weight": Planted(right.inputs, right.backprops)}
+
+    return rule
+
+
+@pytest.mark.parametrize("by", [0.0, 0.5, 0.98, 1.02, 2.0, 100.0])
+@pytest.mark.parametrize("which", ["both records", "the second record"])
+def test_a_rule_whose_norms_are_wrong_and_whose_sums_are_right_is_refused(by: float, which: str, monkeypatch) -> None:
+    features, labels = torch.randn(4, 6), torch.arange(4) % 3
+    features[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+
+    def squares_by(inputs: Tensor) -> Tensor:
+        return torch.where((inputs[:, 0] < 0) | (which == "both records"), by, 1.0)
+
+    monkeypatch.setitem(layers.RULES, nn.Linear, planted(squares_by))
+    engine = GradientEngine(nn.Linear(6, 3, bias=False), cross_entropy)
+    for _ in range(2):
+        with pytest.raises(EquidpError, match=r"norms of records' gradients are not those of autograd"):
+            engine.norms(features, labels)
+    monkeypatch.setitem(layers.RULES, nn.Linear, planted(lambda inputs: torch.ones(len(inputs))))
+    assert GradientEngine(nn.Linear(6, 3, bias=False), cross_entropy).norms(features, labels).isfinite().all()
+
+
+@pytest.mark.parametrize("by", [0.5, 2.0])
+def test_norms_that_are_wrong_for_units_of_several_records_alone_are_refused(by: float, monkeypatch) -> None:
+    class Planted(UnitSums):
+        def squared_norms(self) -> Tensor:
+            counts = self._units.counts
+            return super().squared_norms() * torch.where(counts > 1, by, 1.0)
+
+    monkeypatch.setattr(bookkeeping, "UnitSums", Planted)
+    engine = GradientEngine(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), cross_entropy)
+    with pytest.raises(EquidpError, match=r"norms of units' gradients are not those of autograd"):
+        engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.Linear(8, 8, bias=False), (16, 8)),
+        (lambda: nn.Linear(64, 64, bias=False), (4, 64)),
+        (lambda: nn.Conv2d(4, 4, 3, bias=False), (4, 10, 10)),
+        (lambda: nn.Conv2d(3, 8, 3, bias=False), (3, 34, 34)),
+        (lambda: nn.Conv2d(64, 64, 3, bias=False), (64, 4, 6)),
+        (lambda: nn.Conv2d(16, 16, 3, bias=False, groups=4), (16, 10, 10)),
+        (Halves, (2, 8)),
+    ],
+    ids=["sequence", "gram", "windows", "many windows", "pixels", "groups of channels", "shared weight"],
+)
+@pytest.mark.parametrize("left", [0.0, 1e-6, 1e-4, 1e-2])
+def test_a_norm_that_is_raised_because_the_gradient_cancels_is_no_reason_to_refuse_a_model(layer, shape, left) -> None:
+    """All inputs of a record alike, and backprops that cancel to so little of their size."""
+    engine = GradientEngine(layer().requires_grad_(True), signed)
+    outputs = engine.model(torch.zeros(1, *shape)).shape[1:]
+    places = 0 if len(shape) == 2 else 2
+    signs = torch.ones(outputs).index_fill(places, torch.arange(outputs[places] // 2), left - 1)
+    features = torch.tensor([1.0, 3.0]).view(2, *[1] * len(shape)).expand(2, *shape).contiguous()
+    assert engine.norms(features, signs.expand(2, *outputs)).isfinite().all()
 
 
 class Mixing(nn.Module):

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients import terms
+from equidp.gradients import compiled, convolutions, lookups, products, rounding, terms, units
 from equidp.gradients.engine import GradientEngine
-from equidp.gradients.terms import SLACK, Lookups, Products, Term, Units, UnitSums, Vectors, gram_norms, norms_of
+from equidp.gradients.lookups import Lookups
+from equidp.gradients.products import Products
+from equidp.gradients.rounding import SLACK, gram_norms, norms_of
+from equidp.gradients.terms import Term, Vectors
+from equidp.gradients.units import Units, UnitSums
 
 TOLERANCE = 1e-5
 
@@ -80,12 +84,13 @@ def test_linear_by_gram_and_by_gradient(holds) -> None:
 )
 def test_many_positions_are_summed_as_their_norms_were_formed(layer, features, materialise, monkeypatch) -> None:
     """Here all are many, gradients are formed a record or two at a time, and none are kept."""
-    monkeypatch.setattr(terms, "MANY", 3)
+    for module in (convolutions, lookups, products):
+        monkeypatch.setattr(module, "MANY", 3)
     monkeypatch.setattr(terms, "CHUNK_FLOATS", 300)
     layer, features, labels = layer(), features(), torch.tensor([0, 1, 2, 0])
     expected = materialise(layer, features, labels, squared_error)
     engine = GradientEngine(layer, squared_error)
-    engine._workspace.keep_floats, engine._workspace.scratch_floats = 0, 300
+    engine.passes.workspace.keep_floats, engine.passes.workspace.scratch_floats = 0, 300
     torch.testing.assert_close(engine.norms(features, labels), expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
     weights = torch.tensor([0.3, 0.0, 1.2, 0.7])
     for _ in range(2):
@@ -99,16 +104,16 @@ def test_many_positions_are_summed_as_their_norms_were_formed(layer, features, m
 def test_weight_gradients_of_convolutions_do_without_tf32(monkeypatch) -> None:
     """On a GPU; here only the switch can be seen."""
     seen, before = [], torch.backends.cudnn.allow_tf32
-    backward = torch.ops.aten.convolution_backward
+    backward = convolutions.conv2d_weight
 
     def listening(*arguments):
         seen.append(torch.backends.cudnn.allow_tf32)
         return backward(*arguments)
 
-    monkeypatch.setattr(terms, "compiled", lambda *_: None)
+    monkeypatch.setattr(compiled, "gradients_of", lambda *_: None)
     engine = GradientEngine(nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten()), squared_error)
     engine.norms(torch.randn(2, 64, 5, 5), torch.arange(2))
-    monkeypatch.setattr(torch.ops.aten, "convolution_backward", listening)
+    monkeypatch.setattr(convolutions, "conv2d_weight", listening)
     engine.weighted_sum(torch.ones(2))
     assert seen == [False]
     assert torch.backends.cudnn.allow_tf32 == before
@@ -264,8 +269,8 @@ def test_sums_of_units_are_kept_or_formed_again_to_the_same_bit(monkeypatch) -> 
     engine = GradientEngine(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), squared_error)
     features, labels, owners = torch.randn(9, 6), torch.arange(9) % 3, torch.tensor([0, 1, 1, 2, 3, 3, 3, 3, 4])
     found = []
-    for kept in (terms.KEPT_SUMS, 0):
-        monkeypatch.setattr(terms, "KEPT_SUMS", kept)
+    for kept in (units.KEPT_SUMS, 0):
+        monkeypatch.setattr(units, "KEPT_SUMS", kept)
         norms = engine.norms(features, labels, owners=owners)
         found.append(torch.cat([norms, engine.weighted_sum(1 / (norms + 0.01))]))
     assert torch.equal(*found)
@@ -278,14 +283,15 @@ def test_sums_of_units_are_kept_or_formed_again_to_the_same_bit(monkeypatch) -> 
 )
 def test_units_may_be_formed_a_few_at_a_time(layer, shape, materialise, monkeypatch) -> None:
     """Two of a weight here, and two records at a time of a unit of five."""
-    monkeypatch.setattr(terms, "CHUNK_FLOATS", 70)
+    for module in (terms, units):
+        monkeypatch.setattr(module, "CHUNK_FLOATS", 70)
     model, features, owners = layer(), torch.randn(15, *shape), torch.tensor([0, 0, 1, 2, 2, 3, 3, *[4] * 5, 5, 6, 6])
     labels, weights = torch.arange(15) % 3, torch.rand(7)
     rows = materialise(model, features, labels, squared_error)
     expected = torch.stack([rows[owners == u].mean(0) for u in range(7)])
     engine = GradientEngine(model, squared_error)
-    for kept in (terms.KEPT_SUMS, 0):
-        monkeypatch.setattr(terms, "KEPT_SUMS", kept)
+    for kept in (units.KEPT_SUMS, 0):
+        monkeypatch.setattr(units, "KEPT_SUMS", kept)
         norms = engine.norms(features, labels, owners=owners)
         torch.testing.assert_close(norms, expected.norm(dim=1), rtol=TOLERANCE, atol=1e-7)
         close(engine.weighted_sum(weights), weights @ expected)
@@ -325,7 +331,7 @@ def test_where_a_gram_sum_begins_to_be_raised_it_does_not_jump() -> None:
     products = torch.tensor([0.998 - 2**-22, 0.998 + 2**-22])
     left = torch.tensor([[1.0, 0.0], [0.0, 1.0]]) - products[:, None, None] * torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     sums = left.sum((1, 2))
-    assert sums[1] < terms.CANCELLATION * 4 < sums[0]
+    assert sums[1] < rounding.CANCELLATION * 4 < sums[0]
     found = gram_norms(left, torch.ones(2, 2, 2), 4)
     torch.testing.assert_close(found, sums, rtol=1e-5, atol=0)
 

@@ -9,13 +9,15 @@ from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import GPU, OnGpu, pretended_gpu
 from tests.training.test_checkpoint import EMPTY
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records
+from equidp.mechanism.device import choose_device
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import Trainer, choose_device
+from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
 from equidp.training.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 

@@ -12,17 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Event, Ledger, rdp_epsilon
+from equidp.accounting.epsilon import rdp_epsilon
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.device import choose_device
+from equidp.mechanism.diagnostics import Diagnostics
+from equidp.mechanism.float32 import SHORTEST
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.parts import Objective, Public, Pursuing
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import SHORTEST, Diagnostics, Trainer, choose_device
+from equidp.mechanism.trainer import Trainer
 from equidp.training.journal import Journal, JournaledLedger
 
 
@@ -34,6 +38,18 @@ def records(size: int = 12, *, unit: Tensor | None = None) -> Records:
         feature_names=tuple("abcd"),
     )  # fmt: skip
     return Records(features=features, labels=labels, groups={"class": labels}, schema=schema, unit=unit)
+
+
+class Listening(SeededRandom):
+    """Keeps what is released before it is noised, its sensitivity and its noise multiplier."""
+
+    def __init__(self, seed: int, device: str) -> None:
+        super().__init__(seed, device)
+        self.heard: list[tuple[Tensor, float, float]] = []
+
+    def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
+        self.heard.append((values.clone(), float(sensitivity), noise_multiplier))
+        return super().perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
 
 
 def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -50,6 +66,9 @@ def trainer(
     noise: float = 1.0,
     epochs: int = 1,
     algorithm: Algorithm | None = None,
+    plan: Plan | None = None,
+    listening: bool = False,
+    optimizer: str = "sgd",
     **options: Any,
 ) -> Trainer:
     torch.manual_seed(0)
@@ -58,11 +77,12 @@ def trainer(
         model=model or nn.Linear(4, 2),
         loss=loss,
         algorithm=algorithm or algorithm_settings(name, options).build(),
-        plan=Plan(12, 6, epochs, 2, 1e-5, 0.0 if name == "sgd" else noise),
+        plan=plan or Plan(12, 6, epochs, 2, 1e-5, 0.0 if name == "sgd" else noise),
         population=population,
-        random=SeededRandom(seed, "cpu"),
+        random=(Listening if listening else SeededRandom)(seed, "cpu"),
         ledger=Ledger(),
         learning_rate=1.0,
+        optimizer=optimizer,
     )
 
 
@@ -291,36 +311,20 @@ class TestStep:
         rest = without.weighted_sum([without.population.batch(everyone[everyone != 5])], public)
         torch.testing.assert_close(whole, rest)
 
-    def test_a_record_without_a_finite_gradient_is_counted_as_one_of_length_0(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        run = trainer(records(), "dpsgd_quantile", clip_norm=2.0)
-        exact: list[float] = []
-        monkeypatch.setattr(run.random, "perturb", lambda values, **how: exact.append(float(values)) or values)
-        norms = torch.tensor([1.0, 3.0, torch.inf, torch.nan])
-        run._side_release(norms, torch.zeros(4, dtype=torch.int64), run.public_values(run.segments[0]), finite=False)
-        assert exact == [3.0]  # within 2 are 1, and the two that are not finite
+    def test_a_record_without_a_finite_gradient_is_counted_as_one_of_length_0(self) -> None:
+        data = records()
+        data.features[:3] = torch.inf
+        run = trainer(data, "dpsgd_quantile", clip_norm=1e-3, listening=True, plan=Plan(12, 12, 1, 2, 1e-5, 1.0))
+        run.run_steps(1)
+        counted, _, _ = run.random.heard[0]
+        assert counted.tolist() == [3.0]  # all others exceed the bound
 
     @pytest.mark.parametrize("centred", [False, True])
-    def test_the_noise_of_a_side_release_is_the_one_it_names_whatever_its_sensitivity(
-        self, monkeypatch: pytest.MonkeyPatch, centred: bool
-    ) -> None:
-        run = trainer(records(), "dpsgd_quantile", centred=centred, count_noise_multiplier=3.0)
-        told: list[tuple[float, float]] = []
-
-        def listen(values: Tensor, *, sensitivity: float, noise_multiplier: float) -> Tensor:
-            told.append((sensitivity, sensitivity * noise_multiplier))
-            return values
-
-        monkeypatch.setattr(run.random, "perturb", listen)
-        public = run.public_values(run.segments[0])
-        run._side_release(torch.ones(4), torch.zeros(4, dtype=torch.int64), public, finite=True)
-        assert told == [(0.5 if centred else 1.0, 3.0)]
-
-    def test_a_step_is_charged_at_its_own_rate_and_noise_whatever_the_last_one_was(self) -> None:
-        run = trainer(records())
-        steps = [(0.5, 1.0), (0.25, 1.0), (0.25, 2.0), (0.25, 2.0)]
-        assert [run._event(*step) for step in steps] == [Event(*step) for step in steps]
+    def test_the_noise_of_a_side_release_is_the_one_it_names_whatever_its_sensitivity(self, centred: bool) -> None:
+        run = trainer(records(), "dpsgd_quantile", listening=True, centred=centred, count_noise_multiplier=3.0)
+        run.run_steps(1)
+        _, sensitivity, noise_multiplier = run.random.heard[0]
+        assert (sensitivity, sensitivity * noise_multiplier) == (0.5 if centred else 1.0, 3.0)
 
     def test_private_and_plain_runs_of_a_seed_draw_the_same_batches(self) -> None:
         private, plain = trainer(records()), trainer(records(), "sgd")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from equidp.data.words import token_ids, word_id
 from equidp.errors import EquidpError
 from equidp.models import build_model
 from equidp.models.bilstm import Lstm, read_vectors
+
+LISTED = replace(SCHEMAS["reviews"], vocabulary=5, words=("film", "the", "odd"))
 
 
 def test_one_direction_equals_torchs_lstm() -> None:
@@ -56,6 +60,31 @@ def test_word_vectors_go_where_the_words_ids_point_and_stay_fixed(tmp_path: Path
     assert int((embedding.weight.abs().sum(dim=1) > 0).sum()) == 2
 
 
+@pytest.mark.parametrize("embedding", ["vectors", "trainable"])
+def test_words_of_a_list_get_the_vectors_of_the_same_words(tmp_path: Path, embedding: str) -> None:
+    path = vectors(tmp_path, "the 1 2 3\nThe 9 9 9\nfilm -0.5 0 1e-2\n")
+    given = {"embedding": embedding, "vectors": str(path), "dimension": 3}
+    weight = build_model("bilstm", LISTED, options=given).embedding.weight
+    assert weight.requires_grad is (embedding == "trainable")
+    # padding, unknown words, film, the, and a word without a vector
+    expected = torch.tensor([[0.0, 0, 0], [0, 0, 0], [-0.5, 0, 0.01], [1, 2, 3], [0, 0, 0]])
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_vectors_are_read_plain_or_gzipped_under_either_name(tmp_path: Path) -> None:
+    plain = vectors(tmp_path, "the 1 2 3\n")
+    expected = read_vectors(str(plain), LISTED, 3)
+    plain.with_name("vectors.txt.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    assert torch.equal(read_vectors(str(plain), LISTED, 3), expected)
+    assert torch.equal(read_vectors(f"{plain}.gz", LISTED, 3), expected)
+
+
+def test_vectors_of_none_of_the_words_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(EquidpError, match=r"vectors\.txt has none of the words of dataset 'reviews'"):
+        read_vectors(str(vectors(tmp_path, "der 1 2 3\n")), LISTED, 3)
+
+
 @pytest.mark.parametrize(("embedding", "trained"), [("trainable", True), ("fixed", False)])
 def test_vectors_without_a_file_are_trained_or_fixed_as_asked(embedding: str, trained: bool) -> None:
     model = build_model("bilstm", SCHEMAS["reviews"], options={"embedding": embedding})
@@ -72,15 +101,18 @@ def test_vectors_without_a_file_are_trained_or_fixed_as_asked(embedding: str, tr
 )
 def test_bad_vector_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(EquidpError, match=message):
-        read_vectors(vectors(tmp_path, text), 1000, 3)
+        read_vectors(str(vectors(tmp_path, text)), SCHEMAS["reviews"], 3)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"embedding": "vectors"}, "embedding: vectors and the path vectors go together"),
-        ({"vectors": "x.txt"}, "embedding: vectors and the path vectors go together"),
-        ({"embedding": "vectors", "vectors": "/no/such.txt"}, r"vectors: /no/such\.txt does not exist"),
+        ({"embedding": "vectors"}, "embedding: vectors needs the path vectors"),
+        ({"embedding": "fixed", "vectors": "x.txt"}, "embedding: fixed is for random vectors"),
+        (
+            {"embedding": "vectors", "vectors": "/no/such.txt"},
+            r"vectors: /no/such\.txt does not exist, plain or as \.gz",
+        ),
     ],
 )
 def test_vectors_that_cannot_be_had_are_an_error_and_never_random(given: dict, message: str) -> None:

@@ -14,11 +14,12 @@ from tests.models.test_models import FIRST, cross_entropy
 from torch import Tensor
 
 from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpis import ImportanceSampling
 from equidp.data.records import Records
 from equidp.mechanism.noise import Stream
-from equidp.mechanism.parts import Draw, Plan
+from equidp.mechanism.parts import Draw
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model

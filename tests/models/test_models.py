@@ -87,6 +87,41 @@ def test_no_layer_mixes_records(name: str, options: dict) -> None:
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
+@pytest.mark.parametrize(
+    ("name", "dataset", "weights", "layers"),
+    [
+        ("tramer_boneh_mnist", "mnist", 33_066, 4),
+        ("tramer_boneh_cifar10", "cifar10", 187_210, 3),
+        ("psasc_cnn", "mnist", 130_890, 5),
+        ("sa_cnn9", "cifar10", 550_570, 8),
+        ("cnn4", "mnist", 26_010, 4),
+        ("cnn9", "cifar10", 605_226, 8),
+    ],
+)
+def test_a_papers_network_has_its_number_of_weights(name: str, dataset: str, weights: int, layers: int) -> None:
+    """Tramèr and Boneh print 33 and 187 thousand and, for the network that SA-DPSGD's settings are of, 551 thousand."""
+    model = build_model(name, SCHEMAS[dataset])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert sum(p.numel() for p in trained) == weights
+    assert sum(p.dim() > 1 for p in trained) == layers
+
+
+def test_sa_cnn9_has_nine_convolutions_and_pools_and_psasc_cnn_four_convolutions_and_one_linear_layer() -> None:
+    nine = build_model("sa_cnn9", SCHEMAS["cifar10"])
+    kinds = [type(layer) for layer in nine.modules() if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.Linear)]
+    assert kinds == [nn.Conv2d, nn.Conv2d, nn.MaxPool2d] * 3 + [nn.Linear] * 2
+    five = build_model("psasc_cnn", SCHEMAS["mnist"])
+    kinds = [type(layer) for layer in five.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert kinds == [nn.Conv2d] * 4 + [nn.Linear]
+
+
+def test_tramer_and_bonehs_first_convolution_on_mnist_halves_the_features() -> None:
+    first, second = (
+        layer for layer in build_model("tramer_boneh_mnist", SCHEMAS["mnist"]).layers if isinstance(layer, nn.Conv2d)
+    )
+    assert (first.out_channels, first.stride, second.out_channels, second.stride) == (16, (2, 2), 32, (1, 1))
+
+
 def test_the_papers_shapes() -> None:
     cnn4 = [m for m in build_model("cnn4", SCHEMAS["mnist"]).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     assert [tuple(m.weight.shape) for m in cnn4] == [(16, 1, 8, 8), (32, 16, 4, 4), (32, 512), (10, 32)]

@@ -56,7 +56,7 @@ def privacy_facts(algorithm: str, **changes: object) -> dict:
         "epsilon_rdp": 3.2,
         "epsilon_pld": 2.9866,
         "epsilon_published": {"value": 3.9, "formula": "classic RDP conversion, integer orders 2 to 64"},
-        "adjacency": "add or remove one record",
+        "adjacency": "zero-out, the slot of one record is emptied while the number of records stays",
         "sampling": "Poisson, rate 0.05",
         "unit": "record",
         "records": 1437,

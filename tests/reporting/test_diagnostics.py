@@ -10,9 +10,10 @@ from torch import nn
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
+from equidp.mechanism.diagnostics import HISTOGRAMS, binned
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import HISTOGRAMS, Trainer, binned
+from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.reporting import figures
 from equidp.training import plan_run

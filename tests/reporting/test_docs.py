@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
@@ -16,8 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), fl
 
 
 def test_every_figure_is_listed():
-    drawing = [name for name, f in vars(figures).items() if inspect.isfunction(f) and f.__module__ == figures.__name__]
-    public = [name for name in drawing if not name.startswith("_") and name != "diagnostics_in"]
+    public = [name for name in figures.__all__ if name != "diagnostics_in"]
     text = PAGE.read_text(encoding="utf-8")
     assert [name for name in public if f"`{name}" not in text] == []
     assert set(re.findall(r"^\| `(\w+)`", text, flags=re.M)) <= set(public)

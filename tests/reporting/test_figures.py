@@ -87,7 +87,7 @@ def test_more_bars_than_one_tells_apart_become_a_map(sample, monkeypatch):
     documents["dpsgd"]["cost_of_privacy"]["intervals"] = {"groups": {"sex": {"Female": [-0.5, -0.1], "Male": None}}}
     documents["dpsgd_f"]["groups"]["sex"]["Male"]["count"] = 9
     before = {chart: chart(documents, "sex") for chart in (figures.metric_per_group, figures.cost_per_group)}
-    monkeypatch.setattr(figures, "MOST_BARS", 5)
+    monkeypatch.setattr("equidp.reporting.figures.groups.MOST_BARS", 5)
     for chart, barred in before.items():
         (found,) = chart(documents, "sex").data
         assert (found.type, list(found.y)) == ("heatmap", [bar.name for bar in barred.data])

@@ -144,7 +144,7 @@ def test_notes_explain_what_the_tables_show(sample, page):
 
 
 def test_captions_of_maps_say_where_the_intervals_are(sample, monkeypatch):
-    monkeypatch.setattr("equidp.reporting.figures.MOST_BARS", 1)
+    monkeypatch.setattr("equidp.reporting.figures.groups.MOST_BARS", 1)
     arguments = sample.arguments()
     text = Reader(html_report(**arguments)).text
     assert "On hovering: 95 % intervals over test records." in text
@@ -262,13 +262,11 @@ def test_several_doubtful_figures_are_told_in_one_sentence(sample):
     assert "do not pay for everything, in dpsgd, dpsgd_f: quote ε, not ε as published." in page.text
 
 
-def test_a_validation_part_and_a_choice_among_trainings_are_announced(sample):
+def test_a_validation_part_is_announced(sample):
     assert "figures of the validation part" not in Reader(html_report(**vars(sample))).text
     documents = {name: {**one, "evaluated_on": "validation"} for name, one in sample.documents.items()}
-    privacy = {name: {**one, "trials": 3} for name, one in sample.privacy.items()}
-    text = Reader(html_report(**vars(sample) | {"documents": documents, "privacy": privacy})).text
+    text = Reader(html_report(**vars(sample) | {"documents": documents})).text
     assert text.count("These are figures of the validation part") == 1
-    assert text.count("This run was chosen from 3 trainings") == 1
 
 
 def test_the_test_part_counts_as_looked_at_where_only_some_rows_are_of_the_validation_part(sample):

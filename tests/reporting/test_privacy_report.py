@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import warnings
+from pathlib import Path
 
 import pytest
 
-from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
+from equidp.accounting.trade_off import trade_off
 from equidp.reporting.privacy_report import epsilon_text, privacy_report, privacy_sections, research_mode, understated
+from equidp.reporting.statement_sections import share_text
 
 from .conftest import privacy_facts
 
@@ -70,7 +76,7 @@ def test_the_statement_has_every_part_a_data_protection_officer_needs():
         "What was released",
         "What the guarantee does not cover",
         "Taken as public or assumed",
-        "add or remove one record",
+        "zero-out, the slot of one record is emptied",
         "1,437",
         "the non-private baseline",
         "reused test set",
@@ -85,9 +91,9 @@ def test_the_attackers_chance_is_the_bound_of_both_directions():
     def caught(value: float) -> str:
         return privacy_sections(honest() | {"epsilon": value})[0].paragraphs[1]
 
-    assert f"{math.e * 0.01 + 1e-5:.1%}" in caught(1.0)
+    assert f"{math.ceil((math.e * 0.01 + 1e-5) * 1e4) / 100:.2f} %" in caught(1.0)
     # at ε = 6 the other direction is the tighter: 1 − (1 − δ − .01)/e^6
-    assert f"{1 - (0.99 - 1e-5) / math.exp(6):.1%}" in caught(6.0)
+    assert f"{math.ceil((1 - (0.99 - 1e-5) / math.exp(6)) * 1e4) / 100:.2f} %" in caught(6.0)
     assert "says little" in caught(6.0)
 
 
@@ -114,16 +120,15 @@ def test_an_epsilon_that_is_a_cap_is_not_explained_by_the_ledger():
     assert "a cap fixed before training" in privacy_report(honest(epsilon_fixed_before_training=False))
     assert "the smaller of RDP and PLD" in privacy_report(capped | {"epsilon_fixed_before_training": True})
     assert "a cap fixed before training" in privacy_report(capped)
-    assert "basic composition: ε = 24.0000 at δ = 3e-05" in privacy_report(capped, trials=3)
 
 
 def test_the_recipe_for_epsilon_is_that_of_what_holds():
-    suffices, cap, budget = "suffices to recompute ε", "capped\\_ledger: dp", "0.75 at the order 12 "
+    suffices, cap, budget = "suffices to recompute ε", "there as charged: dp", "0.75 at the order 12 "
     recipes = [suffices, cap, budget]
     capped = honest(epsilon_fixed_before_training=False)
     for facts, right in (
         (honest(), suffices),
-        (capped, cap),
+        (capped | {"charged": capped["ledger"]}, cap),
         (capped | {"filter_order": 12.0, "filter_total": 0.75}, budget),
     ):
         text = privacy_report(facts)
@@ -170,24 +175,67 @@ def test_the_baseline_gets_no_guarantee():
     assert "is guaranteed" not in text
 
 
-def test_the_trials_a_run_states_are_charged():
-    assert "What tuning costs" not in privacy_report(honest())
-    stated = privacy_report(honest(trials=4))
-    assert "4 trainings were run" in stated
-    assert stated == privacy_report(honest(), trials=4)
-    assert "no two trials had one seed" in stated  # runs of one seed share their noise: they do not compose
-    assert "one seed" not in privacy_report(honest(trials=4, seed=None, secure=True)).partition("What tuning")[2]
-    assert "What tuning costs" not in privacy_report(honest(trials=4), trials=1)
+def test_declared_trials_are_stated_and_no_others():
+    assert "Several trials" not in privacy_report(honest())
+    assert "Several trials" not in privacy_report(honest(trials={"max": 1}))
+    capped = privacy_report(honest(trials={"max": 4}, charged=honest()["ledger"]))
+    assert "At most 4 trainings" in capped
+    assert "No two trials may have one seed" in capped  # runs of one seed share their noise: they do not compose
+    assert "there as charged" in capped
+    assert "one seed" not in privacy_report(honest(trials={"max": 4}, seed=None, secure=True)).partition("Several")[2]
+    drawn = privacy_report(honest(trials={"law": "negative_binomial", "mean": 5.0, "shape": 0.5}))
+    assert "truncated negative binomial law, with mean 5, η = 0.5" in drawn.replace("\\", "")
+    assert "RepeatAndSelectDpEvent" in drawn
+    assert "records that none of them trained on" in drawn
+    assert "suffices to recompute" not in drawn
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-def test_a_choice_by_records_that_are_trained_on_is_not_covered(fixed):
-    """Validation records return to the training part, and seeds that draw the split exchange the parts."""
-    stated = privacy_report(honest(trials=4, epsilon_fixed_before_training=fixed)).partition("What tuning")[2]
-    assert "records that none of them trained on" in stated
-    assert "evaluate\\_on=validation" in stated
+def test_where_the_seed_draws_the_test_part_is_said():
     assert "Where the seed draws the test part" in privacy_report(honest())
     assert "Where the seed draws the test part" not in privacy_report(honest(seed=None, secure=True))
+
+
+def with_curve(**changes: object) -> dict:
+    facts = honest(**changes)
+    events = [Event.from_dict(entry) for entry in facts["ledger"]]
+    curve = trade_off(events, facts["delta"], facts["epsilon"])
+    assert curve is not None
+    return facts | {"trade_off": curve.to_dict()}
+
+
+def test_the_attackers_chance_comes_from_the_whole_curve_and_is_rounded_up():
+    facts = with_curve()
+    told = facts["trade_off"]["recognised_at_1_percent"]
+    text = privacy_report(facts)
+    assert f"recognises at most {math.ceil(told * 1e4) / 100:.2f} %" in text
+    assert told < min(math.exp(facts["epsilon"]) * 0.01, 0.5)
+    assert f"μ = {facts['trade_off']['mu']:.3f}" in text
+    assert "Rényi divergences, which is looser" in privacy_report(
+        facts | {"trade_off": facts["trade_off"] | {"bound": "rdp"}}
+    )
+    assert share_text(0.038101) == "3.82 %"
+    assert share_text(0.0381) == "3.81 %"
+
+
+def test_the_lines_of_the_docs_recompute_the_curve(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    facts = with_curve()
+    (tmp_path / "privacy.json").write_text(json.dumps(facts), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # json.load(open(…)) is short
+        exec(lines, names)
+    assert names["misses"] == pytest.approx(facts["trade_off"]["misses"], abs=1e-5)
+    assert max(names["misses"]) > 0.99
+
+
+def test_what_replacing_a_record_costs_is_stated():
+    assert "is replaced by another, the noise has to hide at most twice the distance: ε = 4.5000" in privacy_report(
+        honest(epsilon_replace_one=4.5)
+    )
+    assert "no figure is known" in privacy_report(honest(epsilon_replace_one=None))
 
 
 def test_epsilon_is_never_rounded_in_its_favour():

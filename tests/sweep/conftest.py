@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from kedro.framework.startup import bootstrap_project
 
+from equidp.cli import project_at
 from equidp.sweep.cell import Job
 from equidp.sweep.project import Project
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def here() -> Project:
     """This very project: nothing is written to it."""
     bootstrap_project(ROOT)
-    return Project(ROOT)
+    return project_at(ROOT)
 
 
 @pytest.fixture

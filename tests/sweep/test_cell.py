@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from equidp.sweep import cell as cells
+from equidp.sweep import tracked
 from equidp.sweep.cell import finished, run_cell
 
 fcntl = pytest.importorskip("fcntl", reason="no sweeps on this system")
@@ -41,7 +42,7 @@ class Store:
 def store(monkeypatch) -> Store:
     """The MLflow that cells see."""
     store = Store()
-    monkeypatch.setattr(cells, "_client", lambda address: store)
+    monkeypatch.setattr(tracked, "client", lambda address: store)
     return store
 
 
@@ -62,7 +63,7 @@ def calls(monkeypatch, store) -> list[list[str]]:
         store.runs[run_id] = (job.key, "FINISHED")
         return 0
 
-    monkeypatch.setattr(cells, "_kedro", kedro)
+    monkeypatch.setattr(cells, "run_kedro", kedro)
     return started
 
 
@@ -132,7 +133,7 @@ def test_a_checkpoint_is_continued(make_job, calls):
 
 
 def _hold(path, seconds: float) -> None:
-    with cells._locked(path):
+    with cells.held(path):
         path.with_suffix(".held").touch()
         time.sleep(seconds)
         path.with_suffix(".freed").touch()
@@ -181,8 +182,8 @@ def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, sta
     job.folder.mkdir(parents=True)
     before = dict(os.environ)
 
-    with job.log.open("w") as log, cells._locked(job.folder / "lock") as lock:
-        code = cells._kedro(["run", "--params=a=1"], job, log, lock)
+    with job.log.open("w") as log, cells.held(job.folder / "lock") as lock:
+        code = cells.run_kedro(["run", "--params=a=1"], job, log, lock)
 
     assert code == 3
     printed = job.log.read_text().splitlines()
@@ -201,7 +202,7 @@ def test_a_run_holds_the_cells_lock_itself(make_job, tmp_path, stand_in):
     def start() -> None:
         with job.log.open("w") as log, path.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            cells._kedro([], job, log, file.fileno())
+            cells.run_kedro([], job, log, file.fileno())
 
     starter = multiprocessing.get_context("fork").Process(target=start)
     starter.start()

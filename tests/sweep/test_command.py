@@ -78,7 +78,7 @@ def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):
     assert finished_runs(project)[0].info.run_name == "dpsgd digits seed=0"  # what all cells share is not told
     assert "training.batch_size=99999 exceeds the" in first.stdout
     assert "1 of 2 cells are not finished" in first.stderr
-    assert "INFO" not in first.stderr  # neither Dask nor kedro-mlflow talks into the progress
+    assert "INFO" not in first.stderr  # neither Dask nor MLflow talks into the progress
 
     second = kedro_sweep(project, *settings)
 

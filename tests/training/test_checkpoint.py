@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.training.toy import EVENT, PLAN, WHOLE_RUN, Crash, ToyTrainer, uninterrupted
 
-from equidp.accounting.ledger import Event
+from equidp.accounting.events import Event
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import RandomSource, SeededRandom
 from equidp.mechanism.secure import SecureRandom

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from equidp.accounting.ledger import Event, merged
+from equidp.accounting.events import Event, merged
 from equidp.errors import EquidpError
 from equidp.system import files
 from equidp.system.files import storage_error

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from equidp.accounting.ledger import Event, epsilon
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records, Schema
@@ -109,7 +110,7 @@ def test_the_history_of_a_run_that_stops_early_ends_in_its_epsilon() -> None:
         algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
         training=settings, seed=0, progress=False,
     )  # fmt: skip
-    path, capped = trained.history["epsilon"], [Event.from_dict(event) for event in trained.privacy["capped_ledger"]]
+    path, capped = trained.history["epsilon"], [Event.from_dict(event) for event in trained.privacy["charged"]]
     assert len(path) < 5
     assert capped == [Event(1 / 6, 1.0, 30)]
     assert path.iloc[-1] == trained.privacy["epsilon"] == epsilon(capped, 1e-5).value

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.mechanism.noise import RandomSource, SeededRandom
-from equidp.mechanism.parts import Plan
 
 PLAN = Plan(records=100, batch_size=10, epochs=4, groups=2, delta=1e-5, noise_multiplier=1.0)
 """40 steps in 4 epochs."""

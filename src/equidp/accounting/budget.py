@@ -4,6 +4,9 @@ Composition theorems want the events fixed in advance. Where a step's event depe
 Rényi divergences spent so far, at an order fixed in advance, may be held below a total fixed in advance: such a
 *filter* (Feldman and Zrnic 2021, Theorem 4.3) gives the guarantee of that total. The ε of a filtered run is the one
 its total stands for, never a conversion of what happened to be spent.
+
+Budgets of several trials add up at one order: K runs that are each held below R* have K·R* together, as the order is
+fixed before the first of them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from equidp.accounting.ledger import Event, epsilon_of, renyi_curve
+from equidp.accounting.epsilon import epsilon_of, renyi_curve
+from equidp.accounting.events import Event
 
 ORDERS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256)
 """Integer Rényi orders α considered for a budget; the sampled Gaussian's divergence is a finite sum there."""
@@ -23,11 +27,12 @@ SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Budget:
-    """Rényi divergence `total` (R*) at integer `order` (α*), and the (ε, δ) that they stand for."""
+    """Rényi divergence `total` (R*) of one run at integer `order` (α*), and the ε that `trials` such runs stand for."""
 
     order: int
     total: float
     epsilon: float
+    trials: int = 1
 
     def holds(self, events: Sequence[Event]) -> bool:
         """Whether these events together stay within the budget."""
@@ -35,7 +40,7 @@ class Budget:
 
 
 def renyi(events: Sequence[Event], order: int) -> float:
-    """Rényi divergence of all events together at an integer order, by Opacus's analysis."""
+    """Rényi divergence of all events together at an integer order."""
     return renyi_curve(events, (order,))[0]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from equidp.accounting.trials import Trials
 from equidp.errors import EquidpError
 
 LONGEST = 1_000_000_000
@@ -23,6 +24,7 @@ class Plan:
         delta: δ.
         noise_multiplier: the scalar that calibration solves for; 0 only for the non-private baseline.
         epsilon: the target that the noise was calibrated to, None where the noise itself was given.
+        trials: how many trainings ε is for; also as the mapping that `dataclasses.asdict` makes of it.
     """
 
     records: int
@@ -32,8 +34,11 @@ class Plan:
     delta: float
     noise_multiplier: float
     epsilon: float | None = None
+    trials: Trials = field(default_factory=Trials)
 
     def __post_init__(self) -> None:
+        if isinstance(self.trials, Mapping):
+            object.__setattr__(self, "trials", Trials(**self.trials))
         if self.batch_size > self.records:
             raise EquidpError(
                 f"training.batch_size={self.batch_size} exceeds the {self.records} training records (or units of "

@@ -3,63 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from equidp.algorithms.auto_dpsgd import AutoDPSGDL, AutoDPSGDS
-from equidp.algorithms.auto_s import AutoS
-from equidp.algorithms.custom import PARTS, Custom
-from equidp.algorithms.dpis import DPIS
-from equidp.algorithms.dpsgd import DPSGD
-from equidp.algorithms.dpsgd_decay import DPSGDDecay
-from equidp.algorithms.dpsgd_f import DPSGDF
-from equidp.algorithms.dpsgd_f_adjusted import DPSGDFAdjusted
-from equidp.algorithms.dpsgd_f_balanced import DPSGDFBalanced
-from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth
-from equidp.algorithms.dpsgd_global import DPSGDGlobal, DPSGDGlobalAdapt
-from equidp.algorithms.dpsgd_quantile import DPSGDQuantile
-from equidp.algorithms.dpsgd_scatter import DPSGDScatter
-from equidp.algorithms.dpsgd_tanh import DPSGDTanh
-from equidp.algorithms.naive import Naive
-from equidp.algorithms.psasc import PSAC, PSASC
-from equidp.algorithms.psasc_momentum import PSASCMomentum
-from equidp.algorithms.psasc_momentum_gd import PSASCMomentumGD
-from equidp.algorithms.sa_dpsgd import SADPSGD
-from equidp.algorithms.sad_dpsgd import SADDPSGD
-from equidp.algorithms.settings import AlgorithmSettings
-from equidp.algorithms.sgd import SGD
 from equidp.errors import refuse_unknown, unknown_name
 from equidp.options import not_valid
+from equidp.registry import Registry
 
-__all__ = ["ALGORITHMS", "PARTS", "AlgorithmSettings", "algorithm_settings"]
+if TYPE_CHECKING:
+    from equidp.algorithms.settings import AlgorithmSettings
 
-ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
-    "sgd": SGD,
-    "dpsgd": DPSGD,
-    "dpsgd_tanh": DPSGDTanh,
-    "dpsgd_scatter": DPSGDScatter,
-    "dpsgd_decay": DPSGDDecay,
-    "naive": Naive,
-    "dpsgd_f": DPSGDF,
-    "dpsgd_f_smooth": DPSGDFSmooth,
-    "dpsgd_f_balanced": DPSGDFBalanced,
-    "dpsgd_f_adjusted": DPSGDFAdjusted,
-    "dpsgd_global": DPSGDGlobal,
-    "dpsgd_global_adapt": DPSGDGlobalAdapt,
-    "dpsgd_quantile": DPSGDQuantile,
-    "auto_s": AutoS,
-    "psac": PSAC,
-    "psasc": PSASC,
-    "psasc_momentum": PSASCMomentum,
-    "psasc_momentum_gd": PSASCMomentumGD,
-    "sad_dpsgd": SADDPSGD,
-    "auto_dpsgd_l": AutoDPSGDL,
-    "auto_dpsgd_s": AutoDPSGDS,
-    "sa_dpsgd": SADPSGD,
-    "dpis": DPIS,
-    "custom": Custom,
-}
+__all__ = ["ALGORITHMS", "algorithm_settings"]
+
+ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
+    "equidp.algorithms",
+    {
+        "sgd": "sgd:SGD",
+        "dpsgd": "dpsgd:DPSGD",
+        "dpsgd_tanh": "dpsgd_tanh:DPSGDTanh",
+        "dpsgd_scatter": "dpsgd_scatter:DPSGDScatter",
+        "dpsgd_decay": "dpsgd_decay:DPSGDDecay",
+        "naive": "naive:Naive",
+        "dpsgd_f": "dpsgd_f:DPSGDF",
+        "dpsgd_f_smooth": "dpsgd_f_smooth:DPSGDFSmooth",
+        "dpsgd_f_balanced": "dpsgd_f_balanced:DPSGDFBalanced",
+        "dpsgd_f_adjusted": "dpsgd_f_adjusted:DPSGDFAdjusted",
+        "dpsgd_global": "dpsgd_global:DPSGDGlobal",
+        "dpsgd_global_adapt": "dpsgd_global:DPSGDGlobalAdapt",
+        "dpsgd_quantile": "dpsgd_quantile:DPSGDQuantile",
+        "auto_s": "auto_s:AutoS",
+        "psac": "psasc:PSAC",
+        "psasc": "psasc:PSASC",
+        "psasc_momentum": "psasc_momentum:PSASCMomentum",
+        "psasc_momentum_gd": "psasc_momentum_gd:PSASCMomentumGD",
+        "sad_dpsgd": "sad_dpsgd:SADDPSGD",
+        "auto_dpsgd_l": "auto_dpsgd:AutoDPSGDL",
+        "auto_dpsgd_s": "auto_dpsgd:AutoDPSGDS",
+        "sa_dpsgd": "sa_dpsgd:SADPSGD",
+        "dpis": "dpis:DPIS",
+        "custom": "custom:Custom",
+    },
+)
 """Algorithm names as typed after `--pipeline=`."""
 
 

@@ -39,11 +39,13 @@ from equidp.mechanism.parts import (
     AlwaysAccept,
     Constant,
     Contribution,
+    ExponentialAverage,
     FlatClip,
     Objective,
     Part,
     PoissonSampler,
     Positive,
+    Released,
     SideRelease,
     UnitWeight,
     Update,
@@ -83,6 +85,7 @@ PARTS: dict[str, dict[str, type[Part]]] = {
     },
     "update": {"plain": Update, "outer_momentum": OuterMomentum},
     "acceptance": {"always": AlwaysAccept, "annealing": Annealing},
+    "released_weights": {"trained": Released, "average": ExponentialAverage},
 }
 """Parts by kind and name, as typed under `custom`."""
 
@@ -133,6 +136,8 @@ class Custom(AlgorithmSettings):
     """What the optimiser is given."""
     acceptance: Choice = Field(default={"name": "always"})
     """Whether a step is taken."""
+    released_weights: Choice = Field(default={"name": "trained"})
+    """Which weights leave the run."""
     initial: dict[str, Positive] = Field(default={})
     """Start values such as clip_norm; each part's own defaults unless given."""
 

@@ -40,12 +40,24 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.accounting.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
-from equidp.accounting.ledger import Event, epsilon_of, published_epsilon, renyi_curve
+from equidp.accounting.epsilon import epsilon_of, published_epsilon, renyi_curve
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm, Outcome, Published
-from equidp.mechanism.parts import Constant, Contribution, Draw, Positive, Public, Run, Sampler, Sampling, WeightRule
+from equidp.mechanism.parts import (
+    Combination,
+    Constant,
+    Contribution,
+    Draw,
+    Positive,
+    Public,
+    Run,
+    Sampler,
+    Sampling,
+    WeightRule,
+)
 from equidp.mechanism.poisson import positions
 
 MARGIN = 1e-6
@@ -95,7 +107,16 @@ class ImportanceSampler(Sampler):
     """N_0, where the number of records is private too; the plan's N unless given."""
 
     def adapt(self, plan: Plan) -> Plan:
-        """Steps and rates follow from N_0."""
+        """Steps and rates follow from N_0.
+
+        Raises:
+            EquidpError: where the number of trials follows a law, whose bound needs Rényi divergences of many orders.
+        """
+        if plan.trials.law is not None:
+            raise EquidpError(
+                f"privacy.trials_law={plan.trials.law} does not go with dpis, whose budget is of one Rényi order: "
+                "declare privacy.max_trials instead."
+            )
         if self.declared_records is None:
             return plan
         return replace(plan, records=self.declared_records)
@@ -142,17 +163,17 @@ class ImportanceSampler(Sampler):
         mean = ", and once more within a wider bound" if self.adaptive_clip else ""
         return f"The noised number of records, once, and the noised sum of their clipped norms in every epoch{mean}."
 
-    def objection(self, algorithm: Algorithm) -> str | None:
+    def objection(self, combination: Combination) -> str | None:
         """Its noise is set, and its divergence bounded, for one kind of step."""
-        if "contribution" not in (algorithm.weights.reads if algorithm.weights else ()):
+        if "contribution" not in (combination.weights.reads if combination.weights else ()):
             return "it goes with the weight rule constant_length, whose records all add the same length"
-        if algorithm.side_release is not None:
+        if combination.side_release is not None:
             return "its budget does not pay for a side release"
-        if type(algorithm.schedule) is not Constant:
+        if type(combination.schedule) is not Constant:
             return "it chooses the noise itself, so the schedule must be constant"
-        if type(algorithm.contribution) is not Contribution:
+        if type(combination.contribution) is not Contribution:
             return "its proposals are norms of plain gradients"
-        if algorithm.acceptance.charges:
+        if combination.acceptance.charges:
             return "its budget does not pay for a private acceptance"
         return None
 
@@ -163,7 +184,7 @@ class ImportanceSampling(Sampling):
     def __init__(self, part: ImportanceSampler, run: Run) -> None:
         super().__init__(part, run)
         self.part, self.budget = part, part.budget(run.plan)
-        self.first_clip = self.clip = self.next_clip = float(run.algorithm.initial["clip_norm"])
+        self.first_clip = self.clip = self.next_clip = float(run.combination.initial["clip_norm"])
         self.records = self.norm_sum = self.gradient_noise = self.spent = 0.0
         self.proposals = torch.zeros(run.population.size, dtype=torch.float64, device=run.population.device)
         self._too_small = torch.zeros((), device=run.population.device)
@@ -331,7 +352,8 @@ def _worst_case(part: ImportanceSampler, plan: Plan, noise: float) -> list[Event
 def _best(part: ImportanceSampler, plan: Plan, noise: float) -> Budget:
     """The order that gives the costliest case at a constant σ its smallest ε."""
     totals = zip(ORDERS, renyi_curve(_worst_case(part, plan, noise), ORDERS), strict=True)
-    budgets = [Budget(order, total, epsilon_of(total, order, plan.delta)) for order, total in totals]
+    cap = plan.trials.cap
+    budgets = [Budget(order, total, epsilon_of(cap * total, order, plan.delta), cap) for order, total in totals]
     return min(budgets, key=lambda budget: budget.epsilon)
 
 
@@ -353,7 +375,8 @@ def _budget(part: ImportanceSampler, plan: Plan) -> Budget:
     if plan.epsilon is None:
         return _best(part, plan, plan.noise_multiplier)
     order = _best(part, plan, _worst_noise(part, plan, plan.epsilon)).order
-    return Budget(order, total_for(plan.epsilon, order, plan.delta), plan.epsilon)
+    cap = plan.trials.cap
+    return Budget(order, total_for(plan.epsilon, order, plan.delta) / cap, plan.epsilon, cap)
 
 
 def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:

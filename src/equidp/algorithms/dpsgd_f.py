@@ -21,17 +21,19 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, published_by
 from equidp.mechanism.parts import (
     HUGE,
     TINY,
+    Combination,
     FlatClip,
     NoiseLevel,
-    Plan,
     Positive,
     Public,
     SideRelease,
+    StepFacts,
     counts,
     noise_level,
 )
@@ -59,20 +61,20 @@ class GroupClipCounts(SideRelease):
         entries = torch.add(groups, norms <= public["clip_norm"], alpha=plan.groups)
         return counts(entries, 2 * plan.groups)
 
-    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """C^k, `[K]`."""
         above, not_above = noised.clamp(min=0.0).chunk(2)
         counted = above + not_above
         group_ratio = above / counted.clamp(min=TINY)
-        ratio = above.sum() / (plan.batch_size if self.ratio_over == "batch" else counted.sum().clamp(min=TINY))
+        ratio = above.sum() / (facts.plan.batch_size if self.ratio_over == "batch" else counted.sum().clamp(min=TINY))
         growth = group_ratio / ratio.clamp(min=TINY)  # no count is above without some ratio above 0: 0/TINY = 0
         return {"clip_norm": public["clip_norm"] * (1.0 + growth).clamp(max=self.max_clip_ratio)}
 
-    def objection(self, algorithm: Algorithm) -> str | None:
+    def objection(self, combination: Combination) -> str | None:
         """What is counted is gradients above a bound, which the weight rule has to have, whatever else is used."""
-        if algorithm.weights is None or "clip_norm" in algorithm.weights.reads:
-            return super().objection(algorithm)
-        return f"it counts gradients above clip_norm, which {type(algorithm.weights).__name__} does not use"
+        if combination.weights is None or "clip_norm" in combination.weights.reads:
+            return super().objection(combination)
+        return f"it counts gradients above clip_norm, which {type(combination.weights).__name__} does not use"
 
 
 class DPSGDF(AlgorithmSettings):

@@ -26,10 +26,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth, SmoothedClipCounts
 from equidp.gradients.losses import Loss, Shifted
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import NoiseLevel, Objective, Plan, Public, Pursuing
+from equidp.mechanism.parts import NoiseLevel, Objective, Public, Pursuing, StepFacts
 
 SHARES, COUNTED = "group_shares", "counted_sizes"
 
@@ -43,15 +44,15 @@ class ClipCountsAndShares(SmoothedClipCounts):
     steers: ClassVar[frozenset[str]] = frozenset({SHARES})
     defaults: ClassVar[dict[str, float]] = {SHARES: 1.0}
 
-    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """The sums to go on from, and π̂^k, `[K]`."""
         above, not_above = noised.chunk(2)
         counted = torch.cat([above + not_above, noised.new_ones(1)])  # the last one counts the steps
         counted += public.get(COUNTED, 0.0)
         steps = counted[-1]
-        least = (self.noise(plan) * (2 / steps).sqrt()).clamp(min=plan.sampling_rate)
+        least = (self.noise(facts.plan) * (2 / steps).sqrt()).clamp(min=facts.plan.sampling_rate)
         sizes = torch.maximum(counted[:-1] / steps, least)
-        return {**super().later(noised, public, plan), COUNTED: counted, SHARES: sizes / sizes.sum()}
+        return {**super().later(noised, public, facts), COUNTED: counted, SHARES: sizes / sizes.sum()}
 
 
 class LogitAdjusted(Objective):

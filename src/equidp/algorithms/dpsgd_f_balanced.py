@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equidp.algorithms.dpsgd_f_smooth import DPSGDFSmooth, SmoothedClipCounts
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Plan, Public
+from equidp.mechanism.parts import Public, StepFacts
 
 Balance = Annotated[float, Field(ge=0, le=1)]
 
@@ -32,12 +32,12 @@ class BalancedClipCounts(SmoothedClipCounts):
     gives: ClassVar[frozenset[str]] = frozenset({"clip_norm", "scale"})
     balance: Balance = 0.5
 
-    def of_counts(self, counts: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def of_counts(self, counts: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """C^k and θ^k, `[K]` each, of (m̂, ô), `[2K]`."""
         above, not_above = counts.clamp(min=0.0).chunk(2)
-        expected = plan.batch_size / plan.groups
+        expected = facts.plan.batch_size / facts.plan.groups
         scale = (expected / (above + not_above).clamp(min=1.0)).pow(self.balance)
-        return {**super().of_counts(counts, public, plan), "scale": scale}
+        return {**super().of_counts(counts, public, facts), "scale": scale}
 
 
 class DPSGDFBalanced(DPSGDFSmooth):

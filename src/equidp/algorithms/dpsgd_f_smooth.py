@@ -22,7 +22,7 @@ from torch import Tensor
 
 from equidp.algorithms.dpsgd_f import DPSGDF, GroupClipCounts
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Plan, Public
+from equidp.mechanism.parts import Public, StepFacts
 
 Memory = Annotated[float, Field(ge=0, lt=1)]
 
@@ -35,20 +35,20 @@ class SmoothedClipCounts(GroupClipCounts):
     keeps: ClassVar[frozenset[str]] = frozenset({REMEMBERED})
     memory: Memory = 0.99
 
-    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """`[2K + 1]`: s_t, and its weight 1 − β^t, which the same average of ones comes to."""
         latest = torch.cat([noised, noised.new_ones(1)])
         before = public.get(REMEMBERED)
         return {REMEMBERED: (1 - self.memory) * latest + (0.0 if before is None else self.memory * before)}
 
-    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """What the averaged counts (m̂, ô) say."""
         average = public[REMEMBERED]
-        return self.of_counts(average[:-1] / average[-1], public, plan)
+        return self.of_counts(average[:-1] / average[-1], public, facts)
 
-    def of_counts(self, counts: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def of_counts(self, counts: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """C^k, `[K]`, of (m̂, ô), `[2K]`."""
-        return super().now(counts, public, plan)
+        return super().now(counts, public, facts)
 
 
 class DPSGDFSmooth(DPSGDF):

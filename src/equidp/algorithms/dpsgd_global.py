@@ -28,6 +28,7 @@ from equidp.mechanism.parts import (
     Positive,
     Public,
     SideRelease,
+    StepFacts,
     WeightRule,
     noise_level,
 )
@@ -92,9 +93,9 @@ class StrictBoundCount(SideRelease):
         """#{n_i > τ·Z}, `[1]`."""
         return (norms > self.threshold * public["strict_clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
 
-    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """Z_{t+1}."""
-        share = noised.squeeze(0) / plan.batch_size
+        share = noised.squeeze(0) / facts.plan.batch_size
         grown = share.sub_(self.strict_clip_learning_rate).exp_().mul_(public["strict_clip_norm"])
         return {"strict_clip_norm": grown.clamp_(TINY, HUGE)}
 

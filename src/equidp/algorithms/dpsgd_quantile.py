@@ -20,7 +20,17 @@ from torch import Tensor
 from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import HUGE, TINY, FlatClip, NoiseLevel, Positive, Public, SideRelease, noise_level
+from equidp.mechanism.parts import (
+    HUGE,
+    TINY,
+    FlatClip,
+    NoiseLevel,
+    Positive,
+    Public,
+    SideRelease,
+    StepFacts,
+    noise_level,
+)
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, le=HUGE)]
@@ -61,9 +71,9 @@ class QuantileCount(SideRelease):
         within = (norms <= public["clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
         return within - len(norms) / 2 if self.centred else within
 
-    def later(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """C_{t+1}."""
-        beyond = noised.squeeze(0) / plan.batch_size - (self.target_quantile - 0.5 * self.centred)
+        beyond = noised.squeeze(0) / facts.plan.batch_size - (self.target_quantile - 0.5 * self.centred)
         led = beyond.mul_(-self.clip_learning_rate).exp_().mul_(public["clip_norm"])
         return {"clip_norm": led.clamp_(max(self.min_clip_norm, TINY), HUGE)}
 

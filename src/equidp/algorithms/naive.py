@@ -16,15 +16,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, published_by
 from equidp.mechanism.parts import (
     FlatClip,
     NoiseLevel,
-    Plan,
     Positive,
     Public,
     SideRelease,
+    StepFacts,
     counts,
     noise_level,
 )
@@ -49,9 +50,9 @@ class GroupSizeCounts(SideRelease):
         """b^k, `[K]`: a record is in one group, so it moves one entry by one."""
         return counts(groups, plan.groups)
 
-    def now(self, noised: Tensor, public: Public, plan: Plan) -> dict[str, Tensor]:
+    def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """θ^k, `[K]`."""
-        return {"scale": noised.clamp(min=1.0).reciprocal_().mul_(plan.batch_size / plan.groups)}
+        return {"scale": noised.clamp(min=1.0).reciprocal_().mul_(facts.plan.batch_size / facts.plan.groups)}
 
 
 class Naive(AlgorithmSettings):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equidp.algorithms.psasc import PSASC
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Contributing, Contribution, Run, Update, Updating
+from equidp.mechanism.parts import Contributing, Contribution, Run, StepFacts, Update, Updating
 from equidp.mechanism.sampling import Batch
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -86,7 +86,7 @@ class Remembering(Updating):
         self.part = part
         self.memory: Tensor | None = None
 
-    def direction(self, noisy_sum: Tensor) -> Tensor:
+    def direction(self, noisy_sum: Tensor, facts: StepFacts) -> Tensor:
         """M_t, `[d]`."""
         memory = noisy_sum if self.memory is None else noisy_sum + (1 - self.part.outer_momentum) * self.memory
         self.memory = memory
@@ -119,4 +119,5 @@ class PSASCMomentum(PSASC):
             initial={"clip_norm": self.clip_norm},
             contribution=InnerMomentum(inner_momentum=self.inner_momentum, momentum_length=self.momentum_length),
             update=OuterMomentum(outer_momentum=self.outer_momentum),
+            optimizer="sgd",  # the paper's; another momentum behind its own swings to and fro
         )

@@ -21,9 +21,10 @@ from equidp.accounting.plan import Plan
 from equidp.algorithms.psasc import PSASC
 from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
-from equidp.gradients.terms import norms_of, refuse_autocast, refuse_short_products
+from equidp.gradients.precision import refuse_autocast, refuse_short_products
+from equidp.gradients.rounding import norms_of
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
+from equidp.mechanism.parts import Combination, Contributing, Contribution, Draw, Positive, Run, Sampler, Sampling
 from equidp.mechanism.sampling import Batch
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -84,9 +85,9 @@ class RecordMomentum(Contribution):
             )
         return RunningMeans(self, run)
 
-    def objection(self, algorithm: Algorithm) -> str | None:
+    def objection(self, combination: Combination) -> str | None:
         """A mean over steps needs the record in every step."""
-        return None if isinstance(algorithm.sampler, FullBatch) else "it needs the sampler full_batch"
+        return None if isinstance(combination.sampler, FullBatch) else "it needs the sampler full_batch"
 
 
 class RunningMeans(Contributing):

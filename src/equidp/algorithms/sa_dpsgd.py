@@ -28,7 +28,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from equidp.accounting.ledger import Event, published_epsilon
+from equidp.accounting.epsilon import published_epsilon
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, Outcome, Published
@@ -107,18 +108,18 @@ class Annealing(Acceptance):
             return ()
         return (Event(self.energy_rate(plan), noise_level(self.energy_noise_multiplier, plan)),)
 
-    def cap(self, plan: Plan, algorithm: Algorithm) -> int:
+    def cap(self, plan: Plan, sampling_rate: float) -> int:
         """T, or min(T, τ*·(μ_0 + 1))."""
-        return min(plan.steps, self.allowed_steps(plan, algorithm) * (self.max_rejections + 1))
+        return min(plan.steps, self.allowed_steps(plan, sampling_rate) * (self.max_rejections + 1))
 
-    def allowed_steps(self, plan: Plan, algorithm: Algorithm) -> int:
+    def allowed_steps(self, plan: Plan, sampling_rate: float) -> int:
         """τ*: how many accepted steps the published count allows; T where nobody counts."""
         if self.published_epsilon is None:
             return plan.steps
         low, high = 0, plan.steps
         while low < high:
             middle = (low + high + 1) // 2
-            fits = published_count(algorithm, plan, middle) <= self.published_epsilon
+            fits = published_count(plan, sampling_rate, middle) <= self.published_epsilon
             low, high = (middle, high) if fits else (low, middle - 1)
         return max(low, 1)
 
@@ -135,7 +136,7 @@ class _Annealing(Accepting):
     def __init__(self, part: Annealing, run: Run) -> None:
         self.part, self.run = part, run
         self.accepted, self.rejected, self.refused_in_a_row = 0, 0, 0
-        self.allowed = part.allowed_steps(run.plan, run.algorithm) if part.may_stop else None
+        self.allowed = part.allowed_steps(run.plan, run.sampling_rate) if part.may_stop else None
 
     @property
     def temperature(self) -> float:
@@ -179,7 +180,7 @@ class PublicAnnealing(_Annealing):
 
     def begin(self) -> None:
         """J(θ), once; anew in every step where the loss follows released values, which have moved since."""
-        if self.current is None or self.run.algorithm.objective.reads:
+        if self.current is None or self.run.combination.objective.reads:
             self.current = self.run.public_loss(self.part.energy_records)
 
     def accept(self) -> bool:
@@ -223,9 +224,9 @@ class PrivateAnnealing(_Annealing):
         return torch.nan_to_num(losses, nan=self.part.loss_bound).clamp(0.0, self.part.loss_bound)
 
 
-def published_count(algorithm: Algorithm, plan: Plan, accepted: int) -> float:
+def published_count(plan: Plan, sampling_rate: float, accepted: int) -> float:
     """The paper's ε of so many accepted steps: Theorem 1 with the logarithm it lacks, classic conversion."""
-    event = Event(algorithm.sampler.sampling_rate(plan), plan.noise_multiplier, max(accepted, 1))
+    event = Event(sampling_rate, plan.noise_multiplier, max(accepted, 1))
     return published_epsilon([event], plan.delta, "classic")
 
 
@@ -236,7 +237,7 @@ def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Publ
         f"RDP of the {accepted} accepted steps alone, classic conversion, integer orders 2 to 64; refused candidates "
         "are left out, so this figure is no guarantee"
     )
-    return Published(published_count(algorithm, plan, accepted), formula, guarantee=False)
+    return Published(published_count(plan, algorithm.sampler.sampling_rate(plan), accepted), formula, guarantee=False)
 
 
 class SADPSGD(AlgorithmSettings):

@@ -22,7 +22,7 @@ from pydantic import Field
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import HUGE, FlatClip, Positive, Schedule
+from equidp.mechanism.parts import HUGE, Combination, FlatClip, Positive, Schedule
 
 Count = Annotated[int, Field(ge=1, le=1000)]
 
@@ -54,15 +54,15 @@ class DecayingPhases(Schedule):
             if length
         )
 
-    def objection(self, algorithm: Algorithm) -> str | None:
+    def objection(self, combination: Combination) -> str | None:
         """A falling clip norm needs a rule that reads it; and no factor may overflow over the phases."""
         for name in ("noise_decay", "phase_decay", "clip_decay"):
             if (self.phases - 1) * abs(math.log10(getattr(self, name))) > math.log10(HUGE):
                 return f"its first and last of {self.phases} phases are too far apart; set {name} nearer to 1"
-        reads = algorithm.weights.reads if algorithm.weights else frozenset()
+        reads = combination.weights.reads if combination.weights else frozenset()
         if self.clip_decay == 1 or "clip_norm" in reads:
             return None
-        return f"it moves clip_norm, which {type(algorithm.weights).__name__} does not read; set clip_decay to 1"
+        return f"it moves clip_norm, which {type(combination.weights).__name__} does not read; set clip_decay to 1"
 
 
 @dataclass(frozen=True)

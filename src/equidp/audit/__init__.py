@@ -1,10 +1,18 @@
-"""Audit: attack a training run, and hold what the attack achieves against what the run claims."""
+"""Audit: attack a training run, and compare what the attack achieves with what the run claims.
+
+- `one_run`: the lower bound on ε from one training. `canaries`: the records that the attack guesses about.
+- `membership`: whose presence in the training part an attack recognises, per group.
+- `setup`: how an audit trains a model. `run`: one audit, from a split to `audit.json`.
+- `figures`, `page`: the audit's own figures and HTML page.
+
+It imports `mechanism`, `data`, `parameters`, and `reporting` for its page. Begin with `run.run`.
+"""
 
 from __future__ import annotations
 
 from equidp.audit.one_run import epsilon_lower_bound, p_value
-from equidp.audit.recipe import Recipe
 from equidp.audit.run import run
+from equidp.audit.setup import TrainingSetup
 from equidp.parameters import AuditSettings
 
-__all__ = ["AuditSettings", "Recipe", "epsilon_lower_bound", "p_value", "run"]
+__all__ = ["AuditSettings", "TrainingSetup", "epsilon_lower_bound", "p_value", "run"]

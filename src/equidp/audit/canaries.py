@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.audit.one_run import CONFIDENCE, epsilon_lower_bound
-from equidp.audit.recipe import Recipe, losses
+from equidp.audit.setup import TrainingSetup, losses
 from equidp.data.records import Records, Schema
 from equidp.gradients.losses import Loss
 from equidp.mechanism.noise import RandomSource, SeededRandom, Stream, derived_seed
@@ -83,29 +83,29 @@ def coins(canaries: int, seed: int, stream: str) -> Tensor:
 
 
 def gradient_scores(
-    recipe: Recipe, records: Records, included: Tensor, random: RandomSource, *, progress: bool = False
+    setup: TrainingSetup, records: Records, included: Tensor, random: RandomSource, *, progress: bool = False
 ) -> Tensor:
     """`[m]` scores of gradient canaries after one training run.
 
     Args:
-        recipe: how to train.
+        setup: how to train.
         records: the real training records.
         included: `[m]` bool, which canaries are in.
         random: the streams of the run; wrapped, to listen to what is released.
     """
-    model = CanaryModel(recipe.build_model(records.schema), records.schema, records.features.dtype, len(included))
-    listener = Listener(random, model, recipe.algorithm.sampler.sampling_rate(recipe.algorithm.adapt(recipe.plan)))
+    model = CanaryModel(setup.build_model(records.schema), records.schema, records.features.dtype, len(included))
+    listener = Listener(random, model, setup.algorithm.sampler.sampling_rate(setup.algorithm.adapt(setup.plan)))
 
     def aim(trainer: Trainer) -> None:
         if trainer.algorithm.weights is not None:
             model.strength = strongest_norm(trainer.algorithm.weights, _for_every_group(trainer))
 
-    public = recipe.public if recipe.public is None else with_canaries(recipe.public, torch.zeros(0, dtype=torch.bool))
-    recipe.train(
+    public = setup.public if setup.public is None else with_canaries(setup.public, torch.zeros(0, dtype=torch.bool))
+    setup.train(
         with_canaries(records, included),
         listener,
         model=model,
-        loss=canary_loss(recipe.loss),
+        loss=canary_loss(setup.loss),
         public=public,
         before=aim,
         progress=progress,
@@ -139,7 +139,7 @@ class CanaryModel(nn.Module):
 
 
 def canary_loss(loss: Loss) -> Loss:
-    """The recipe's loss for a real record; for a canary minus its coordinate's part, so that training adds it up."""
+    """The setup's loss for a real record; for a canary minus its coordinate's part, so that training adds it up."""
 
     def per_record(outputs: Tensor, labels: Tensor) -> Tensor:
         return loss(outputs[:, :-2], labels) * outputs[:, -2].detach() + outputs[:, -1]
@@ -264,12 +264,12 @@ def _own_units(unit: Tensor, canaries: int) -> Tensor:
 
 
 def input_scores(
-    recipe: Recipe, records: Records, canaries: Tensor, included: Tensor, random: RandomSource, *, seed: int
+    setup: TrainingSetup, records: Records, canaries: Tensor, included: Tensor, random: RandomSource, *, seed: int
 ) -> Tensor:
     """`[m]` scores of mislabelled canaries after one training run: minus the finished model's loss on them.
 
     Args:
-        recipe: how to train.
+        setup: how to train.
         records: the training part, from which the canaries are taken.
         canaries: `[m]` positions of the records that become canaries.
         included: `[m]` bool, which of them are in.
@@ -279,8 +279,8 @@ def input_scores(
     wrong = mislabelled(records.take(canaries), seed)
     rest = torch.ones(len(records), dtype=torch.bool)
     rest[canaries] = False
-    model = recipe.train(joined(records.take(rest), wrong.take(included)), random)
-    return -losses(model, wrong, recipe.loss)
+    model = setup.train(joined(records.take(rest), wrong.take(included)), random)
+    return -losses(model, wrong, setup.loss)
 
 
 def mislabelled(records: Records, seed: int) -> Records:
@@ -306,6 +306,6 @@ def joined(one: Records, other: Records) -> Records:
     )
 
 
-def seeded(recipe: Recipe, seed: int, stream: str) -> SeededRandom:
+def seeded(setup: TrainingSetup, seed: int, stream: str) -> SeededRandom:
     """Streams of an audit's training run, apart from those of any other run of that seed."""
-    return SeededRandom(derived_seed(seed, f"audit/{stream}"), recipe.device)
+    return SeededRandom(derived_seed(seed, f"audit/{stream}"), setup.device)

@@ -1,4 +1,4 @@
-"""Membership inference per group: whose presence in the training part can be told from the trained model?
+"""Membership inference per group: whose presence in the training part does the trained model betray?
 
 Two attacks, each a score per record that is larger for records that seem to have been trained on:
 

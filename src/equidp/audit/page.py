@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,9 +12,11 @@ from equidp.audit.figures import ATTACKS, CANARIES, MEASURES, bounds_beside_clai
 from equidp.audit.membership import FEWEST
 from equidp.audit.run import REMEDY
 from equidp.data.records import MIN_TEST_RECORDS
-from equidp.reporting.page import MAX_FIGURE_GROUPS, Cell, Grid, render
+from equidp.reporting.page import MAX_FIGURE_GROUPS
 from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.rendering import PageTable, TableCell, render
 from equidp.reporting.tables import BASELINE
+from equidp.reporting.trade_off_figure import trade_off_figure
 
 WARNING = (
     "The findings of an audit are computed from exact training data and are outside the privacy guarantee: keep this "
@@ -133,18 +135,20 @@ def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _exposed_most(when: str, attack: str, found: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The group of the first grouping that is told apart best, if any is."""
+    """The group of the first grouping whose members an attack recognises best, if it recognises any."""
     grouping, groups = next(iter(found["groups"].items()))
-    told = {name: one["auc"] for name, one in groups.items() if one["auc"] is not None and one["auc_interval"][0] > 0.5}
-    if not told:
+    significant = {
+        name: one["auc"] for name, one in groups.items() if one["auc"] is not None and one["auc_interval"][0] > 0.5
+    }
+    if not significant:
         return f"{grouping} exposed most, {when}", "none", f"no AUC's interval is above 0.5 ({ATTACKS[attack]})"
-    most = max(told, key=lambda name: told[name])
+    most = max(significant, key=lambda name: significant[name])
     (low, high), known = groups[most]["auc_interval"], sum(one["auc"] is not None for one in groups.values())
-    best = f"AUC {told[most]:.3f} ({low:.3f} to {high:.3f}), the largest of {known}, by {ATTACKS[attack]}"
+    best = f"AUC {significant[most]:.3f} ({low:.3f} to {high:.3f}), the largest of {known}, by {ATTACKS[attack]}"
     return f"{grouping} exposed most, {when}", most, best
 
 
-def _bounds(findings: Mapping[str, Any]) -> Grid | None:
+def _bounds(findings: Mapping[str, Any]) -> PageTable | None:
     header = (
         ("attack", False),
         ("canaries", True),
@@ -158,18 +162,18 @@ def _bounds(findings: Mapping[str, Any]) -> Grid | None:
     rows = tuple(
         (
             _words(name),
-            *(Cell(f"{found[key]:,}", found[key]) for key in ("canaries", "guesses", "correct")),
-            Cell(f"{found['delta']:.2g}", found["delta"]),
-            Cell(f"≥ {_lower(found['epsilon_lower_bound'])}", found["epsilon_lower_bound"]),
-            Cell(f"≤ {epsilon_text(found['epsilon_claimed'])}", found["epsilon_claimed"]),
+            *(TableCell(f"{found[key]:,}", found[key]) for key in ("canaries", "guesses", "correct")),
+            TableCell(f"{found['delta']:.2g}", found["delta"]),
+            TableCell(f"≥ {_lower(found['epsilon_lower_bound'])}", found["epsilon_lower_bound"]),
+            TableCell(f"≤ {epsilon_text(found['epsilon_claimed'])}", found["epsilon_claimed"]),
             _words("REFUTED" if not found["consistent"] else "not refuted" if found["refutable"] else "out of reach"),
         )
         for name, found in _attacks(findings).items()
     )
-    return Grid("", header, rows) if rows else None
+    return PageTable("", header, rows) if rows else None
 
 
-def _exposures(findings: Mapping[str, Any]) -> Iterator[Grid]:
+def _exposures(findings: Mapping[str, Any]) -> Iterator[PageTable]:
     """One table per grouping and attack: AUC and TPR of everyone and of each group, before and after privacy."""
     models = findings["membership"]
     if not models:
@@ -185,21 +189,21 @@ def _exposures(findings: Mapping[str, Any]) -> Iterator[Grid]:
                 _exposure(name, [side["groups"][grouping][name] for side in sides])
                 for name in sides[0]["groups"][grouping]
             ]
-            yield Grid(f"By {grouping}: {ATTACKS[attack]}", tuple(header), tuple(rows))
+            yield PageTable(f"By {grouping}: {ATTACKS[attack]}", tuple(header), tuple(rows))
 
 
-def _exposure(name: str, sides: list[Mapping[str, Any]]) -> tuple[Cell, ...]:
-    counts = (Cell(f"{sides[0][key]:,}", sides[0][key]) for key in ("members", "non_members"))
+def _exposure(name: str, sides: list[Mapping[str, Any]]) -> tuple[TableCell, ...]:
+    counts = (TableCell(f"{sides[0][key]:,}", sides[0][key]) for key in ("members", "non_members"))
     figures = (_with_interval(side, measure) for measure in MEASURES for side in sides)
     return (_words(name), *counts, *figures)
 
 
-def _with_interval(found: Mapping[str, Any], measure: str) -> Cell:
+def _with_interval(found: Mapping[str, Any], measure: str) -> TableCell:
     value = found[measure]
     if value is None:
-        return Cell("–", None)
+        return TableCell("–", None)
     low, high = found[f"{measure}_interval"]
-    return Cell(f"{value:.3f} [{low:.3f}, {high:.3f}]", value)
+    return TableCell(f"{value:.3f} [{low:.3f}, {high:.3f}]", value)
 
 
 def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
@@ -209,6 +213,12 @@ def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
             bounds_beside_claims(findings),
             "Lower bound beside the ε claimed at the same δ. A bound above its claim would refute it.",
         )
+    if curve := findings["claim"].get("trade_off"):
+        yield (
+            trade_off_figure({findings["algorithm"]: curve}, points(findings)),
+            "The curve is the most that any attack can achieve on the claimed ledger; the points are what these "
+            "attacks achieved. Points above it refute the claim, unless chance put them there.",
+        )
     caption = f"With {findings['confidence']:.0%} intervals, before (sgd) and after privacy. Dotted: blind guessing."
     attacks = findings["membership"].get(BASELINE, {})
     for grouping, groups in next(iter(attacks.values()), {"groups": {}})["groups"].items():
@@ -217,8 +227,17 @@ def _figures(findings: Mapping[str, Any]) -> Iterator[tuple[go.Figure, str]]:
                 yield exposure_by_group(findings, grouping, measure), caption
 
 
-def _words(text: str) -> Cell:
-    return Cell(text, text)
+def points(findings: Mapping[str, Any]) -> dict[str, list[Sequence[float]]]:
+    """What each attack on the private model achieved: (accused wrongly, recognised) pairs by attack."""
+    found = {name: list(one["achieved"]) for name, one in _attacks(findings).items() if one.get("achieved")}
+    for attack, exposure in findings["membership"].get(findings["algorithm"], {}).items():
+        if (share := exposure["overall"]["tpr_at_1_percent_fpr"]) is not None:
+            found[ATTACKS[attack]] = [(0.01, share)]
+    return found
+
+
+def _words(text: str) -> TableCell:
+    return TableCell(text, text)
 
 
 def _lower(value: float) -> str:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equidp.accounting.accounted import Accounted
 from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores, joined, seeded, verdict
 from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
 from equidp.audit.one_run import epsilon_lower_bound
-from equidp.audit.recipe import Recipe, losses
+from equidp.audit.setup import TrainingSetup, losses
 from equidp.data.records import Records, Split
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import derived_seed
@@ -28,9 +29,13 @@ REMEDY = (
 """What to do about a claim that even an attack without an error could not have refuted."""
 
 
+FALSE_ALARMS = (0.01, 0.03, 0.1, 0.3)
+"""Rates at which what the canaries' scores achieve is put beside the trade-off curve."""
+
+
 def run(
     split: Split,
-    recipe: Recipe,
+    setup: TrainingSetup,
     settings: AuditSettings,
     *,
     seed: int,
@@ -40,103 +45,132 @@ def run(
     """Audit one algorithm on one dataset.
 
     Args:
-        split: training and test part; `recipe.public` stands for the public one.
-        recipe: how to train.
+        split: training and test part; `setup.public` stands for the public one.
+        setup: how to train.
         settings: what to attack with.
         seed: of coins, labels, batches and noise.
-        groupings: whose groups membership inference is told for.
+        groupings: whose groups membership inference is reported for.
         progress: show progress bars.
 
     Returns:
-        Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `gradient_canaries`, `input_canaries` (each None
-        if left out) and `membership` (per model `sgd` and the algorithm, per attack, `overall` and `groups`).
+        Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `training` (public facts that tell which
+        training was audited), `gradient_canaries`, `input_canaries` (each None if left out) and `membership` (per model
+        `sgd` and the algorithm, per attack, `overall` and `groups`).
 
     Raises:
         EquidpError: where there is nothing to audit.
     """
-    if not recipe.algorithm.private:
+    if not setup.algorithm.private:
         raise EquidpError(
-            f"{recipe.algorithm.name} claims no ε, so there is nothing to audit: choose another algorithm."
+            f"{setup.algorithm.name} claims no ε, so there is nothing to audit: choose another algorithm."
         )
-    plan = recipe.algorithm.adapt(recipe.plan)
+    plan = setup.algorithm.adapt(setup.plan)
     findings: dict[str, Any] = {
-        "algorithm": recipe.algorithm.name,
+        "algorithm": setup.algorithm.name,
         "seed": seed,
         "confidence": settings.confidence,
-        "claim": {"epsilon": claimed(recipe, plan.delta), "delta": plan.delta},
+        "claim": {"epsilon": claimed(setup, plan.delta), "delta": plan.delta, "trade_off": claimed_curve(setup)},
+        "training": {
+            "records": plan.records,
+            "expected_batch_size": plan.batch_size,
+            "steps": plan.steps,
+            "noise_multiplier": plan.noise_multiplier,
+        },
         "gradient_canaries": None,
         "input_canaries": None,
         "membership": {},
     }
     if settings.gradient_canaries:
-        findings["gradient_canaries"] = _gradient(split.train, recipe, settings, seed, progress)
+        findings["gradient_canaries"] = _gradient(split.train, setup, settings, seed, progress)
     if settings.input_canaries:
-        findings["input_canaries"] = _input(split.train, recipe, settings, seed)
+        findings["input_canaries"] = _input(split.train, setup, settings, seed)
     if settings.membership:
-        findings["membership"] = _membership(split, recipe, settings, seed, groupings)
+        findings["membership"] = _membership(split, setup, settings, seed, groupings)
     return findings
 
 
-def claimed(recipe: Recipe, delta: float) -> float:
-    """The ε that the recipe's run claims at δ: of its events, or of its budget."""
-    return recipe.algorithm.epsilon(dataclasses.replace(recipe.plan, delta=delta)).value
+def claimed(setup: TrainingSetup, delta: float) -> float:
+    """The ε that the setup's run claims at δ: of its events, or of its budget."""
+    return setup.algorithm.epsilon(dataclasses.replace(setup.plan, delta=delta)).value
 
 
-def audited_delta(recipe: Recipe, settings: AuditSettings, canaries: int) -> float:
+def claimed_curve(setup: TrainingSetup) -> dict[str, Any] | None:
+    """The trade-off curve that the setup's run claims, as in privacy.json; None where none is known."""
+    algorithm, plan = setup.algorithm, setup.algorithm.adapt(setup.plan)
+    events = algorithm.events(plan)
+    curve = Accounted(plan, events, events, algorithm.budget(plan)).trade_off()
+    return curve.to_dict() if curve else None
+
+
+def achieved(scores: Tensor, included: Tensor) -> list[list[float]]:
+    """Canaries accused wrongly, and recognised, by thresholds on the score at some rates of false alarms."""
+    members, others = scores[included], scores[~included].sort(descending=True).values
+    points = []
+    for rate in FALSE_ALARMS:
+        if (accused := round(rate * len(others))) > 0:
+            share = float((members > others[accused - 1]).double().mean())
+            points.append([(accused - 1) / len(others), share])
+    return points
+
+
+def audited_delta(setup: TrainingSetup, settings: AuditSettings, canaries: int) -> float:
     """δ of the audit. A fixed list of events claims an ε at every δ; a budget only at the δ that it was made for."""
-    return settings.delta_of(canaries) if recipe.algorithm.fixed else recipe.plan.delta
+    return settings.delta_of(canaries) if setup.algorithm.fixed else setup.plan.delta
 
 
-def _gradient(train: Records, recipe: Recipe, settings: AuditSettings, seed: int, progress: bool) -> dict[str, Any]:
+def _gradient(
+    train: Records, setup: TrainingSetup, settings: AuditSettings, seed: int, progress: bool
+) -> dict[str, Any]:
     included = coins(settings.gradient_canaries, seed, "gradient")
-    random = seeded(recipe, seed, "gradient")
-    scores = gradient_scores(recipe, train, included, random, progress=progress)
-    return _judged(scores, included, recipe, settings)
+    random = seeded(setup, seed, "gradient")
+    scores = gradient_scores(setup, train, included, random, progress=progress)
+    return _judged(scores, included, setup, settings)
 
 
-def _input(train: Records, recipe: Recipe, settings: AuditSettings, seed: int) -> dict[str, Any]:
+def _input(train: Records, setup: TrainingSetup, settings: AuditSettings, seed: int) -> dict[str, Any]:
     count = min(settings.input_canaries, len(train) // 2)
     chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(derived_seed(seed, "audit/chosen")))[
         :count
     ]
     included = coins(count, seed, "input")
-    scores = input_scores(recipe, train, chosen, included, seeded(recipe, seed, "input"), seed=seed)
-    return _judged(scores, included, recipe, settings)
+    scores = input_scores(setup, train, chosen, included, seeded(setup, seed, "input"), seed=seed)
+    return _judged(scores, included, setup, settings)
 
 
-def _judged(scores: Tensor, included: Tensor, recipe: Recipe, settings: AuditSettings) -> dict[str, Any]:
+def _judged(scores: Tensor, included: Tensor, setup: TrainingSetup, settings: AuditSettings) -> dict[str, Any]:
     """The verdict beside the claim at the same δ, and the most that any guesses could have shown."""
     canaries = len(scores)
     found: Verdict = verdict(
         scores,
         included,
         guesses=settings.guesses_of(canaries),
-        delta=audited_delta(recipe, settings, canaries),
+        delta=audited_delta(setup, settings, canaries),
         confidence=settings.confidence,
     )
-    claim = claimed(recipe, found.delta)
+    claim = claimed(setup, found.delta)
     every = epsilon_lower_bound(canaries, found.guesses, found.guesses, found.delta, confidence=found.confidence)
     return dataclasses.asdict(found) | {
         "epsilon_claimed": claim,
         "epsilon_within_reach": every,
         "consistent": found.epsilon_lower_bound <= claim,
         "refutable": every > claim,
+        "achieved": achieved(scores, included),
     }
 
 
 def _membership(
-    split: Split, recipe: Recipe, settings: AuditSettings, seed: int, groupings: Sequence[str]
+    split: Split, setup: TrainingSetup, settings: AuditSettings, seed: int, groupings: Sequence[str]
 ) -> dict[str, Any]:
     partition = split.train.grouping(groupings[0])[0], split.test.grouping(groupings[0])[0]
     members, others = (
         part.take(at_most(groups, settings.membership_records, seed))
         for part, groups in zip((split.train, split.test), partition, strict=True)
     )
-    plain = dataclasses.replace(recipe, algorithm=recipe.baseline)
+    plain = dataclasses.replace(setup, algorithm=setup.baseline)
     attacked = {
-        name: [losses(model, part, recipe.loss) for part in (members, others)]
+        name: [losses(model, part, setup.loss) for part in (members, others)]
         for name, model in (
-            (kind.algorithm.name, kind.train(split.train, seeded(kind, seed, "membership"))) for kind in (plain, recipe)
+            (kind.algorithm.name, kind.train(split.train, seeded(kind, seed, "membership"))) for kind in (plain, setup)
         )
     }
     scores = {name: {"loss": (-inside, -outside)} for name, (inside, outside) in attacked.items()}
@@ -152,7 +186,7 @@ def _membership(
 
 
 def _references(
-    split: Split, members: Records, others: Records, plain: Recipe, count: int, seed: int
+    split: Split, members: Records, others: Records, plain: TrainingSetup, count: int, seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Losses on (members, others) of models trained on halves of them, and which half each was trained on."""
     pool = joined(members, others)

@@ -1,17 +1,27 @@
-"""Words: text as ids of a fixed, hashed vocabulary, so that no word is learnt from private text.
+"""Words: text as ids of a fixed vocabulary, so that no word is learnt from private text.
 
-A word's id follows from the word alone. Two words may share an id; with 20,000 ids for the few thousand words that
-matter that costs little, and it costs no privacy.
+The vocabulary is hashed, or a public list. Hashed, a word's id follows from the word alone, and two words may share
+one. A list of words of somebody else's texts (GloVe's, say) costs no privacy either, and each of its words has an id of
+its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
+
+from equidp.data.raw_files import CORRUPT, opened
+from equidp.errors import EquidpError
 
 PADDING = 0
+UNKNOWN = 1
+"""Of words that a list does not have; hashed ids have none."""
+FIRST_LISTED = 2
 TAG = re.compile(r"<[^>]*>")
+CUT = re.compile(r"(?=n't$)|(?='(?!t$))|(?<!n)(?='t$)")
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 
 
@@ -29,5 +39,60 @@ def word_id(word: str, vocabulary: int) -> int:
 
 def token_ids(text_words: list[str], vocabulary: int, length: int) -> list[int]:
     """Ids of the last `length` words, padded on the left: a review's verdict stands at its end."""
-    ids = [word_id(word, vocabulary) for word in text_words[-length:]]
+    return _padded([word_id(word, vocabulary) for word in text_words[-length:]], length)
+
+
+def listed_ids(text_words: list[str], ids: Mapping[str, int], length: int) -> list[int]:
+    """As `token_ids`, by the ids of a list. A word not on it is cut as GloVe's texts were: did + n't, film + 's."""
+    last = text_words[-length:]  # parts are no fewer than words: these are enough
+    known = [ids.get(part, UNKNOWN) for word in last for part in ((word,) if word in ids else CUT.split(word))]
+    return _padded(known[-length:], length)
+
+
+def ids_of(listed: tuple[str, ...]) -> dict[str, int]:
+    """Each word's id, in the order of the list, behind those of padding and unknown words."""
+    return {word: number for number, word in enumerate(listed, start=FIRST_LISTED)}
+
+
+def read_list(path: Path, count: int) -> tuple[str, ...]:
+    """The first `count` words of a file with a word on each line, numbers behind it allowed (GloVe's format).
+
+    Raises:
+        EquidpError: the file is truncated, is no text, has fewer words, or a line that is unlike the first or has a
+            word of an earlier line.
+    """
+    found: dict[str, None] = {}
+    width = 0
+    for number, (word, *values) in table_lines(path):
+        width = width or len(values) + 1
+        if not word or word in found or len(values) + 1 != width:
+            why = (
+                f"{word!r} stands there twice" if word in found else f"{len(values) + 1} columns, the first has {width}"
+            )
+            raise EquidpError(f"{path}, row {number}: {why if word else 'no word'}; expected one word per line.")
+        found[word] = None
+        if len(found) == count:
+            return tuple(found)
+    raise EquidpError(f"{path} has {len(found)} words, and data.options.vocabulary asks for {count}: lower it.")
+
+
+def table_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Number and columns of each line of a text file, plain or gzipped, columns parted by single spaces.
+
+    Raises:
+        EquidpError: the file is truncated, corrupt or no UTF-8 text.
+    """
+    try:
+        with opened(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                yield number, line.decode().rstrip().split(" ")
+    except UnicodeDecodeError as error:
+        raise EquidpError(f"{path} is no UTF-8 text ({error}); download it again.") from error
+    except CORRUPT as error:
+        raise EquidpError(f"{path} is truncated or corrupt ({error}); download it again.") from error
+    except OSError as error:
+        raise EquidpError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+def _padded(ids: list[int], length: int) -> list[int]:
     return [PADDING] * (length - len(ids)) + ids

@@ -20,16 +20,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from equidp.errors import EquidpError
-from equidp.gradients.terms import (
-    Convolutions,
-    GroupedProducts,
-    Lookups,
-    Outer,
-    Products,
-    Term,
-    Vectors,
-    along_positions,
-)
+from equidp.gradients.convolutions import Convolutions
+from equidp.gradients.lookups import Lookups
+from equidp.gradients.products import GroupedProducts, Outer, Products
+from equidp.gradients.terms import Term, Vectors, along_positions
 from equidp.gradients.windows import Kernel
 from equidp.gradients.workspace import Workspace
 

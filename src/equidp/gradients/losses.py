@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -35,9 +35,11 @@ class CrossEntropy:
         """softmax(z) − 1_y, by the operations that autograd would use."""
         if outputs.dim() != 2 or outputs.dtype != torch.float32 or labels.dtype != torch.int64:  # shares of classes
             return None
-        logarithms = torch.log_softmax(outputs, 1)
         upstream = torch.zeros_like(outputs).scatter_(1, labels.unsqueeze(1), -1.0)
-        gradient: Tensor = torch.ops.aten._log_softmax_backward_data(upstream, logarithms, 1, outputs.dtype)
+        with torch.enable_grad():
+            node: Any = torch.log_softmax(outputs.detach().requires_grad_(), 1).grad_fn
+        with torch.no_grad():  # the node alone is called: autograd.grad takes three times as long for so little
+            gradient: Tensor = node(upstream)
         return gradient
 
 

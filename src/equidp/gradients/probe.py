@@ -2,8 +2,12 @@
 
 The books are kept per layer. A parameter that reaches the loss past its own layer (a weight used by a function, say),
 or a layer of the user's own in which records meet, would make them wrong without any sign of it. So two records are
-tried: the sum of their gradients has to be autograd's, and neither's norm may depend on the other, or on its being
-there. Where a model draws random numbers, records may meet by chance (mixup): then several draws are tried.
+tried: each one's gradient and its norm have to be autograd's, and so have those of a unit of both. Neither's norm may
+depend on the other, or on its being there. Where a model draws random numbers, records may meet by chance (mixup): then
+several draws are tried.
+
+The norm matters most: the weight follows from it, and no sum shows that it is too small. It may be larger than
+autograd's by what the books say, where a gradient cancels (`rounding.py`).
 
 Nor may a forward pass change a buffer or a parameter: what it learns there would leave with the model, exact and
 without noise.
@@ -13,17 +17,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.terms import as_precise_as_norms
+from equidp.gradients.passes import Passes, Precision
+from equidp.gradients.precision import as_precise_as_norms
 from equidp.system.threads import GLOBAL_RANDOM
-
-if TYPE_CHECKING:
-    from equidp.gradients.engine import GradientEngine
 
 RECORDS = 2
 DRAWS = 20  # of a model that draws: two records meet in each with a chance of a half where they are shuffled
@@ -31,53 +33,124 @@ TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
 """Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
 
 
-def probe(engine: GradientEngine, features: Tensor, labels: Tensor) -> bool:
+class Probed(Passes, Protocol):
+    """Passes that can be tried out.
+
+    Attributes:
+        model: whose gradients.
+        parameters: the trained ones, in order.
+        precision: in which forward and backward run.
+    """
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]: ...
+    @property
+    def precision(self) -> Precision: ...
+
+    def overstatement(self) -> Tensor:
+        """`[b]` (or `[U]`): by how much the squares of the last `norms` may be too large."""
+
+    def plain_sum(
+        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """`[d]`: Σ w_i g_i by ordinary autograd."""
+
+
+def probe(passes: Probed, features: Tensor, labels: Tensor) -> bool:
     """Try the first records of a batch; true once there is nothing left to try.
 
     Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
 
     Raises:
         EquidpError: naming a parameter whose gradients are wrong, or a parameter or buffer that changes, or saying that
-            records mix.
+            records mix or that norms are wrong.
     """
     features, labels = _two_different(features, labels)
-    before = {name: value.clone() for name, value in _kept(engine)}
+    before = {name: value.clone() for name, value in _kept(passes)}
     seed = torch.random.initial_seed()
-    devices = [engine.device] if engine.device.type == "cuda" else []
+    devices = [_device(passes)] if _device(passes).type == "cuda" else []
     # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
-        _reseed(engine, seed)
-        undrawn = _generators(engine)
-        norms = _norms(engine, features, labels, seed)
-        draws = not _generators(engine).equal(undrawn)
-        _compare_kept(engine, before)
-        ours = engine.weighted_sum(torch.ones_like(norms))
-        _reseed(engine, seed)
-        expected = engine.plain_sum(features, labels)
+        _reseed(passes, seed)
+        undrawn = _generators(passes)
+        norms = _norms(passes, features, labels, seed)
+        draws = not _generators(passes).equal(undrawn)
+        _compare_kept(passes, before)
+        ours = passes.weighted_sum(torch.ones_like(norms))
+        expected = _by_autograd(passes, features, labels, seed)
         if not (norms.isfinite().all() and expected.isfinite().all()):
             return False
-        _compare_sums(engine, ours, expected, norms)
+        _compare_sums(passes, ours, expected, norms)
         if len(features) < RECORDS:
             return False
         # a record on its own draws other numbers: it is compared without dropout, and not where a model draws even then
-        with _evaluating(engine.model) if draws else contextlib.nullcontext():
-            together, other = (_norms(engine, features, labels, seed + draw) for draw in (0, 1))
-            if _close(engine, together, other):
-                alone = [_norms(engine, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
-                _compare_norms(engine, other, torch.cat(alone))
+        with _evaluating(passes.model) if draws else contextlib.nullcontext():
+            together, other = (_norms(passes, features, labels, seed + draw) for draw in (0, 1))
+            if _close(passes, together, other):
+                alone = [_norms(passes, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
+                _compare_norms(passes, other, torch.cat(alone))
         for draw in range(DRAWS if draws else 1):
-            drawn = _norms(engine, features, labels, seed + draw)
+            drawn = _norms(passes, features, labels, seed + draw)
             for i in range(RECORDS):  # the same numbers are drawn for it where only the other one changes
-                beside = _norms(engine, features[[i] * RECORDS], labels[[i] * RECORDS], seed + draw)
-                _compare_norms(engine, drawn[i], beside[i])
+                beside = _norms(passes, features[[i] * RECORDS], labels[[i] * RECORDS], seed + draw)
+                _compare_norms(passes, drawn[i], beside[i])
         # by now a model that remembers, however slowly, has seen others
-        _compare_norms(engine, norms, _norms(engine, features, labels, seed), share=0.01)
+        _compare_norms(passes, norms, _norms(passes, features, labels, seed), share=0.01)
+        twice, owners = torch.tensor([0, 1, 0], device=features.device), torch.tensor([0, 1, 1], device=features.device)
+        _compare_each(passes, features, labels, seed)
+        _compare_each(passes, features[twice], labels[twice], seed, owners)
     return True
 
 
-def _norms(engine: GradientEngine, features: Tensor, labels: Tensor, seed: int) -> Tensor:
-    _reseed(engine, seed)
-    return engine.unprobed_norms(features, labels)
+def _compare_each(passes: Probed, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> None:
+    """Every record's (or unit's) gradient and its norm with autograd's."""
+    norms = _norms(passes, features, labels, seed, owners)
+    alone = torch.ones_like(norms).diag()
+    ours, larger = [passes.weighted_sum(one) for one in alone], passes.overstatement()
+    expected = [_by_autograd(passes, features, labels, seed, owners, one) for one in alone]
+    for mine, true in zip(ours, expected, strict=True):
+        _compare_sums(passes, mine, true, norms)
+    true_norms = torch.stack(expected).norm(dim=1)
+    allowed, most = TOLERANCE[passes.precision], (true_norms.square() + larger).sqrt()
+    slack = allowed * 1e-6
+    # not "outside": what is not a number is not within either
+    if not ((norms >= (1 - allowed) * true_norms - slack) & (norms <= (1 + allowed) * most + slack)).all():
+        raise EquidpError(
+            f"The norms of {'records' if owners is None else 'units'}' gradients are not those of autograd, though the "
+            "gradients are: clipping by them would not bound what one adds. A gradient rule or a layer of your own is "
+            "at fault; write the model from other layers."
+        )
+
+
+def _by_autograd(
+    passes: Probed,
+    features: Tensor,
+    labels: Tensor,
+    seed: int,
+    owners: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    _reseed(passes, seed)
+    try:
+        return passes.plain_sum(features, labels, owners=owners, weights=weights)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        reason = str(error).partition(": ")[2].partition(";")[0]
+        raise EquidpError(
+            f"What a layer of the model needs again is changed in place after use ({reason}); copy it first."
+        ) from error
+
+
+def _device(passes: Probed) -> torch.device:
+    return passes.parameters[0].device
+
+
+def _norms(passes: Probed, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
+    _reseed(passes, seed)
+    return passes.norms(features, labels, owners=owners)
 
 
 @contextlib.contextmanager
@@ -92,16 +165,16 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             layer.training = training
 
 
-def _reseed(engine: GradientEngine, seed: int) -> None:
+def _reseed(passes: Probed, seed: int) -> None:
     torch.random.default_generator.manual_seed(seed)
-    if engine.device.type == "cuda":
+    if _device(passes).type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
-def _generators(engine: GradientEngine) -> Tensor:
+def _generators(passes: Probed) -> Tensor:
     """State of the generators that the model may draw from."""
     states = [torch.get_rng_state()]
-    return torch.cat([*states, torch.cuda.get_rng_state(engine.device)] if engine.device.type == "cuda" else states)
+    return torch.cat([*states, torch.cuda.get_rng_state(_device(passes))] if _device(passes).type == "cuda" else states)
 
 
 def _two_different(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,14 +183,14 @@ def _two_different(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return features[[0, *other]], labels[[0, *other]]
 
 
-def _kept(engine: GradientEngine) -> Iterator[tuple[str, Tensor]]:
+def _kept(passes: Probed) -> Iterator[tuple[str, Tensor]]:
     """What leaves with the model, trained or not."""
-    yield from engine.model.named_parameters()
-    yield from engine.model.named_buffers()
+    yield from passes.model.named_parameters()
+    yield from passes.model.named_buffers()
 
 
-def _compare_kept(engine: GradientEngine, before: dict[str, Tensor]) -> None:
-    for name, value in _kept(engine):
+def _compare_kept(passes: Probed, before: dict[str, Tensor]) -> None:
+    for name, value in _kept(passes):
         known = before.get(name)  # None: made in the forward pass
         if known is None or not torch.equal(value.nan_to_num(), known.nan_to_num()):
             kind = "Parameter" if isinstance(value, nn.Parameter) else "Buffer"
@@ -127,11 +200,11 @@ def _compare_kept(engine: GradientEngine, before: dict[str, Tensor]) -> None:
             )
 
 
-def _compare_sums(engine: GradientEngine, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
-    names = {p: name for name, p in engine.model.named_parameters()}
-    sizes = [p.numel() for p in engine.parameters]
-    allowed = TOLERANCE[engine.precision]
-    for parameter, mine, true in zip(engine.parameters, ours.split(sizes), expected.split(sizes), strict=True):
+def _compare_sums(passes: Probed, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
+    names = {p: name for name, p in passes.model.named_parameters()}
+    sizes = [p.numel() for p in passes.parameters]
+    allowed = TOLERANCE[passes.precision]
+    for parameter, mine, true in zip(passes.parameters, ours.split(sizes), expected.split(sizes), strict=True):
         # of the records' norms, as their sum may cancel
         if (mine - true).norm() > allowed * (true.norm() + 0.1 * norms.sum()):
             raise EquidpError(
@@ -140,14 +213,14 @@ def _compare_sums(engine: GradientEngine, ours: Tensor, expected: Tensor, norms:
             )
 
 
-def _compare_norms(engine: GradientEngine, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
-    if not _close(engine, together, alone, share):
+def _compare_norms(passes: Probed, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
+    if not _close(passes, together, alone, share):
         raise EquidpError(
             "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
             "the loss mixes records; let each record's loss depend on that record alone."
         )
 
 
-def _close(engine: GradientEngine, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
+def _close(passes: Probed, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
     # not "larger than": what is not a number is no equality either
-    return bool(((norms - others).abs() <= share * TOLERANCE[engine.precision] * (norms + 1e-6)).all())
+    return bool(((norms - others).abs() <= share * TOLERANCE[passes.precision] * (norms + 1e-6)).all())

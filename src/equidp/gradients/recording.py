@@ -1,8 +1,8 @@
-"""Recording: the passes of a step, told to a GPU once and replayed as CUDA graphs.
+"""Recording: the passes of a step, launched once on a GPU, recorded, and replayed as CUDA graphs.
 
-A small model's step is a few hundred operations, and telling a GPU of each takes longer than doing it. Recorded are
-norms and weighted sums alone, which follow from batch, weights and parameters. Who is in the batch, side releases,
-noise and update, and with them everything that draws a random number, are done as ever.
+A small model's step is a few hundred operations, and launching each of them takes longer than doing it. Only norms and
+weighted sums are recorded; they follow from batch, weights and parameters. Sampling, side releases, noise and update
+are not, and so nothing that draws a random number.
 
 A recording has a fixed number of rows, and a Poisson batch has not: it is laid into the first of them. The rows after
 it hold what they held before and have weight 0, so that they add exactly nothing, and their norms are dropped. A batch
@@ -14,23 +14,21 @@ No recording is trusted unseen: until parameters have changed a few times its ba
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+from equidp.gradients.passes import Iterate, Passes, Precision
 from equidp.gradients.probe import TOLERANCE
 from equidp.system.threads import GLOBAL_RANDOM
-
-if TYPE_CHECKING:
-    from equidp.gradients.engine import GradientEngine
 
 TRIALS = 3
 """States of the parameters at which a recording's batches are computed both ways.
 
-Not so many batches: those of one step, or of a look at all records, say nothing of whether parameters are read anew.
+It counts states and not batches: batches at the same parameters do not show whether parameters are read anew.
 """
 
 MOST = 4
@@ -54,6 +52,26 @@ class Recorder(Protocol):
         """
 
 
+class Recordable(Passes, Protocol):
+    """Passes that can be recorded.
+
+    Attributes:
+        parameters: the trained ones, in order.
+        precision: in which forward and backward run.
+    """
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]: ...
+    @property
+    def precision(self) -> Precision: ...
+
+    def clear(self) -> None:
+        """Forget the last batch."""
+
+    def twin(self) -> Recordable:
+        """Others on the same model, with memory of their own."""
+
+
 class CudaGraphs:
     """Recorder on a CUDA device; the graphs share their memory.
 
@@ -64,7 +82,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        gc.collect()  # an earlier run's engine and recordings hold each other, and so the memory of whole steps
+        gc.collect()  # an earlier run's passes and recordings hold each other, and so the memory of whole steps
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """A graph of `work`."""
@@ -97,18 +115,19 @@ class Recording:
     """Norms and weighted sums of batches that are about as large as a given one, and have at most `limit` records."""
 
     def __init__(
-        self, engine: GradientEngine, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None
+        self, passes: Recordable, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None
     ) -> None:
-        self._records, self._states, self._versions = len(features), 0, -1
+        self._records, self._states = len(features), 0
+        self._seen: list[Tensor] = []  # the parameters of the last state, while on trial
         # a Poisson batch of that size on average is larger once in 30,000
         size = self._records + 4 * round(self._records**0.5)
         size = size if limit is None else max(self._records, min(size, limit))
         self._sizes = range(self._records // 2, size + 1)
         self._features, self._labels = (x.new_zeros(size, *x.shape[1:]) for x in (features, labels))
         self._weights = torch.zeros(size, device=features.device)
-        self._engine = engine.twin()  # its books are those that the recorded sum reads
-        self._norms = recorder.record(lambda: self._engine.unprobed_norms(self._features, self._labels))
-        self._sum = recorder.record(lambda: self._engine.weighted_sum(self._weights))
+        self._passes = passes.twin()  # its books are those that the recorded sum reads
+        self._norms = recorder.record(lambda: self._passes.norms(self._features, self._labels))
+        self._sum = recorder.record(lambda: self._passes.weighted_sum(self._weights))
 
     def fits(self, records: int) -> bool:
         """Whether a batch of so many has room, without wasting most of the work."""
@@ -120,68 +139,81 @@ class Recording:
         return self._states <= TRIALS
 
     def norms(self, features: Tensor, labels: Tensor) -> Tensor:
-        """`[b]`, as the engine's."""
+        """`[b]`, as of the passes."""
         self._records = len(features)
-        versions = sum(parameter._version for parameter in self._engine.parameters)  # each change in place counts up
-        if versions != self._versions:
-            self._states, self._versions = self._states + 1, versions
+        if self.on_trial:
+            self._count_states()
         self._features[: len(features)].copy_(features)
         self._labels[: len(labels)].copy_(labels)
         return self._norms()[: len(features)].clone()
 
+    def _count_states(self) -> None:
+        now = self._passes.parameters
+        if not self._seen or not all(torch.equal(p, seen) for p, seen in zip(now, self._seen, strict=True)):
+            self._states += 1
+            self._seen = [p.detach().clone() for p in now] if self.on_trial else []
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`[d]`, of the last batch, as the engine's."""
+        """`[d]`, of the last batch, as of the passes."""
         self._weights[: self._records].copy_(weights)
         self._weights[self._records :].zero_()
         return self._sum().clone()
 
 
 class Recordings:
-    """What one engine has recorded.
+    """Passes that replay what they have recorded, where a batch fits, and compute the others afresh.
 
     Args:
-        engine: whose passes.
+        passes: whose work is recorded.
         new_recorder: makes the recorder of one recording.
         limit: no batch has more records, so none needs more room; None: any may come.
     """
 
-    def __init__(self, engine: GradientEngine, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
-        self._engine, self._new_recorder, self._limit = engine, new_recorder, limit
+    def __init__(self, passes: Recordable, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
+        self._passes, self._new_recorder, self._limit = passes, new_recorder, limit
         self._made: list[Recording] = []
         self._last = torch.zeros(0)
-        self.current: Recording | None = None
-        """Whose norms were asked for last; None where they were computed without one."""
+        self._current: Recording | None = None  # whose norms were asked for last
 
-    def norms(self, features: Tensor, labels: Tensor) -> Tensor:
-        """As the engine's.
+    def norms(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        owners: Tensor | None = None,
+        iterates: Sequence[Iterate] | None = None,
+    ) -> Tensor:
+        """As of the passes; units and other iterates are computed afresh.
 
         Raises:
             EquidpError: for passes that cannot be recorded, or come to something else when replayed.
         """
-        recording = self._fitting(features, labels)
+        self._passes.clear()
+        self._current = None
+        recording = self._fitting(features, labels) if len(features) and owners is None and iterates is None else None
         if recording is None:
-            return self._engine.unprobed_norms(features, labels)
-        self._engine.clear()
+            return self._passes.norms(features, labels, owners=owners, iterates=iterates)
         found = recording.norms(features, labels)
         if recording.on_trial:
-            expected = self._engine.unprobed_norms(features, labels)  # the engine's own sum wants its books too
+            expected = self._passes.norms(features, labels)  # their own sum wants their books too
             allowed = self._tolerance()
             _compare(torch.isclose(found, expected, rtol=allowed, atol=1e-6 * allowed, equal_nan=True).all())
-        self.current, self._last = recording, found
+        self._current, self._last = recording, found
         return found
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """As the engine's, for the records of the last `norms`."""
-        assert self.current is not None
-        found = self.current.weighted_sum(weights)
-        if self.current.on_trial:
-            expected = self._engine.booked_sum(weights)
+        """As of the passes."""
+        if self._current is None:
+            return self._passes.weighted_sum(weights)
+        found = self._current.weighted_sum(weights)
+        if self._current.on_trial:
+            expected = self._passes.weighted_sum(weights)
             size = expected.norm() + 0.1 * torch.where(weights > 0, weights * self._last, 0.0).sum()  # sums may cancel
             _compare((found - expected).norm() <= self._tolerance() * size)
         return found
 
     def _tolerance(self) -> float:
-        return TOLERANCE[self._engine.precision]
+        return TOLERANCE[self._passes.precision]
 
     def _fitting(self, features: Tensor, labels: Tensor) -> Recording | None:
         for recording in self._made:
@@ -190,7 +222,7 @@ class Recordings:
         if len(self._made) == MOST:
             return None
         try:
-            recording = Recording(self._engine, self._new_recorder(), features, labels, self._limit)
+            recording = Recording(self._passes, self._new_recorder(), features, labels, self._limit)
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             raise EquidpError(f"The model's passes cannot be recorded as CUDA graphs ({reason}): {REMEDY}") from error

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from torch import Tensor
 
-from equidp.accounting.ledger import (
-    Conversion,
-    Epsilon,
-    Event,
-    calibrate,
-    counted,
-    epsilon,
-    epsilon_path,
-    fuse,
-    merged,
-    published_epsilon,
-    smallest_noise,
-)
+from equidp.accounting.budget import Budget
+from equidp.accounting.calibration import smallest_noise
+from equidp.accounting.epsilon import Conversion, Epsilon, published_epsilon
+from equidp.accounting.events import Event, counted, fuse, merged
 from equidp.accounting.plan import Plan
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, unknown_name
+from equidp.mechanism.optimizers import OPTIMIZERS, MakeOptimizer
 from equidp.mechanism.parts import (
     Acceptance,
     AlwaysAccept,
+    Combination,
     Constant,
     Contribution,
     Objective,
     Part,
     PoissonSampler,
+    Released,
     Sampler,
     Schedule,
     SideRelease,
@@ -38,6 +32,7 @@ from equidp.mechanism.parts import (
     WeightRule,
     tensors,
 )
+from equidp.mechanism.parts.base import listed
 
 
 @dataclass(frozen=True)
@@ -74,6 +69,7 @@ class Algorithm:
         model_options: settings that the algorithm imposes on the model (a bounded activation, say).
         model: name of the model that the algorithm's own features need, or None for the run's.
         learning_rate: in place of the run's, or None.
+        optimizer: a name of `OPTIMIZERS`, or what makes one, in place of the run's; None where any will do.
         published: the paper's own figure; default RDP of the gradients' events, improved conversion.
 
     Raises:
@@ -90,12 +86,16 @@ class Algorithm:
     side_release: SideRelease | None = None
     update: Update = field(default_factory=Update)
     acceptance: Acceptance = field(default_factory=AlwaysAccept)
+    released_weights: Released = field(default_factory=Released)
     model_options: Mapping[str, object] = field(default_factory=dict)
     model: str | None = None
     learning_rate: float | None = None
+    optimizer: str | MakeOptimizer | None = None
     published: PublishedRule | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
+            raise unknown_name(f"optimizer of {self.name}", self.optimizer, OPTIMIZERS)
         if self.weights is None:
             return
         side = self.side_release
@@ -116,7 +116,7 @@ class Algorithm:
                 f"no noise makes it private. Choose a rule that clips or normalises."
             )
         for part in self.parts:
-            if reason := part.objection(self):
+            if reason := part.objection(self.combination):
                 raise EquidpError(f"{self.name}: the part {type(part).__name__} does not hold here: {reason}.")
 
     def _example_values(self) -> dict[str, Tensor]:
@@ -124,10 +124,15 @@ class Algorithm:
         return tensors(dict.fromkeys(promised, 1.0) | dict(self.initial), "cpu")
 
     @property
+    def combination(self) -> Combination:
+        """Its parts alone."""
+        return Combination(**{field.name: getattr(self, field.name) for field in fields(Combination)})
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """All its parts."""
         begin = (self.sampler, self.objective, self.contribution, self.weights)
-        found = (*begin, self.schedule, self.side_release, self.update, self.acceptance)
+        found = (*begin, self.schedule, self.side_release, self.update, self.acceptance, self.released_weights)
         return tuple(part for part in found if part is not None)
 
     @property
@@ -145,14 +150,58 @@ class Algorithm:
         """Whether all events and their number are known before training."""
         return not self.acceptance.may_stop and type(self.sampler).budget is Sampler.budget
 
+    def optimizer_beside(self, asked: str) -> MakeOptimizer:
+        """The optimiser to train with where a run asks for that of this name; `sgd`, which is plain, asks for none.
+
+        Raises:
+            EquidpError: for an unknown name, or another optimiser than the algorithm's own.
+        """
+        if asked not in OPTIMIZERS:
+            raise unknown_name("training.optimizer", asked, OPTIMIZERS)
+        own = self.optimizer
+        if own is None:
+            return OPTIMIZERS[asked]
+        if asked not in ("sgd", own):
+            raise EquidpError(
+                f"{self.name} brings its own optimiser, and training.optimizer={asked} would be a second one: set "
+                "training.optimizer=sgd."
+            )
+        return OPTIMIZERS[own] if isinstance(own, str) else own
+
     def adapt(self, plan: Plan) -> Plan:
         """The plan as this algorithm runs it: a full-batch algorithm has B = N, say. Doing it twice changes nothing."""
         return self.sampler.adapt(plan)
 
-    def step_event(self, plan: Plan, rate: float, noise_multiplier: float) -> Event:
-        """The event of one step: gradient and side release of one sample are one Gaussian release."""
+    def release_steps(self, plan: Plan) -> range:
+        """The steps, from 0, at which the side release happens.
+
+        Raises:
+            EquidpError: for steps that the run does not have, or steps before the first release that lack its values.
+        """
         side = self.side_release
         if side is None:
+            return range(0)
+        steps, name = side.at(plan), type(side).__name__
+        if steps.step < 1 or (steps and not 0 <= steps[0] <= steps[-1] < plan.steps):
+            raise EquidpError(
+                f"{self.name}: the side release {name} is at the steps {steps}, and the run has the steps 0 to "
+                f"{plan.steps - 1}: give some of these in `at`, in ascending order."
+            )
+        needed = (side.gives & (self.weights.reads if self.weights else frozenset())) - self.initial.keys()
+        if needed and (not steps or steps[0] > 0):
+            raise EquidpError(
+                f"{self.name}: before the first release of {name} there is no value of {listed(needed)}: release it at "
+                "step 0 too, or give a value in `initial`."
+            )
+        return steps
+
+    def step_event(self, plan: Plan, rate: float, noise_multiplier: float, *, released: bool = True) -> Event:
+        """The event of one step: gradient and side release of one sample are one Gaussian release.
+
+        `released`: whether the side release, if there is one, happens at this step.
+        """
+        side = self.side_release
+        if side is None or not released:
             return Event(rate, noise_multiplier)
         return Event(rate, fuse(noise_multiplier, side.noise(plan) / side.sensitivity()))
 
@@ -169,7 +218,7 @@ class Algorithm:
         plan = self.adapt(plan)
         if not self.private:
             return [[] for _ in range(plan.epochs)]
-        last = self.acceptance.cap(plan, self)
+        last = self.acceptance.cap(plan, self.sampler.sampling_rate(plan))
         epochs, start = [], 0
         for length in plan.epoch_lengths():
             epochs.append(self._charges(plan, start, min(start + length, last)))
@@ -180,28 +229,46 @@ class Algorithm:
     def _charges(self, plan: Plan, start: int, stop: int) -> list[Event]:
         """What the steps from `start` to before `stop` charge, run-length encoded."""
         rate, extra = self.sampler.sampling_rate(plan), self.acceptance.candidate_events(plan)
-        charges, begins = [], 0
+        steps, charges, begins = self.release_steps(plan), list[Event](), 0
         for segment in self.schedule.segments(plan):
-            count = min(stop, begins + segment.steps) - max(start, begins)
+            low, high = max(start, begins), min(stop, begins + segment.steps)
             begins += segment.steps
-            if count > 0:
-                step = self.step_event(plan, rate, plan.noise_multiplier * segment.noise)
-                charges += [replace(event, count=event.count * count) for event in (step, *extra)]
+            if high <= low:
+                continue
+            noise, releases = plan.noise_multiplier * segment.noise, _how_many(steps, low, high)
+            for released, count in ((True, releases), (False, high - low - releases)):
+                if count:
+                    charges.append(replace(self.step_event(plan, rate, noise, released=released), count=count))
+            charges += [replace(event, count=event.count * (high - low)) for event in extra]
         return charges
 
     def epsilon(self, plan: Plan) -> Epsilon:
-        """The ε we stand by, known before training."""
+        """The ε we stand by, known before training: of all trials that the plan declares.
+
+        Raises:
+            EquidpError: where a sampler's budget is for another number of trials than the plan.
+        """
         plan = self.adapt(plan)
+        budget = self.budget(plan)
+        return plan.trials.epsilon(self.events(plan), plan.delta) if budget is None else Epsilon(budget.epsilon, None)
+
+    def budget(self, plan: Plan) -> Budget | None:
+        """The sampler's budget, or None where events are fixed before training."""
         budget = self.sampler.budget(plan)
-        return epsilon(self.events(plan), plan.delta) if budget is None else Epsilon(budget.epsilon, None)
+        if budget is not None and (plan.trials.law is not None or budget.trials != plan.trials.cap):
+            raise EquidpError(
+                f"{self.name}: the budget of the sampler {type(self.sampler).__name__} is for {budget.trials} trials, "
+                "and privacy.max_trials or privacy.trials_law declares others: let its budget follow plan.trials."
+            )
+        return budget
 
     def epsilon_path(self, plan: Plan) -> list[float]:
         """ε after each of the E epochs; constant where a budget for the whole run is what holds."""
         plan = self.adapt(plan)
-        budget = self.sampler.budget(plan)
+        budget = self.budget(plan)
         if budget is not None:
             return [budget.epsilon] * plan.epochs
-        return [point.value for point in epsilon_path(self.events_by_epoch(plan), plan.delta)]
+        return plan.trials.epsilon_path(self.events_by_epoch(plan), plan.delta)
 
     def calibrated(self, plan: Plan, target: float, *, published: bool = False) -> Plan:
         """The plan with the smallest noise whose ε is at most `target`.
@@ -223,7 +290,9 @@ class Algorithm:
                 f"{self.name}: the number of steps it may take depends on the noise, so the noise cannot be solved "
                 f"for. Give privacy.noise_multiplier instead of privacy.epsilon, or let the number of steps be fixed."
             )
-        noise = calibrate(lambda sigma: self.events(replace(plan, noise_multiplier=sigma)), target, plan.delta)
+        noise = plan.trials.calibrate(
+            lambda sigma: self.events(replace(plan, noise_multiplier=sigma)), target, plan.delta
+        )
         return replace(plan, noise_multiplier=noise)
 
     def _as_published(self, plan: Plan, target: float) -> Plan:
@@ -262,6 +331,12 @@ class Algorithm:
         if not self.private:
             return None
         return (self.published or published_by("improved"))(self, self.adapt(plan), outcome)
+
+
+def _how_many(steps: range, low: int, high: int) -> int:
+    """How many of these steps are from `low` on and before `high`."""
+    first = steps.start + max(0, -(-(low - steps.start) // steps.step)) * steps.step
+    return len(range(first, min(high, steps.stop), steps.step))
 
 
 def gradient_events(algorithm: Algorithm, plan: Plan) -> list[Event]:

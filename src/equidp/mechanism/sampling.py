@@ -25,7 +25,6 @@ class Batch:
         features, labels: of the units' records, `[b, …]` and `[b]`.
         owners: `[b]` int64, which of the `u` units each record belongs to; None where units are records.
         group_of: `[N]` int64 group of every unit of the population.
-        classes: whether they are the labels.
     """
 
     units: Tensor
@@ -33,13 +32,10 @@ class Batch:
     labels: Tensor
     owners: Tensor | None
     group_of: Tensor
-    classes: bool = False
 
     @cached_property
     def groups(self) -> Tensor:
         """`[u]` int64 group of each unit; gathered when somebody asks, which most algorithms do not."""
-        if self.classes and not self.labels.is_inference() and not self.labels._version:  # no loss has written to them
-            return self.labels
         return self.group_of.index_select(0, self.units)
 
     def __len__(self) -> int:
@@ -91,7 +87,6 @@ class Population:
     def __init__(self, records: Labelled, groups: Tensor, *, by_unit: bool = False) -> None:
         self.records = records
         self.device = records.labels.device
-        self._classes = False  # True: a batch has its groups with its labels already
         columns = {"features": records.features, "groups": groups, "units": records.unit if by_unit else None}
         for name, column in columns.items():
             if column is not None and len(column) != len(records.labels):
@@ -104,8 +99,6 @@ class Population:
         if not by_unit:
             self._members, self._starts, self.groups = None, None, groups
             self.size = len(records.labels)
-            same = self.device.type == "cpu" and groups.dtype == records.labels.dtype
-            self._classes = same and torch.equal(groups, records.labels)  # a GPU gathers sooner than it answers
             return
         if records.unit is None:
             schema = getattr(records, "schema", None)
@@ -124,7 +117,20 @@ class Population:
         rows, owners = self._rows(units)
         # `index_select` copies whole rows where indexing copies element by element
         features, labels = (part.index_select(0, rows) for part in (self.records.features, self.records.labels))
-        return Batch(units, features, labels, owners, self.groups, self._classes)
+        return Batch(units, features, labels, owners, self.groups)
+
+    def refuse_other_groups(self, groups: int) -> None:
+        """Refuse groups that a plan of so many does not have; as in `Records`, only where the answer is at hand.
+
+        Raises:
+            EquidpError: for an id that is not from 0 to `groups` − 1.
+        """
+        ids = self.groups
+        if len(ids) and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < groups:
+            raise EquidpError(
+                f"The population's groups are from {ids.min()} to {ids.max()}, and the plan has {groups}: plan with as "
+                "many (`groups` of `plan_run`), and number them from 0 on."
+            )
 
     def _rows(self, units: Tensor) -> tuple[Tensor, Tensor | None]:
         if self._members is None or self._starts is None:

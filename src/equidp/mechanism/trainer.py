@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -15,121 +12,31 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from equidp.accounting.ledger import Ledger, live_epsilon
+from equidp.accounting.epsilon import live_epsilon
+from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment, segment_at
-from equidp.errors import EquidpError, unknown_name
-from equidp.gradients.engine import GradientEngine, all_finite
+from equidp.errors import EquidpError
+from equidp.gradients.bookkeeping import all_finite
+from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import Loss
 from equidp.gradients.recording import Recorder
 from equidp.mechanism.algorithm import Algorithm, Outcome
+from equidp.mechanism.diagnostics import Diagnostics
+from equidp.mechanism.float32 import refuse_vanishing
+from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
-from equidp.mechanism.parts import TINY, Draw, per_record, scheduled, sensitivity, tensors
+from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, per_record, scheduled, sensitivity, tensors
 from equidp.mechanism.sampling import Batch, Labelled, Population
-from equidp.system.threads import GLOBAL_RANDOM
-
-
-class _Uncompiled(torch.optim.Optimizer):
-    """An optimiser without torch's markers "do not compile this", which import the compiler: half a second."""
-
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
-
-
-def _bare(step: Any) -> Any:
-    """A step without what torch wraps around it for its profiler: more work than a small model's whole update."""
-    step = torch.no_grad()(inspect.unwrap(step))
-    step.hooked = True  # torch wraps none that says so
-    return step
-
-
-class _SGD(_Uncompiled, torch.optim.SGD):
-    step = _bare(torch.optim.SGD.step)
-
-
-class _Adam(_Uncompiled, torch.optim.Adam):
-    step = _bare(torch.optim.Adam.step)
-
-
-class _AdamW(_Uncompiled, torch.optim.AdamW):
-    step = _bare(torch.optim.AdamW.step)
-
-
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, lr: _SGD(parameters, lr=lr),
-    "momentum": lambda parameters, lr: _SGD(parameters, lr=lr, momentum=0.9),
-    "adam": lambda parameters, lr: _Adam(parameters, lr=lr),
-    "adamw": lambda parameters, lr: _AdamW(parameters, lr=lr),
-}
-"""Optimisers by name; each sees nothing but the noisy mean, so any of them is post-processing."""
+from equidp.mechanism.states import columns, global_random, moved, set_global_random, with_number_keys, with_text_keys
 
 SECONDS_IN_A_FILE = 10.0
 """Between two frames of the progress bar where nobody watches it move, as every one of them stays."""
 
-LOOK_BATCH = 1024
-"""Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA, then the CPU.
-
-    Apple's GPUs (MPS) are not among them: they have no float64, in which coins are tossed.
-
-    Raises:
-        EquidpError: for a device of another kind, or one that this machine does not have.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.split(":")[0] not in ("cpu", "cuda"):
-        raise EquidpError(f"training.device={name!r} is not supported: use auto, cpu or cuda.")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise EquidpError(f"training.device={name!r} is not available here: use auto or cpu.") from error
-    return device
-
-
-SMALLEST, LARGEST = 1e-37, 1e37
-"""What a noise must stay within, for float32 to hold it with all its digits; a bound too, which must also not be below
-`SHORTEST`."""
-
-SHORTEST = 1e-16
-"""The least bound. The longest finite gradients are of 2e19: to shorten one to less takes weights and products that
-float32 has no digits for, and by whose rounding, up to 1e-26, it would stay longer than its bound."""
-
-
 EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float]]
 """Called after every epoch with its row so far, which may be shown, and the model; returns further columns of it."""
 
-HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
-    "gradient_norm": (0.0, *(2.0**k for k in range(-8, 8))),
-    "cosine": tuple(k / 10 for k in range(-10, 10)),
-}
-"""Lower edges of the bins in which diagnostics count records' norms and steps' cosines; the last bin is open."""
 
-
-def binned(values: Tensor, edges: tuple[float, ...]) -> Tensor:
-    """Counts of `values` per bin, `[len(edges)]`; values below the first edge count in the first bin."""
-    inner = torch.tensor(edges[1:], device=values.device)
-    return torch.bincount(torch.bucketize(values, inner, right=True), minlength=len(edges)).float()
-
-
-@dataclass
-class Diagnostics:
-    """Exact figures of one epoch's batches. *Outside the guarantee*: off unless asked for, named `nonprivate/…`."""
-
-    steps: int = 0
-    totals: dict[str, Tensor] = field(default_factory=dict)
-    clean_sum: Tensor | None = None
-
-    def observe(self, values: Mapping[str, Tensor]) -> None:
-        """Add sums."""
-        for name, value in values.items():
-            self.totals[name] = self.totals.get(name, torch.zeros_like(value)) + value
-
-
-class Trainer:
+class Trainer(Looking):
     """Trains one model under one algorithm.
 
     Args:
@@ -171,28 +78,30 @@ class Trainer:
         diagnostics: bool = False,
         public: Labelled | None = None,
     ) -> None:
-        if optimizer not in OPTIMIZERS:
-            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+        make_optimizer = algorithm.optimizer_beside(optimizer)
         if algorithm.needs_public and not (public is not None and len(public.labels)):
             raise EquidpError(
                 f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
             )
-        _refuse_other_groups(population.groups, plan.groups)
+        population.refuse_other_groups(plan.groups)
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
+        self.combination, self.sampling_rate = algorithm.combination, algorithm.sampler.sampling_rate(self.plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
         self.pursuing = algorithm.objective.start(loss, self.plan, population.device)
         self.engine = GradientEngine(
             model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, limit=physical_batch_size
         )
-        self.optimizer = OPTIMIZERS[optimizer](self.engine.parameters, learning_rate)
+        self.optimizer = make_optimizer(self.engine.parameters, learning_rate)
         self.physical_batch_size = physical_batch_size
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
         self.segments = algorithm.schedule.segments(self.plan)
-        _refuse_vanishing(algorithm, self.plan, self.segments)
+        refuse_vanishing(algorithm, self.plan, self.segments, self.engine.dimension)
         self.steps_done, self.epochs_begun = 0, 0
         self.shown: dict[str, Tensor | float] = {}  # public values of the last step: publishable, as they were noised
         self.diagnostics = Diagnostics() if diagnostics else None
-        self._event = lru_cache(maxsize=1)(partial(algorithm.step_event, self.plan))  # most steps' is the last one's
+        self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
+        self._release_steps = algorithm.release_steps(self.plan)
+        self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
@@ -200,6 +109,7 @@ class Trainer:
         self.contributing = algorithm.contribution.start(self)
         self.updating = algorithm.update.start(self)
         self.accepting = algorithm.acceptance.start(self)
+        self.releasing = algorithm.released_weights.start(self)
 
     # ------------------------------------------------------------------------------------------------------ epochs
 
@@ -225,7 +135,7 @@ class Trainer:
                     break
                 row = self._epoch(epoch, segments, on_step)
                 if on_epoch is not None:
-                    row |= on_epoch(row, self.model)
+                    row |= on_epoch(row, self.released_model())
                 history.append(row)
                 if self.algorithm.private:
                     bar.set_postfix_str(f"ε ≤ {row['epsilon_rdp']:.3f} by RDP", refresh=False)
@@ -255,6 +165,10 @@ class Trainer:
             if self.finished:  # what an epoch's beginning costs may leave no room for its steps
                 return
             self.step(segment_at(self.segments, self.steps_done))
+
+    def released_model(self) -> nn.Module:
+        """The model with the weights that leave the run: the trained model itself, or a copy with others."""
+        return self.releasing.model()
 
     def outcome(self) -> Outcome:
         """What the run has come to so far."""
@@ -289,7 +203,7 @@ class Trainer:
                 on_step()
         row: dict[str, float] = {"epoch": float(epoch + 1)}
         if self.algorithm.private:
-            row |= {"epsilon_rdp": self._epsilon_so_far(), **self._shown_values()}
+            row |= {"epsilon_rdp": self._epsilon_so_far(), **columns(self.shown)}
             row |= self.sampling.shown() | self.accepting.shown()
         if self.diagnostics is not None:
             row |= self._diagnostic_row()
@@ -298,17 +212,8 @@ class Trainer:
     def _epsilon_so_far(self) -> float:
         """RDP of what was charged; where a budget was fixed for the run, that budget's ε from the start."""
         budget = self.algorithm.sampler.budget(self.plan)
-        return live_epsilon(self.ledger.done, self.plan.delta) if budget is None else budget.epsilon
-
-    def _shown_values(self) -> dict[str, float]:
-        row: dict[str, float] = {}
-        for name, value in self.shown.items():
-            entries = torch.as_tensor(value).detach().float().cpu()
-            if entries.dim():
-                row |= {f"{name}/{k}": float(v) for k, v in enumerate(entries)}
-            else:
-                row[name] = float(entries)
-        return row
+        charged = self.plan.trials.charged(self.ledger.done)
+        return live_epsilon(charged, self.plan.delta) if budget is None else budget.epsilon
 
     # -------------------------------------------------------------------------------------------------------- step
 
@@ -319,19 +224,27 @@ class Trainer:
         rollback = None if self.algorithm.acceptance.always else self._rollback()
         before = self.engine.flatten() if rollback or self.contributing.remembers else None
         self.accepting.begin()
-        total = self._noisy_sum(draws, batches, segment) if self.algorithm.private else self._plain_sum(batches)
+        if self.algorithm.private:
+            total, facts = self._noisy_sum(draws, batches, segment)
+        else:
+            total, facts = self._plain_sum(batches), self._facts(0.0, torch.zeros((), device=self.population.device))
         self._observe_step(total)
         # divided by the *expected* batch size: the actual one is private
-        self.engine.apply_gradient(self.updating.direction(total), over=self.plan.batch_size)
+        self.engine.apply_gradient(self.updating.direction(total, facts), over=self.plan.batch_size)
         self.optimizer.step()
         self.steps_done += 1
         if rollback is not None and not self.accepting.accept():
             assert before is not None
             self.engine.load_(before)
             rollback()
-        elif before is not None:
-            self.contributing.advance(before)
+        else:
+            if before is not None:
+                self.contributing.advance(before)
+            self.releasing.follow()
         self._tell_objective()
+
+    def _facts(self, noise_multiplier: float, delta: Tensor) -> StepFacts:
+        return StepFacts(self.plan, self.steps_done, noise_multiplier, delta, self.engine.dimension, self.sampling.rate)
 
     def _tell_objective(self) -> None:
         """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
@@ -349,29 +262,35 @@ class Trainer:
         """The sum over all processes that train together: here there is one. Exact, so noise it before it is seen."""
         return total
 
-    def _noisy_sum(self, draws: list[Draw], batches: list[Batch], segment: Segment) -> Tensor:
-        """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`; charges the step's event first."""
+    def _noisy_sum(self, draws: list[Draw], batches: list[Batch], segment: Segment) -> tuple[Tensor, StepFacts]:
+        """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`, and the step's facts; charges the step's event first."""
         rule, release = self.algorithm.weights, self.algorithm.side_release
         assert rule is not None
         noise_multiplier = self.sampling.noise(segment)
         public = self.public_values(segment)
         norms, finite = None, None
-        self.ledger.append(self._event(self.sampling.rate, noise_multiplier))
-        if release is not None:
+        released = self.steps_done in self._release_steps
+        self.ledger.append(self._event(self.sampling.rate, noise_multiplier, released=released))
+        if not released:
+            public |= self.given
+        else:
             norms = [self.contributing.norms(batch) for batch in batches]
             together = _joined(norms)
             finite = all_finite(together)
-            public |= self._side_release(together, _joined([b.groups for b in batches]), public, finite=finite)
+            facts = self._facts(noise_multiplier, known_sensitivity(rule, public))
+            groups = _joined([b.groups for b in batches])
+            public |= self._side_release(together, groups, public, facts, finite=finite)
         total = self.reduce(self.weighted_sum(batches, public, norms, draws, finite=finite))
         delta = sensitivity(rule, public)
         self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
         kept = release.keeps if release is not None else frozenset()
         self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
-        return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
+        noised = self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
+        return noised, self._facts(noise_multiplier, delta)
 
     @torch.inference_mode()
     def _side_release(
-        self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor], *, finite: bool
+        self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor], facts: StepFacts, *, finite: bool
     ) -> dict[str, Tensor]:
         """Release the batch's statistic; nothing but its noised value leaves this function."""
         release, noise = self.algorithm.side_release, self._side_noise
@@ -380,8 +299,10 @@ class Trainer:
         seen = norms if finite else torch.where(norms < torch.inf, norms, 0.0)
         exact = self.reduce(release.statistic(seen, groups, public, self.plan))
         noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
-        later, now = release.consequences(noised, self.public, public, self.plan)
+        later, now = release.consequences(noised, self.public, public, facts)
         self.public |= later
+        if len(self._release_steps) < self.plan.steps:
+            self.given = now
         return now
 
     def weighted_sum(
@@ -449,99 +370,23 @@ class Trainer:
 
         return restore
 
-    # ------------------------------------------------------------------------------------------- looking at records
-
-    def norms_of_all(self) -> Tensor:
-        """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""
-        return torch.cat([self.contributing.norms(self.population.batch(units)) for units in self._everyone()])
-
-    @torch.no_grad()
-    def losses(self, units: Tensor) -> Tensor:
-        """`[u]` exact loss of each of these training units (the mean over its records); private."""
-        parts = [self._unit_losses(self.population.batch(chunk)) for chunk in units.split(self._look_size())]
-        return torch.cat(parts) if parts else torch.zeros(0, device=self.population.device)
-
-    @torch.no_grad()
-    def public_loss(self, records: int) -> float:
-        """Mean loss of the first so many public records."""
-        assert self.public_part is not None
-        size, total = min(records, len(self.public_part.labels)), 0.0
-        for chunk in torch.arange(size, device=self.public_part.labels.device).split(self._look_size()):
-            outputs = self.model(self.public_part.features[chunk])
-            total += float(self.engine.loss(outputs, self.public_part.labels[chunk]).double().sum())
-        return total / size
-
-    def _unit_losses(self, batch: Batch) -> Tensor:
-        # a contribution that takes every record alone sees nothing of a model in which they meet; losses would
-        self.engine.try_out(batch.features, batch.labels)
-        losses = self.engine.loss(self.model(batch.features), batch.labels).float()
-        if batch.owners is None:
-            return losses
-        total = torch.zeros(len(batch), device=losses.device).index_add_(0, batch.owners, losses)
-        return total / torch.bincount(batch.owners, minlength=len(batch))
-
-    def _everyone(self) -> tuple[Tensor, ...]:
-        return torch.arange(self.population.size, device=self.population.device).split(self._look_size())
-
-    def _look_size(self) -> int:
-        return self.physical_batch_size or LOOK_BATCH
-
     # -------------------------------------------------------------------------------------------------- diagnostics
 
     def _observe(self, norms: Tensor, weights: Tensor, batch: Batch) -> None:
-        """Add up one chunk."""
         if self.diagnostics is None:
             return
-        finite = norms.isfinite()
-        ones, zeros = finite.float(), torch.zeros(self.plan.groups, device=norms.device)
-        clean = self.contributing.weighted_sum(ones)
-        seen = self.diagnostics.clean_sum
-        self.diagnostics.clean_sum = clean if seen is None else seen + clean
-        self.diagnostics.observe(
-            {
-                "units": ones.sum(),
-                "nonfinite": (~finite).float().sum(),
-                "weight": weights.sum(),
-                "group_units": zeros.index_add(0, batch.groups, ones),
-                "group_norm": zeros.index_add(0, batch.groups, torch.where(finite, norms, 0.0)),
-                "gradient_norm_histogram": binned(norms[finite], HISTOGRAMS["gradient_norm"]),
-            }
-        )
+        clean = self.contributing.weighted_sum(norms.isfinite().float())
+        self.diagnostics.chunk(norms, weights, batch.groups, self.plan.groups, clean)
         self.diagnostics.observe(self.sampling.diagnostics())
 
     def _observe_step(self, used: Tensor) -> None:
-        """Compare what the optimiser is given with the plain sum of the batch's gradients."""
-        if self.diagnostics is None or self.diagnostics.clean_sum is None:
-            return
-        clean, self.diagnostics.clean_sum = self.diagnostics.clean_sum, None
-        self.diagnostics.steps += 1
-        cosine = torch.nn.functional.cosine_similarity(used, clean, dim=0)
-        self.diagnostics.observe(
-            {"cosine": cosine, "cosine_histogram": binned(cosine.reshape(1), HISTOGRAMS["cosine"])}
-        )
+        if self.diagnostics is not None:
+            self.diagnostics.step(used)
 
     def _diagnostic_row(self) -> dict[str, float]:
         assert self.diagnostics is not None
-        totals, steps = self.diagnostics.totals, max(self.diagnostics.steps, 1)
-        self.diagnostics = Diagnostics()
-        if not totals:
-            return {}
-        units = totals["units"].clamp(min=1)
-        mean_norm = totals["group_norm"] / totals["group_units"].clamp(min=1)
-        shares = {name: float(value / units) for name, value in totals.items() if name.startswith("nonprivate/")}
-        return {
-            "nonprivate/batch_size": float(totals["units"]) / steps,
-            "nonprivate/nonfinite": float(totals["nonfinite"]),
-            "nonprivate/mean_weight": float(totals["weight"] / units),
-            "nonprivate/cosine": float(totals["cosine"]) / steps,
-            **{f"nonprivate/gradient_norm/{k}": float(v) for k, v in enumerate(mean_norm)},
-            **shares,
-            **{
-                f"nonprivate/{name}_histogram/{edge:.3f}": float(count)
-                for name, edges in HISTOGRAMS.items()
-                for edge, count in zip(edges, totals[f"{name}_histogram"], strict=True)
-            },
-        }
+        row, self.diagnostics = self.diagnostics.row(), Diagnostics()
+        return row
 
     # -------------------------------------------------------------------------------------------------------- state
 
@@ -552,19 +397,23 @@ class Trainer:
                 "steps_done": self.steps_done,
                 "epochs_begun": self.epochs_begun,
                 "model": dict(self.model.state_dict()),
-                "optimizer": _with_text_keys(self.optimizer.state_dict()),
+                "optimizer": with_text_keys(self.optimizer.state_dict()),
                 "public": self.public,
                 "shown": self.shown,
                 "random": self.random.state_dict(),
                 # secure runs draw what dropout needs anew: a saved generator would foretell it
-                "global_random": _global_random(self.population.device) if self.random.repeatable else {},
+                "global_random": global_random(self.population.device) if self.random.repeatable else {},
                 "sampling": self.sampling.state_dict(),
                 "contributing": self.contributing.state_dict(),
                 "updating": self.updating.state_dict(),
                 "accepting": self.accepting.state_dict(),
                 "diagnostics": None if self.diagnostics is None else vars(self.diagnostics),
             }
+            | {name: value for name, value in self._seldom_kept().items() if value}
         )
+
+    def _seldom_kept(self) -> dict[str, Any]:
+        return {"given": self.given, "releasing": self.releasing.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`.
@@ -581,98 +430,21 @@ class Trainer:
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(_with_number_keys(state["optimizer"]))
+        self.optimizer.load_state_dict(with_number_keys(state["optimizer"]))
         device = self.population.device
-        self.public, self.shown = _moved(state["public"], device), dict(state["shown"])
+        self.public, self.shown = moved(state["public"], device), dict(state["shown"])
         self._tell_objective()
         self.random.load_state_dict(state["random"])
         if not self.random.renewed:
-            _set_global_random(state.get("global_random", {}), device)
+            set_global_random(state.get("global_random", {}), device)
         for name in ("sampling", "contributing", "updating", "accepting"):
-            getattr(self, name).load_state_dict(_moved(state[name], device))
+            getattr(self, name).load_state_dict(moved(state[name], device))
+        self.given = moved(state.get("given", {}), device)
+        if "releasing" in state:
+            self.releasing.load_state_dict(moved(state["releasing"], device))
         if self.diagnostics is not None and state["diagnostics"] is not None:
-            self.diagnostics = Diagnostics(**_moved(state["diagnostics"], device))
-
-
-def _refuse_other_groups(ids: Tensor, groups: int) -> None:
-    # as in `Records`, only where an answer need not be waited for
-    if len(ids) and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < groups:
-        raise EquidpError(
-            f"The population's groups are from {ids.min()} to {ids.max()}, and the plan has {groups}: plan with as "
-            "many (`groups` of `plan_run`), and number them from 0 on."
-        )
-
-
-def _refuse_vanishing(algorithm: Algorithm, plan: Plan, segments: Sequence[Segment]) -> None:
-    """Bounds, noises and weights that float32 takes for 0 or infinite: noise would vanish, or the sum be NaN.
-
-    Where it loses digits, close to 0, a weighted gradient may even be rounded to more than its bound. Values that a
-    side release leads are taken at their least as well, those that it gives as of the fewest and the most it may count.
-    """
-    rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
-    if rule is None:
-        return
-    led = rule.reads & side.steers if side else frozenset()
-    least = public | {name: torch.tensor(TINY) for name in led}
-    if side is not None and side.noise(plan) > LARGEST:
-        raise EquidpError(
-            f"{algorithm.name}: the side release's noise would be {side.noise(plan):g}, of which float32 holds "
-            f"{LARGEST:g} at most; lower it."
-        )
-    counts = (0.0,) if side is None else (0.0, plan.records + 6 * side.noise(plan))
-    for segment, values, count in itertools.product(segments, (public, least) if led else (public,), counts):
-        values = scheduled(values, segment)
-        if side is not None:
-            nobody = side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), values, plan)
-            values |= side.consequences(torch.full_like(nobody, count), public, values, plan)[1]
-        known = rule.reads <= public.keys()  # else the sampler's, below the clip norm
-        bound = float(sensitivity(rule, values) if known else values["clip_norm"])
-        noise = bound * plan.noise_multiplier * segment.noise
-        if not (SHORTEST <= bound <= LARGEST and SMALLEST <= noise <= LARGEST):
-            raise EquidpError(
-                f"{algorithm.name}: in some step a record's influence would be bounded by {bound:g}, and the noise be "
-                f"{noise:g}, in float32; choose clip norms, noise and decays for which the bound stays within "
-                f"{SHORTEST:g} and {LARGEST:g}, the noise within {SMALLEST:g} and {LARGEST:g}."
-            )
-        seen = per_record(values, torch.arange(plan.groups))
-        if known and not rule.weights(torch.zeros(plan.groups), seen).isfinite().all():
-            raise EquidpError(
-                f"{algorithm.name}: in some step a record without a gradient would have an infinite weight in float32; "
-                "raise the norms and the stability that divide."
-            )
+            self.diagnostics = Diagnostics(**moved(state["diagnostics"], device))
 
 
 def _joined(chunks: list[Tensor]) -> Tensor:
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
-
-
-def _global_random(device: torch.device) -> dict[str, Tensor]:
-    """State of torch's own generators, from which a model with dropout draws."""
-    states = {"cpu": torch.get_rng_state()}
-    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
-
-
-def _set_global_random(states: Mapping[str, Tensor], device: torch.device) -> None:
-    with GLOBAL_RANDOM:
-        if "cpu" in states:
-            torch.set_rng_state(states["cpu"])
-        if "cuda" in states and device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"], device)
-
-
-def _moved(state: Any, device: torch.device) -> Any:
-    """A state as a checkpoint gives it, its tensors where the run's are."""
-    if isinstance(state, Tensor):
-        return state.to(device)
-    if isinstance(state, Mapping):
-        return {name: _moved(value, device) for name, value in state.items()}
-    return [_moved(value, device) for value in state] if isinstance(state, list) else state
-
-
-def _with_text_keys(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimiser's state with text keys, as JSON wants them."""
-    return state | {"state": {str(k): v for k, v in state["state"].items()}}
-
-
-def _with_number_keys(state: dict[str, Any]) -> dict[str, Any]:
-    return state | {"state": {int(k): v for k, v in state["state"].items()}}

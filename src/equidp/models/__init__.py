@@ -13,13 +13,15 @@ from equidp.data.records import Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.models.base import Model, ModelOptions
 from equidp.models.bilstm import BiLstm
-from equidp.models.cnn import Cnn4, Cnn9
+from equidp.models.cnn import Cnn4, Cnn9, SaCnn9
 from equidp.models.cnn_small import CnnSmall
 from equidp.models.features import is_raw_image
 from equidp.models.heads import FrozenBackbone, HeadOptions, ScatterCnn, ScatterLinear
 from equidp.models.linear import Logistic, Mlp
+from equidp.models.psasc_cnn import PsascCnn
 from equidp.models.resnet9 import ResNet9
 from equidp.models.resnet_finetune import ResNetFinetune
+from equidp.models.tramer_boneh import TramerBonehCifar10, TramerBonehMnist
 from equidp.options import checked_options
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -40,9 +42,13 @@ MODELS: dict[str, type[Model]] = {
     "cnn_small": CnnSmall,
     "cnn4": Cnn4,
     "cnn9": Cnn9,
+    "sa_cnn9": SaCnn9,
+    "psasc_cnn": PsascCnn,
     "resnet9": ResNet9,
     "scatter_linear": ScatterLinear,
     "scatter_cnn": ScatterCnn,
+    "tramer_boneh_mnist": TramerBonehMnist,
+    "tramer_boneh_cifar10": TramerBonehCifar10,
     "frozen_backbone": FrozenBackbone,
     "resnet_finetune": ResNetFinetune,
     "bilstm": BiLstm,

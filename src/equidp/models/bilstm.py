@@ -13,8 +13,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from equidp.data.raw_files import find_own
 from equidp.data.records import Schema
-from equidp.data.words import PADDING, word_id
+from equidp.data.words import PADDING, ids_of, table_lines, word_id
 from equidp.errors import EquidpError
 from equidp.models.base import Model, ModelOptions
 
@@ -25,9 +26,10 @@ class BiLstmOptions(ModelOptions):
     paths = ("vectors",)
 
     embedding: Literal["trainable", "vectors", "fixed"] = "trainable"
-    """`trainable` word vectors, `vectors` read from a file and fixed, or `fixed` random ones."""
+    """`vectors` read from a file and fixed, as in DPIS; `trainable` ones, from the file if there is one; or `fixed`
+    random ones."""
     vectors: str = ""
-    """Text file of a word and its numbers on each line (GloVe's format), for `embedding: vectors`."""
+    """Text file, plain or as .gz, of a word and its numbers on each line (GloVe's format)."""
     dimension: Annotated[int, Field(ge=1)] = 100
     """Numbers of a word vector."""
     projection: Annotated[int, Field(ge=1)] = 32
@@ -39,8 +41,10 @@ class BiLstmOptions(ModelOptions):
 
     @model_validator(mode="after")
     def _vectors_belong_to_their_choice(self) -> BiLstmOptions:
-        if (self.embedding == "vectors") != bool(self.vectors):
-            raise ValueError("embedding: vectors and the path vectors go together")
+        if self.embedding == "vectors" and not self.vectors:
+            raise ValueError("embedding: vectors needs the path vectors")
+        if self.embedding == "fixed" and self.vectors:
+            raise ValueError("embedding: fixed is for random vectors; for those of a file write embedding: vectors")
         return self
 
     def without_files(self) -> Self:
@@ -58,7 +62,7 @@ class BiLstm(Model):
         super().__init__(schema, options)
         self.embedding = nn.Embedding(schema.vocabulary, options.dimension, padding_idx=PADDING)
         if options.vectors:
-            self.embedding.weight.data = read_vectors(Path(options.vectors), schema.vocabulary, options.dimension)
+            self.embedding.weight.data = read_vectors(options.vectors, schema, options.dimension)
         self.embedding.weight.requires_grad_(options.embedding == "trainable")
         self.projection = nn.Sequential(nn.Linear(options.dimension, options.projection), options.make_activation())
         self.forwards = Lstm(options.projection, options.hidden)
@@ -104,25 +108,33 @@ class Lstm(nn.Module):
         return state
 
 
-def read_vectors(path: Path, vocabulary: int, dimension: int) -> Tensor:
-    """Word vectors `[vocabulary, dimension]` by hashed word; of two words with one id the earlier line wins.
+def read_vectors(vectors: str, schema: Schema, dimension: int) -> Tensor:
+    """Word vectors `[schema.vocabulary, dimension]` in the order of the dataset's ids; zero for ids of no word.
 
-    Such files list frequent words first, so the more frequent word keeps its vector. Ids of no word are zero.
+    Hashed words may share an id. Such files list frequent words first, so the more frequent word keeps its vector.
 
     Raises:
-        EquidpError: the file is missing, or a line has no word or another number of values.
+        EquidpError: the file is missing or broken, a line has another number of values, or no word is the dataset's.
     """
-    if not path.is_file():
-        raise EquidpError(f"model.options.vectors: {path} does not exist; give the path of a file in GloVe's format.")
-    vectors, taken = torch.zeros(vocabulary, dimension), {PADDING}
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            word, *values = line.rstrip().split(" ")
-            index = word_id(word.lower(), vocabulary)
-            if index not in taken:
-                vectors[index] = _numbers(values, dimension, path, number)
-                taken.add(index)
-    return vectors
+    path = find_own(Path(), vectors)
+    if path is None:
+        raise EquidpError(
+            f"model.options.vectors: {vectors} does not exist, plain or as .gz; give the path of a GloVe file."
+        )
+    listed = ids_of(schema.words)
+    wanted = len(listed) if listed else schema.vocabulary - 1
+    found: dict[int, Tensor] = {}
+    for number, (word, *values) in table_lines(path):
+        index = listed.get(word) if listed else word_id(word.lower(), schema.vocabulary)
+        if index is not None and index not in found:
+            found[index] = _numbers(values, dimension, path, number)
+        if len(found) == wanted:
+            break
+    if not found:
+        raise EquidpError(f"model.options.vectors: {path} has none of the words of dataset {schema.name!r}.")
+    table = torch.zeros(schema.vocabulary, dimension)
+    table[torch.tensor(list(found))] = torch.stack(list(found.values()))
+    return table
 
 
 def _numbers(values: list[str], dimension: int, path: Path, line: int) -> Tensor:

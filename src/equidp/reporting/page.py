@@ -1,36 +1,21 @@
-"""The HTML page: one self-contained file for one run, a comparison or an audit; it loads nothing from anywhere.
-
-Names from data reach the page in three places, each made inert in its own way: HTML text by Jinja's autoescape, Plotly
-labels by `style.label`, JSON inside `<script>` by `_json_for_script`. A content security policy that allows only this
-file's own scripts, by hash, and no request at all stands behind the three.
-"""
+"""The page of one run or of a comparison: what goes onto it; `rendering` makes it a file."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-import jinja2
 import pandas as pd
 import plotly.graph_objects as go
-from markupsafe import Markup
 
-from equidp.errors import listed_names
-from equidp.evaluation.metrics import diverged, learnt_nothing, outdone
 from equidp.reporting import figures, tables
-from equidp.reporting.privacy_report import NO_GUARANTEE, epsilon_text, privacy_sections, research_mode, understated
+from equidp.reporting.page_warnings import page_warnings, privacy_facts
+from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode
+from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
+from equidp.reporting.style import label
 from equidp.reporting.tables import BASELINE, groupings_of
-from equidp.system.notebooks import without_ipython
-
-with without_ipython():
-    from plotly.offline import get_plotlyjs
+from equidp.reporting.trade_off_figure import trade_off_figure
 
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
@@ -39,37 +24,6 @@ MAX_DETAILED = 4
 """Up to so many private algorithms have a figure each of ε by accountant; more of them share one figure of ε."""
 
 EXACT_SIZES = "those of the training part are exact, and outside the guarantee."
-
-WIDE_FROM = 25
-"""A chart with more bars than this takes the page's full width."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table cell: what is shown, and what it is sorted by (None sorts last)."""
-
-    text: str
-    key: float | str | None
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table: caption (empty if none), column headings with whether numbers stand below, rows of cells."""
-
-    caption: str
-    header: tuple[tuple[str, bool], ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure on the page: its id, heading, what it shows in a sentence, and its JSON."""
-
-    id: str
-    title: str
-    caption: str
-    wide: bool
-    json: Markup
 
 
 def html_report(
@@ -105,7 +59,7 @@ def html_report(
         drawn=_figures(documents, privacy, histories, group_table),
         settings=_settings(settings, documents),
         provenance=provenance,
-        warnings=[*remarks, *_warnings(documents, privacy)],
+        warnings=[*remarks, *page_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
         overview=_grid(overview.drop(columns=empty).reset_index()),
         costs="cost" not in empty,
@@ -118,89 +72,8 @@ def html_report(
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
         fairlearn="demographic parity difference" in disparity,
-        statements={name: privacy_sections(_facts(name, privacy)) for name in documents},
+        statements={name: privacy_sections(privacy_facts(name, privacy)) for name in documents},
     )
-
-
-def render(
-    template: str,
-    *,
-    title: str,
-    drawn: Iterator[tuple[go.Figure, str]],
-    settings: Mapping[str, Mapping],
-    provenance: Mapping,
-    warnings: Sequence[str],
-    **content: Any,
-) -> str:
-    """A page from one of the templates that extend `base.html.j2`.
-
-    Args:
-        template: its file in `assets`.
-        title: heading, and the browser's title.
-        drawn: figures with their captions; those without data are left out.
-        settings: nested or flat, by a caption ("" for none).
-        provenance: nested or flat.
-        warnings: sentences on top of the page.
-        content: what the template itself asks for.
-    """
-    plotly, script = get_plotlyjs(), _asset("report.js")
-    return (
-        _templates()
-        .get_template(template)
-        .render(
-            title=title,
-            policy=_policy(plotly, script),
-            style=Markup(_asset("report.css")),
-            plotly=Markup(plotly),
-            script=Markup(script),
-            warnings=warnings,
-            charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
-            settings={caption: list(_flat(of)) for caption, of in settings.items()},
-            provenance={"": list(_flat(provenance))},
-            **content,
-        )
-    )
-
-
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _asset(name: str) -> str:
-    return resources.files("equidp.reporting").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _policy(*scripts: str) -> str:
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
-
-
-def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
-    """Figures as the page holds them: the title becomes a heading, which wraps on a narrow screen."""
-    for number, (chart, caption) in enumerate(drawn, start=1):
-        facts = json.loads(chart.to_json())
-        title = html.unescape(facts["layout"]["title"].pop("text"))
-        facts["layout"]["margin"] = {"t": 40}
-        yield Chart(
-            id=f"figure-{number}",
-            title=title,
-            caption=caption,
-            wide=sum(len(trace["x"]) for trace in facts["data"] if trace["type"] in ("bar", "heatmap")) > WIDE_FROM,
-            json=_json_for_script(facts),
-        )
-
-
-def _json_for_script(facts: Mapping) -> Markup:
-    """JSON that no HTML parser can mistake for the end of its `<script>` element."""
-    text = json.dumps(facts, ensure_ascii=True, allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _figures(
@@ -227,8 +100,8 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
         few = f" {tables.FEW_MEANS}" if tables.has_small_groups(documents, [g]) else ""
         accuracy, cost = figures.metric_per_group(documents, g), figures.cost_per_group(documents, g)
         yield accuracy, f"Accuracy on the test records of each {g} group.{_lines(accuracy, documents, '0')}{few}"
-        told = f"{_lines(cost, documents, '−1')}{few}"
-        yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{told}"
+        text = f"{_lines(cost, documents, '−1')}{few}"
+        yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{text}"
         if len(counts) and (counts["grouping"] == g).any():
             sizes = f"Number of records of each {g} group in each part of the split; {EXACT_SIZES}"
             sizes += few if "test" in counts else ""
@@ -237,7 +110,7 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
 
 def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> str:
     """What the lines on the bars are, if there are any; `least` is the lowest value possible."""
-    if not any(map(_tells_intervals, chart.data)):
+    if not any(map(_has_intervals, chart.data)):
         return ""
     begin = "On hovering: " if chart.data[0].type == "heatmap" else "Lines are "
     if not _several(documents):
@@ -247,7 +120,7 @@ def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> st
     return f" {begin}95 % intervals over seeds{of_single}, cut at {least} and 1."
 
 
-def _tells_intervals(trace: Any) -> bool:
+def _has_intervals(trace: Any) -> bool:
     if trace.type == "heatmap":
         return any("interval" in text for row in trace.hovertext for text in row)
     return trace.error_y.array is not None
@@ -259,17 +132,19 @@ def _training_figures(
     yield figures.learning_curve(histories), "After each epoch."
     yield figures.learning_curve(histories, "loss"), "After each epoch."
     yield figures.learning_curve(histories, over="epsilon"), "After each epoch, against the ε spent until then."
+    if drawn := {name: facts["trade_off"] for name, facts in privacy.items() if facts.get("trade_off")}:
+        yield trade_off_figure(drawn), "The most that any attack can achieve, by the ledger; grey is blind guessing."
     yield figures.schedules(histories), "Noise multiplier, and the clip norm where there is one for all records."
     for name, history in histories.items():
         if any(str(column).startswith("clip_norm/") for column in history.columns):
             yield figures.clip_norms(history, name), "One per group, derived from releases with noise."
-    private = {name: h for name, h in histories.items() if _facts(name, privacy)["private"]}
+    private = {name: h for name, h in histories.items() if privacy_facts(name, privacy)["private"]}
     if len(private) > MAX_DETAILED:
         yield figures.epsilon_by_algorithm(private), "After each epoch."
         return
     for name, history in private.items():
-        chart = figures.epsilon_over_epochs(history, _facts(name, privacy))
-        yield chart.update_layout(title_text=f"{chart.layout.title.text}: {figures.label(name)}"), "By accountant."
+        chart = figures.epsilon_over_epochs(history, privacy_facts(name, privacy))
+        yield chart.update_layout(title_text=f"{chart.layout.title.text}: {label(name)}"), "By accountant."
 
 
 def _diagnostic_figures(histories: Mapping[str, pd.DataFrame]) -> Iterator[tuple[go.Figure, str]]:
@@ -282,87 +157,15 @@ def _diagnostic_figures(histories: Mapping[str, pd.DataFrame]) -> Iterator[tuple
         yield figures.group_gradient_norms(history, name), outside
 
 
-def _facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
-    """An algorithm's `privacy.json`; one without is not private."""
-    return {"private": True, **privacy[name]} if name in privacy else {"algorithm": name, "private": False}
-
-
-def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
-    found = [research_mode(facts) for facts in privacy.values()]
-    if not any(_facts(name, privacy)["private"] for name in documents):
-        found.append(NO_GUARANTEE)
-    doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
-    several = (
-        f"The papers' rules for ε understate it, or do not pay for everything, in {', '.join(doubtful)}: quote ε, "
-        "not ε as published."
-    )
-    found += [several] if len(doubtful) > 1 else doubtful.values()
-    if others := tables.other_baseline(documents):
-        found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
-    guessing = [name for name, document in documents.items() if learnt_nothing(document.get("baseline") or {})]
-    if guessing:
-        found.append(
-            f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as where "
-            "all records are put into one class. Beside it privacy looks free: costs and gaps near 0 say nothing here."
-        )
-    if weak := [name for name, document in documents.items() if outdone(document) and name not in guessing]:
-        found.append(
-            f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
-            "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
-            "small."
-        )
-    if empty := [name for name, document in documents.items() if learnt_nothing(document)]:
-        found.append(
-            f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as where all records are put "
-            "into one class. Its accuracy is then that of the most frequent class."
-        )
-    baselines = {name: document["baseline"] for name, document in documents.items() if "baseline" in document}
-    if lost := [name for name, baseline in baselines.items() if diverged(baseline)]:
-        found.append(
-            f"The non-private baseline of {', '.join(lost)} diverged: its scores are no numbers, and every prediction "
-            "counts as wrong. No cost of privacy is known: give it a smaller learning rate (sgd.options.learning_rate)."
-        )
-    if lost := [name for name, document in documents.items() if diverged(document)]:
-        found.append(
-            f"The model of {', '.join(lost)} diverged: its scores are no numbers, and every prediction counts as "
-            "wrong. Its figures say nothing: give it a smaller learning rate."
-        )
-    of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
-    if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
-        found.append(f"No test record is of class {listed_names(absent)}: the figures say nothing about it.")
-    for name, document in documents.items():
-        if seeds := document.get("diverged"):
-            found.append(
-                f"In {seeds} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
-                "nor in the cost of privacy."
-            )
-    validated = [name for name, document in documents.items() if "evaluated_on" in document]
-    if validated and len(validated) == len(documents):
-        found.append(
-            "These are figures of the validation part, held back from the training records: wherever this page says "
-            "test, that is meant. The test part was not looked at."
-        )
-    elif validated:
-        found.append(
-            f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
-            "those of the others of the test part: do not compare the two."
-        )
-    if trials := max((facts.get("trials") or 1 for facts in privacy.values()), default=1) - 1:
-        found.append(
-            f"This run was chosen from {trials + 1} trainings. Its ε is for itself; the choice costs more: see "
-            "“What tuning costs”."
-        )
-    return list(dict.fromkeys(warning for warning in found if warning))
-
-
 def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[tuple[str, str, str]]:
     """The handful of figures on top of a page about one private model: (name, value, remark)."""
     private = [name for name in documents if name != BASELINE]
     if len(private) != 1:
         return []
     name = private[0]
-    document, facts = documents[name], _facts(name, privacy)
-    cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}")]
+    document, facts = documents[name], privacy_facts(name, privacy)
+    mode = ", research mode" if research_mode(facts) else ""
+    cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}{mode}")]
     cost = document.get("cost_of_privacy", {})
     cards.append(("accuracy", _number(document["overall"]["accuracy"]), _interval(document, ".3f")))
     if (change := cost.get("overall", {}).get("accuracy")) is not None:
@@ -391,12 +194,12 @@ _HEADINGS = {
     "worst_accuracy": "its accuracy",
 }
 
-
 _WITH_SIGN = ("cost", "Δ", "excess")
+
 _WITH_HALVES = ("accuracy", "cost", "worst_accuracy", "gap")
 
 
-def _grid(frame: pd.DataFrame, *, caption: str = "") -> Grid:
+def _grid(frame: pd.DataFrame, *, caption: str = "") -> PageTable:
     """A frame as headings and cells; differences to the baseline carry signs, means over seeds their ±."""
     halves = {name: frame[f"{name}±"] for name in _WITH_HALVES if f"{name}±" in frame}
     frame = frame.drop(columns=[f"{name}±" for name in halves])
@@ -407,13 +210,13 @@ def _grid(frame: pd.DataFrame, *, caption: str = "") -> Grid:
         for name in frame.columns
     ]
     header = ((_HEADINGS.get(c, str(c)), pd.api.types.is_numeric_dtype(frame[c])) for c in frame.columns)
-    return Grid(caption, tuple(header), tuple(zip(*columns, strict=True)))
+    return PageTable(caption, tuple(header), tuple(zip(*columns, strict=True)))
 
 
-def _mean(value: float, half: float, *, sign: str) -> Cell:
+def _mean(value: float, half: float, *, sign: str) -> TableCell:
     """A mean over seeds with half of its interval, sorted by the mean. A single seed and seeds that agree have none."""
-    told = "" if pd.isna(half) else f" ± {half:.3f}"
-    return _cell(value, lambda mean: f"{mean:{sign}.3f}{told}")
+    text = "" if pd.isna(half) else f" ± {half:.3f}"
+    return _cell(value, lambda mean: f"{mean:{sign}.3f}{text}")
 
 
 def _format(column: str) -> Callable:
@@ -422,10 +225,12 @@ def _format(column: str) -> Callable:
     return _signed if column.startswith(_WITH_SIGN) else _number
 
 
-def _cell(value: Any, shown: Callable) -> Cell:
+def _cell(value: Any, shown: Callable) -> TableCell:
     if value is None or pd.isna(value):
-        return Cell("–", None)
-    return Cell(shown(value), float(value)) if isinstance(value, numbers.Real) else Cell(str(value), str(value))
+        return TableCell("–", None)
+    return (
+        TableCell(shown(value), float(value)) if isinstance(value, numbers.Real) else TableCell(str(value), str(value))
+    )
 
 
 def _number(value: float | None) -> str:
@@ -442,16 +247,7 @@ def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
     """Settings by caption: where every row has its own, what they share first, then what tells each apart."""
     if len(rows) < 2 or settings.keys() != rows.keys():
         return {"": settings}
-    first, *others = flat = [dict(_flat(of)) for of in settings.values()]
+    first, *others = flat = [dict(flat_texts(of)) for of in settings.values()]
     shared = {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
     own = [{name: value for name, value in of.items() if name not in shared} for of in flat]
     return {"In every row": shared} | {row: of for row, of in zip(settings, own, strict=True) if of}
-
-
-def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as dotted names and texts."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "–" if value is None else str(value)

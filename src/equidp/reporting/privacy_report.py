@@ -1,4 +1,4 @@
-"""The privacy statement: `privacy.json` in words a data-protection officer can check, and what tuning adds to ε.
+"""The privacy statement: `privacy.json` in words a data-protection officer can check.
 
 One content, `privacy_sections`, read twice: as Markdown by `privacy_report`, as HTML by the page's template.
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from equidp.data.sources import record_words
 from equidp.errors import UNSHOWN
-from equidp.parameters import RECORDS
-from equidp.reporting.tuning import Trials, tuning_epsilon
-
-FALSE_ALARMS = 0.01
-"""The rate of false accusations at which the attacker of the statement operates."""
+from equidp.reporting.statement_sections import (
+    FALSE_ALARMS,
+    Section,
+    curve_section,
+    recognised,
+    share_text,
+    trials_section,
+)
 
 ROWS_OF_LEDGER = 8
 
@@ -35,43 +38,26 @@ NO_GUARANTEE = (
 )
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading, its paragraphs, and a table as header and rows (empty if none)."""
-
-    title: str
-    paragraphs: tuple[str, ...]
-    header: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-
-
-def privacy_report(
-    privacy: Mapping, dataset: str = "", *, trials: int | None = None, distribution: Trials = "fixed"
-) -> str:
+def privacy_report(privacy: Mapping, dataset: str = "") -> str:
     """One page of Markdown that states the guarantee of a run, its limits, and how to check it.
 
     Args:
         privacy: the content of `privacy.json`.
         dataset: what was trained on, for the title.
-        trials: how many trainings were run to arrive at this one (settings tried, this one included); by default what
-            the run itself says.
-        distribution: how that number was chosen; see `tuning_epsilon`.
     """
     trained = " on ".join(filter(None, (privacy["algorithm"], dataset)))
     parts = [f"# Privacy statement: {_inline(trained)}", WHERE_IT_MAY_GO]
     if research_mode(privacy):
         parts.append(NOT_FOR_RELEASE)
-    for section in privacy_sections(privacy, trials=trials, distribution=distribution):
+    for section in privacy_sections(privacy):
         parts += [f"## {section.title}", *map(_inline, section.paragraphs)]
         if section.rows:
             parts.append("\n".join(_markdown_rows(section)))
     return "\n\n".join(parts) + "\n"
 
 
-def privacy_sections(
-    privacy: Mapping, *, trials: int | None = None, distribution: Trials = "fixed"
-) -> tuple[Section, ...]:
-    """The statement as sections of plain text; arguments as for `privacy_report`."""
+def privacy_sections(privacy: Mapping) -> tuple[Section, ...]:
+    """The statement as sections of plain text."""
     if not privacy.get("private", True):
         return (_no_guarantee(),)
     sections = [
@@ -79,10 +65,11 @@ def privacy_sections(
         _protected(privacy),
         _delta(privacy),
         _figures(privacy),
+        curve_section(privacy),
         _ledger(privacy),
         _released(privacy),
         _outside(privacy),
-        _tuning(privacy, privacy.get("trials") or 1 if trials is None else trials, distribution),
+        trials_section(privacy),
         _assumptions(privacy),
     ]
     return tuple(section for section in sections if section is not None)
@@ -109,16 +96,15 @@ def research_mode(privacy: Mapping) -> str | None:
 def _guarantee(privacy: Mapping) -> Section:
     epsilon, delta, unit = privacy["epsilon"], privacy["delta"], _unit(privacy)
     factor = math.exp(min(epsilon, 700))
-    # every test obeys both bounds: TPR ≤ e^ε·FPR + δ, and the same with members and others exchanged
-    caught = min(factor * FALSE_ALARMS + delta, 1 - (1 - delta - FALSE_ALARMS) / factor)
+    caught, source = recognised(privacy)
     worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
         f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. Whatever is "
         f"computed from what was released comes out with nearly the same probability whether or not any one {unit} was "
         f"used: probabilities differ by a factor of at most e^ε = {_number(factor)}, apart from δ.",
         f"In practice: an attacker who knows everything else, and tests whether a certain {unit} was in the training "
-        f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {caught:.1%} of those that "
-        f"were. {worth}",
+        f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {share_text(caught)} of those "
+        f"that were, by {source}. {worth}",
     ]
     warning = research_mode(privacy)
     return Section("What is guaranteed", (*lines, *([warning] if warning else [])))
@@ -134,17 +120,31 @@ def _protected(privacy: Mapping) -> Section:
     told = (f" ({size:,} expected)" if drawn_by_hash else f" ({size:,} of them)") if size else ""
     if privacy.get("records_declared"):
         told = f" (declared as {size:,}; how many there are is protected, too)"
-    several, k = (f"with k {unit}s", "k") if unit in RECORDS else (f"who is several {unit}s", "so many")
+    several, k = (f"with k {unit}s", "k") if unit in record_words() else (f"who is several {unit}s", "so many")
     return Section(
         "Who is protected",
         (
-            f"Each single {unit} of the training data{told}. Neighbouring data sets differ by: {privacy['adjacency']}. "
+            f"Each single {unit} of the training data{told}. Adjacency: {privacy['adjacency']}. "
             f"Batches: {privacy['sampling']}.",
+            *_replacing(privacy),
             f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster. "
             "The test records are not protected at all: accuracies are exact counts over them.",
             *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
         ),
     )
+
+
+def _replacing(privacy: Mapping) -> list[str]:
+    """What holds where a record is replaced rather than left out."""
+    if "epsilon_replace_one" not in privacy:
+        return []
+    value, unit = privacy["epsilon_replace_one"], _unit(privacy)
+    if value is None:
+        return [f"Where one {unit} is replaced by another, no figure is known for this run."]
+    return [
+        f"Where one {unit} is replaced by another, the noise has to hide at most twice the distance: ε = "
+        f"{epsilon_text(value)} at the same δ."
+    ]
 
 
 def _delta(privacy: Mapping) -> Section:
@@ -191,6 +191,8 @@ def _figures(privacy: Mapping) -> Section:
 
 
 def _stand_by(privacy: Mapping) -> str:
+    if "law" in (privacy.get("trials") or {}):
+        return "by RDP: the choice among a random number of trials, and the chosen model"
     if _fixed_ledger(privacy):
         return "the smaller of RDP and PLD: all events were fixed before training"
     return "a cap fixed before training; what happened to be spent is no guarantee, as it depended on the data"
@@ -198,6 +200,8 @@ def _stand_by(privacy: Mapping) -> str:
 
 def _spent_as(privacy: Mapping) -> str:
     """What ε was computed of."""
+    if (privacy.get("trials") or {}).get("max") != 1 and privacy.get("trials"):
+        return "all declared trials"
     if _fixed_ledger(privacy):
         return "the ledger"
     return "the budget" if "filter_order" in privacy else "the cap"
@@ -205,15 +209,24 @@ def _spent_as(privacy: Mapping) -> str:
 
 def _recomputed(privacy: Mapping) -> str:
     """How somebody else comes to the same ε from privacy.json."""
-    if _fixed_ledger(privacy):
-        return "privacy.json lists them one by one, and suffices to recompute ε with the dp_accounting library."
-    told = "privacy.json lists them one by one; their ε is NOT the guarantee, as they depended on outputs. "
+    fixed, trials = _fixed_ledger(privacy), privacy.get("trials") or {}
+    told = "privacy.json lists them one by one"
+    if not fixed:
+        told += "; their ε is NOT the guarantee, as they depended on outputs"
     if "filter_order" in privacy:
+        several = f", times {trials['max']} trials" if trials.get("max", 1) > 1 else ""
         return told + (
-            f"That is the Rényi budget they were kept within: {privacy['filter_total']:.6g} at the order "
-            f"{privacy['filter_order']:g} (filter_total and filter_order), converted at δ."
+            f". That is the Rényi budget they were kept within: {privacy['filter_total']:.6g} at the order "
+            f"{privacy['filter_order']:g} (filter_total and filter_order){several}, converted at δ."
         )
-    return told + "That is the cap, whose events are there as capped_ledger: dp_accounting gives ε from those."
+    if "law" in trials:
+        return told + (
+            ". ε is that of the best of a random number of such runs: dp_accounting's RepeatAndSelectDpEvent gives it."
+        )
+    if "charged" in privacy:
+        whose = "all trials together" if fixed else "the cap, and of all trials"
+        return told + f". The events of {whose} are there as charged: dp_accounting gives ε from those."
+    return told + ", and suffices to recompute ε with the dp_accounting library."
 
 
 def _fixed_ledger(privacy: Mapping) -> bool:
@@ -335,44 +348,6 @@ def _seed(privacy: Mapping) -> str:
     if privacy.get("seed") is None:
         return "None was fixed, but the generator is not a cryptographic one."
     return f"Fixed to {privacy['seed']}: whoever knows or guesses it can remove the noise."
-
-
-_LAWS: Mapping[Trials, str] = {
-    "fixed": "a number fixed or merely counted; covers publishing every trial",
-    "poisson": "drawn from a Poisson law first, only the best shown (Papernot & Steinke 2022, Theorem 6)",
-    "geometric": "drawn from a geometric law first, only the best shown (Theorem 2, η = 1)",
-    "logarithmic": "drawn from a logarithmic law first, only the best shown (Theorem 2, η = 0)",
-}
-
-
-_SCORE = (
-    "The score which chose must have been private itself, or measured on records that none of them trained on: not on "
-    "test parts that each one's seed drew anew, nor on a validation part (data.evaluate_on=validation) that went back "
-    "into this training."
-)
-
-
-def _tuning(privacy: Mapping, trials: int, distribution: Trials) -> Section | None:
-    if trials == 1:
-        return None
-    title, delta = "What tuning costs", privacy["delta"]
-    if not _fixed_ledger(privacy):
-        total = epsilon_text(trials * privacy["epsilon"])
-        text = (
-            f"The events of this run depended on its outputs, so {trials} trials are charged by basic composition: "
-            f"ε = {total} at δ = {trials * delta:g}"
-            + (". " if privacy.get("secure") else ", provided that no two of them had one seed. ")
-            + _SCORE
-        )
-        return Section(title, (text,))
-    values = {law: epsilon_text(tuning_epsilon(privacy["ledger"], delta, trials, distribution=law)) for law in _LAWS}
-    text = (
-        f"{trials} trainings were run to choose this one: {_LAWS[distribution]}. Choice and model together satisfy "
-        f"ε = {values[distribution]} at δ = {delta:g}, provided that every trial had at most this run's ledger"
-        + (". " if privacy.get("secure") else ", and that no two trials had one seed (their noise would be the same). ")
-        + _SCORE
-    )
-    return Section(title, (text,), ("number of trials", "ε"), tuple((_LAWS[law], values[law]) for law in _LAWS))
 
 
 def _assumptions(privacy: Mapping) -> Section | None:

@@ -53,8 +53,8 @@ def group_costs(tracked: pd.DataFrame, grouping: str, metric: str = "accuracy") 
     """
     runs = runs_frame(tracked)
     long = [runs.iloc[:0].assign(group="", cost=float("nan"))]
-    told = runs["data.groups"] if "data.groups" in runs else pd.Series(str([grouping]), index=runs.index)
-    for text, mine in runs.groupby(told):
+    groupings = runs["data.groups"] if "data.groups" in runs else pd.Series(str([grouping]), index=runs.index)
+    for text, mine in runs.groupby(groupings):
         # a grouping's slug depends on the run's other ones: two may share one
         prefix = f"metrics.cost_of_privacy/{metric}/{unique_slugs(literal_eval(str(text))).get(grouping)}:"
         columns = {c.removeprefix(prefix): c for c in tracked.columns if c.startswith(prefix)}

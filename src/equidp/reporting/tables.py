@@ -13,7 +13,7 @@ from rich.text import Text
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.metrics import METRICS, worst_group
-from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.privacy_report import epsilon_text, research_mode
 
 BASELINE = "sgd"
 METRIC_TITLES = {
@@ -44,7 +44,7 @@ WIDTH = 100
 """The table printed at the end of a run fits this many columns."""
 
 LONGEST_CELL = 16
-"""Longer names of groups are cut on the terminal, if they can be told apart then."""
+"""Longer names of groups are cut on the terminal, if they still differ then."""
 
 MAX_GROUPS = 4
 """Groups shown by name in a results table; beyond it, those that privacy cost most."""
@@ -109,7 +109,7 @@ def results_table(
     documents = with_baseline(documents)
     groupings = groupings_of(documents)
     grouping = grouping or (groupings[0] if groupings else None)
-    chosen_by, first = _dearest_first(documents, grouping) if grouping else ("", [])
+    chosen_by, first = _costliest_first(documents, grouping) if grouping else ("", [])
     kept = first[:max_groups]
     shown = [group for group in _groups_of(documents, grouping) if group in kept] if grouping else []
     rows = [_row(document, epsilons.get(name, {}), grouping, shown) for name, document in documents.items()]
@@ -119,8 +119,9 @@ def results_table(
         tested = _tested(documents, grouping)
         small = marked(tested)
         frame.attrs["few"] = {group: name for group, name in small.items() if group != name}
-        frame.attrs["dearest_first"], frame.attrs["chosen_by"] = kept, chosen_by
+        frame.attrs["costliest_first"], frame.attrs["chosen_by"] = kept, chosen_by
         frame.attrs["groups"] = sum(count > 0 for count in tested.values())
+    frame.attrs["research"] = [name for name in documents if research_mode(epsilons.get(name) or {"private": False})]
     frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
     return frame
 
@@ -156,10 +157,10 @@ def _halves(document: Mapping, grouping: str | None) -> dict[str, float | None]:
     return {name: (pair[1] - pair[0]) / 2 if pair else None for name, pair in ends.items()}
 
 
-def _dearest_first(documents: Mapping[str, Mapping], grouping: str) -> tuple[str, list[str]]:
+def _costliest_first(documents: Mapping[str, Mapping], grouping: str) -> tuple[str, list[str]]:
     """Groups by the lowest cost of privacy that any algorithm has in them, or accuracy where no cost is known.
 
-    Which of the two it was is told first, in words.
+    The first value says in words which of the two it was.
     """
     private = [document["cost_of_privacy"] for document in documents.values() if "cost_of_privacy" in document]
     costs = [_of_groups(cost, grouping, "accuracy") for cost in private]
@@ -217,7 +218,7 @@ def left_out(frame: pd.DataFrame) -> str:
 
 def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
     few = frame.attrs.get("few", {})
-    order = [few.get(group, group) for group in frame.attrs.get("dearest_first", ())]
+    order = [few.get(group, group) for group in frame.attrs.get("costliest_first", ())]
     return sorted((c for c in frame.columns if ":" in c), key=lambda c: -order.index(c.split(":", 1)[1]))
 
 
@@ -225,6 +226,7 @@ def _rich(frame: pd.DataFrame) -> Table:
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
     notes = (
+        _research_note(frame),
         "Δ: accuracy minus the non-private baseline's." if "cost" in frame else "",
         "Gap: largest Δ minus smallest Δ, over groups of ten test records or more, where there are two."
         if "gap" in frame
@@ -247,13 +249,24 @@ def _rich(frame: pd.DataFrame) -> Table:
     worst = frame["worst_group"].dropna() if "worst_group" in frame else ()
     short = shortened([*headings.values(), *worst], LONGEST_CELL)
     for column in shown:
-        table.add_column(Text(short[headings[column]]), justify="right", no_wrap=True)
+        mode = "research\nmode\n" if column == "epsilon" and _research_note(frame) else ""
+        table.add_column(Text(mode + short[headings[column]]), justify="right", no_wrap=True)
     for name, row in frame.iterrows():
         cells = {column: _cell(column, row[column]) for column in shown}
         if isinstance(row.get("worst_group"), str):
             cells["worst_accuracy"] = f"{short[row['worst_group']]} {cells['worst_accuracy']}"
         table.add_row(Text(str(name)), *map(Text, cells.values()))
     return table
+
+
+def _research_note(frame: pd.DataFrame) -> str:
+    """That an ε is not yet one for a release, and of which rows, where of some only."""
+    research = [name for name in frame.attrs.get("research", ()) if name in frame.index]
+    private = frame.index[frame["epsilon"].notna()] if "epsilon" in frame else ()
+    if not research:
+        return ""
+    of = "" if len(research) == len(private) else f" of {', '.join(map(str, research))}"
+    return f"ε{of}: research mode, seeded noise, not for publication until privacy.secure=true."
 
 
 def _cell(column: str, value: object) -> str:

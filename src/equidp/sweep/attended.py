@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,8 @@ def kedro(
     os.chdir(folder)
     sys.argv = ["kedro", *arguments]
 
-    from kedro.framework.cli import main
-
-    main()
+    (command,) = entry_points(group="console_scripts", name="kedro")
+    command.load()()
 
 
 def _stop_without_starter() -> None:

@@ -24,6 +24,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, Any
 
+from equidp.sweep import tracked
 from equidp.sweep.attended import Descriptor, kedro
 from equidp.system.files import replacing, sockets_fit
 from equidp.system.threads import environment
@@ -39,6 +40,9 @@ ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 SECONDS_TO_STOP = 10
 """For a run that was asked to stop, and is writing a checkpoint."""
+
+PRELOADED = "equidp.hooks.warm"
+"""The module that warm processes import."""
 
 STARTING = threading.Lock()
 """Held while a process starts; a worker with several threads has one environment."""
@@ -117,7 +121,7 @@ def run_cell(job: Job) -> Outcome:
     """Run a cell unless it is finished; never raises for a failed run."""
     begun = time.monotonic()
     job.folder.mkdir(parents=True, exist_ok=True)
-    with _locked(job.folder / LOCK) as lock:
+    with held(job.folder / LOCK) as lock:
         if finished(job):
             return Outcome(job.key, run_id=json.loads(job.marker.read_text())["run_id"])
         job.marker.unlink(missing_ok=True)
@@ -126,7 +130,7 @@ def run_cell(job: Job) -> Outcome:
             return Outcome(job.key, run_id=run_id)
         reason = None
         for attempt in range(1, job.retries + 2):
-            _close_left_open(job)
+            tracked.close(job.key, job.store, job.experiment)
             reason = _attempt(job, lock)
             run_id = None if reason else _finished_run(job)
             if run_id:
@@ -138,7 +142,7 @@ def run_cell(job: Job) -> Outcome:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
+def held(path: Path) -> Iterator[int]:
     """Wait for the lock and hold it; its descriptor, which a child that inherits it holds as well."""
     import fcntl  # not on Windows, where every `kedro` command imports this module
 
@@ -153,11 +157,11 @@ def _attempt(job: Job, lock: int) -> str | None:
     arguments = ["run", f"--pipeline={job.algorithm}", f"--params={job.params}{resume}"]
     arguments += [f"--env={job.env}"] if job.env else []
     with job.log.open("w") as log:
-        code = _kedro(arguments, job, log, lock)
+        code = run_kedro(arguments, job, log, lock)
     return None if code == 0 else _reason(job.log, code)
 
 
-def _kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
+def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     """`kedro …` in a process that ends when this one does; its exit status."""
     tags = json.dumps({"run_label": job.key, "sweep": job.sweep, ROW: job.row})
     environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store}  # the same store on every machine
@@ -188,7 +192,7 @@ def forks() -> bool:
 def warm_up(project: Path) -> None:
     """Have this worker's warm process start and import, unless it is there. Does not wait for it."""
     with _variables(project):
-        forkserver.set_forkserver_preload(["equidp.sweep.warm"])
+        forkserver.set_forkserver_preload([PRELOADED])
         forkserver.ensure_running()
 
 
@@ -216,29 +220,8 @@ def _mark(job: Job, run_id: str, seconds: float, attempts: int) -> None:
         part.write_text(json.dumps({**facts, **asdict(Outcome(job.key, None, seconds, attempts, run_id))}, indent=2))
 
 
-# ----------------------------------------------------------------------------------------------------------- MLflow
-
-
 def _finished_run(job: Job) -> str | None:
     """Id of the cell's FINISHED run, where all its files are there too."""
     if not all(path.is_file() for path in job.outputs):
         return None
-    return next((run.info.run_id for run in _runs(job, "FINISHED")), None)
-
-
-def _close_left_open(job: Job) -> None:
-    """A run that a crash left open would look as if it were still running, forever."""
-    client = _client(job.store)
-    for run in _runs(job, "RUNNING"):
-        client.set_terminated(run.info.run_id, "KILLED")
-
-
-def _runs(job: Job, status: str) -> list[Any]:
-    wanted = f"tags.run_label = '{job.key}' and attributes.status = '{status}'"
-    return list(_client(job.store).search_runs([job.experiment], wanted))
-
-
-def _client(store: str) -> Any:
-    from mlflow import MlflowClient
-
-    return MlflowClient(store)
+    return next((run.info.run_id for run in tracked.runs_of(job.key, job.store, job.experiment, "FINISHED")), None)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.options import flat
-from equidp.sweep.cell import Job, Outcome, finished, forks, warm_up
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import BASELINE, Cell, Project, digest
-from equidp.sweep.summary import labels_of, print_table, rows_of, table_of, write_summary
-from equidp.training.checkpoint import JOURNAL_FILE
+
+if TYPE_CHECKING:
+    from equidp.sweep.cell import Job, Outcome
 
 REPORTS = Path("data") / "08_reporting" / "sweeps"
 INTERRUPTED = 130
@@ -30,7 +30,7 @@ WIDTH = 100
 
 
 def run_command(
-    project_path: Path,
+    project: Project,
     name: str | None,
     *,
     algorithms: str | None,
@@ -43,7 +43,6 @@ def run_command(
     gpus_per_cell: int | None,
     dashboard: int,
     retries: int,
-    env: str | None,
     dry_run: bool,
     listing: bool,
 ) -> None:
@@ -53,7 +52,6 @@ def run_command(
         EquidpError: for any wrong name or value, before anything runs.
     """
     console = _console()
-    project = Project(project_path, env)
     grids = project.grids()
     if listing:
         return _list(grids, console)
@@ -73,15 +71,17 @@ def run_command(
             "kedro sweep hands its locks on to its cells, which Windows does not do: take WSL, or run the commands "
             "that --dry-run prints one by one."
         )
+    # only now: names are refused, and a dry run told, without waiting for MLflow, pandas and Dask
+    from equidp.sweep.cell import finished, forks
+    from equidp.sweep.cluster import Machines
+    from equidp.sweep.summary import labels_of
+
     store, experiment = project.store()
     one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name)
     rows = labels_of(cells)
     jobs = {c.key: one(c, row=rows[c.key], retries=retries, warm=scheduler is None and forks()) for c in cells}
     todo = [cell for cell in cells if not finished(jobs[cell.key])]
     console.print(f"Finished before: {len(cells) - len(todo)} of {len(cells)}.", highlight=False)
-
-    # Dask is imported only now: names are refused, and a dry run told, without waiting for it
-    from equidp.sweep.cluster import Machines
 
     machines = Machines(scheduler, workers, gpus_per_cell, dashboard)
     outcomes = fan_out(project, machines, jobs, todo, console) if todo else []
@@ -135,6 +135,9 @@ def job_of(
     cell: Cell, project: Project, store: str, experiment: str, sweep: str, row: str, retries: int, warm: bool
 ) -> Job:
     """A cell as a worker gets it."""
+    from equidp.sweep.cell import Job
+    from equidp.training.checkpoint import JOURNAL_FILE
+
     return Job(
         key=cell.key,
         project=project.path,
@@ -193,8 +196,9 @@ def fan_out(
     project: Project, machines: Any, jobs: Mapping[str, Job], cells: Sequence[Cell], console: Console
 ) -> list[Outcome]:
     """Run the cells on the machines. Ctrl-C ends the process, with what is finished kept."""
+    from equidp.sweep.cell import warm_up
     from equidp.sweep.fanout import Sweep
-    from equidp.sweep.records import encode
+    from equidp.sweep.records import encode_for
     from equidp.sweep.signals import stopping_on_sigterm
 
     sweep = None
@@ -206,7 +210,7 @@ def fan_out(
             workers = client.dashboard_link.replace("/status", "/info/main/workers.html")
             console.print(f"Dask's workers: {workers}", highlight=False, soft_wrap=True)
             display = Display(len(cells), sum(client.nthreads().values()) or 1, console)
-            sweep = Sweep(client, dict(jobs), partial(encode, project), machines.resources)
+            sweep = Sweep(client, dict(jobs), encode_for, machines.resources)
             with display.progress:
                 return sweep.run(cells, display)
     except KeyboardInterrupt:
@@ -228,6 +232,9 @@ def _conclude(
     console: Console,
 ) -> None:
     """Tables, pages, and what failed."""
+    from equidp.sweep.cell import finished
+    from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
+
     complete = [cell for cell in cells if finished(jobs[cell.key])]
     if complete:
         rows = rows_of(complete)

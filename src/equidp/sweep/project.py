@@ -7,21 +7,21 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
 from equidp import __version__
-from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.config_loader import EquidpConfigLoader
-from equidp.errors import EquidpError, unknown_name
+from equidp.algorithms import ALGORITHMS
+from equidp.errors import unknown_name
+from equidp.parameters import Settings
 from equidp.sweep.grid import Grid, nested, params_text
 
 BASELINE = "sgd"
 OUTPUTS = ("metrics", "privacy", "report")
 """What a finished run has written."""
 
-NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report")
+NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release")
 """Settings that leave a run's results as they are."""
 
 
@@ -39,6 +39,7 @@ class Cell:
         outputs: files of a finished run, by kind.
         workplace: folder of checkpoints.
         folder: of results.
+        raw_folder, records_cache: where raw files are read, and where encoded records are kept.
     """
 
     algorithm: str
@@ -50,6 +51,8 @@ class Cell:
     outputs: Mapping[str, Path] = field(repr=False)
     workplace: Path = field(repr=False)
     folder: Path = field(repr=False)
+    raw_folder: Path = field(default=Path(), repr=False)
+    records_cache: Path = field(default=Path(), repr=False)
 
     @property
     def dataset(self) -> str:
@@ -75,28 +78,41 @@ class Cell:
         return f"{self.algorithm} {params_text(self.overrides)}"
 
 
+class Configuration(Protocol):
+    """A project's configuration, as a run with some `--params` sees it."""
+
+    runtime_params: Any
+
+    @property
+    def settings(self) -> Settings:
+        """All settings, validated."""
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        """The part of that name: `parameters`, `catalog`, `sweeps`."""
+
+    def __setitem__(self, key: str, value: dict[str, Any]) -> None:
+        """Replace a part."""
+
+
 @dataclass(frozen=True)
 class Project:
-    """A Kedro project in one of its environments.
+    """A Kedro project in one of its environments; `equidp.cli.project_at` makes one.
 
     Attributes:
         path: its root folder.
         env: configuration environment, None for the default one.
+        configure: its configuration, by `--params` as nested settings.
+        store: makes MLflow's store and experiment; its address and the experiment's id.
     """
 
     path: Path
-    env: str | None = None
+    env: str | None
+    configure: Callable[[Mapping[str, Any]], Configuration] = field(repr=False)
+    store: Callable[[], tuple[str, str]] = field(repr=False)
 
-    def config(self, runtime_params: Mapping[str, Any] | None = None) -> EquidpConfigLoader:
+    def config(self, runtime_params: Mapping[str, Any] | None = None) -> Configuration:
         """The project's configuration as a run with these `--params` sees it."""
-        from kedro.framework.project import settings
-
-        return settings.CONFIG_LOADER_CLASS(
-            conf_source=str(self.path / settings.CONF_SOURCE),
-            env=self.env,
-            runtime_params=dict(runtime_params or {}),
-            **settings.CONFIG_LOADER_ARGS,
-        )
+        return self.configure(runtime_params or {})
 
     def grids(self) -> dict[str, Any]:
         """Named grids of the configuration."""
@@ -127,15 +143,18 @@ class Project:
             # valid, and nothing to this cell; but resolved they would show in the block `audited`, and so in the key
             loader = self.config(nested(params_text(mine)))
             parameters = loader["parameters"]
-        settings = settings_that_matter(algorithm, parameters)
+        settings = settings_that_matter(algorithm, parameters, private=loader.settings.algorithm(algorithm).private)
         key = f"cell-{digest(settings)}"
         # the same run under its own name, without resolving all settings anew
         loader.runtime_params = {**loader.runtime_params, "run_label": key}
         loader["parameters"] = {**parameters, "run_label": key}
         catalog = loader["catalog"]
 
+        def path_of(name: str) -> Path:
+            return self.path / catalog[name]["filepath"].format(algorithm=algorithm)
+
         def place(kind: str) -> Path:
-            return self.path / catalog[f"{{algorithm}}.{kind}"]["filepath"].format(algorithm=algorithm)
+            return path_of(f"{{algorithm}}.{kind}")
 
         data = settings["data"]
         shared = {name: settings[name] for name in ("dataset", "seed", "data", "model", "training", BASELINE)}
@@ -149,35 +168,19 @@ class Project:
             outputs={kind: place(kind) for kind in OUTPUTS},
             workplace=place("workplace"),
             folder=place("metrics").parent,
+            raw_folder=path_of("raw_folder"),
+            records_cache=path_of("records_cache"),
         )
 
-    def store(self) -> tuple[str, str]:
-        """MLflow's address and the experiment's id, both made now: many processes at once would damage a new database.
 
-        The address is the one that runs of this project log to, as kedro-mlflow set it up.
-        """
-        import mlflow
-        from kedro.framework.session import KedroSession
-
-        session = KedroSession.create(project_path=self.path, env=self.env)
-        with session:
-            session.load_context()  # kedro-mlflow makes store and experiment here
-        client = mlflow.MlflowClient()
-        name = self.config()["mlflow"]["tracking"]["experiment"]["name"]
-        experiment = client.get_experiment_by_name(name)
-        if experiment is None:
-            raise EquidpError(f"MLflow at {mlflow.get_tracking_uri()} has no experiment {name!r}: check mlflow.yml.")
-        return mlflow.get_tracking_uri(), experiment.experiment_id
-
-
-def settings_that_matter(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, private: bool) -> dict[str, Any]:
     """The settings that one algorithm's results depend on: shared ones, its own and the baseline's."""
     kept = {
         name: value
         for name, value in parameters.items()
         if name not in NOT_PART_OF_THE_RUN and _concerns(name, algorithm)
     }
-    if not algorithm_settings(algorithm, parameters[algorithm]["options"]).build().private:
+    if not private:
         # a non-private run is the same for every ε
         kept["privacy"] = {"unit": kept["privacy"]["unit"]}
     # an option of the baseline that is not given is as good as absent, so that a new one leaves old cells what they are

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from equidp.data.encoding import encode
 from equidp.errors import EquidpError
-from equidp.sweep.grid import nested, params_text
-from equidp.sweep.project import Cell, Project
+from equidp.sweep.project import Cell
 
 
-def encode(project: Project, cell: Cell) -> str | None:
+def encode_for(cell: Cell) -> str | None:
     """Encode the cell's records unless they are there; why that failed, or None."""
-    from kedro.framework.startup import bootstrap_project
-
-    from equidp.pipelines.datasets import OnceRecordsDataset
-    from equidp.pipelines.ingestion.nodes import encode_records
-
-    bootstrap_project(project.path)
-    config = project.config(nested(params_text(cell.overrides)))
-    parameters, catalog = config["parameters"], config["catalog"]
+    data = cell.settings["data"]
     try:
-        # an absolute path stays what it is
-        raw = project.path / catalog["raw_folder"]["filepath"]
-        recipe, _ = encode_records(raw, parameters["data"], parameters["dataset"])
-        OnceRecordsDataset(filepath=str(project.path / Path(catalog["records"]["filepath"]))).save(recipe)
+        encode(cell.dataset, data["source"], data["options"], raw_folder=cell.raw_folder, cache=cell.records_cache)
     except EquidpError as error:
         return error.message
     return None

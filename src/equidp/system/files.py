@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -104,6 +105,46 @@ def replacing(path: Path) -> Iterator[Path]:
         raise storage_error(path, error) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to write into; it takes the place of `path` once the block has succeeded, and goes if not.
+
+    There is never half of it: a process that ends while the two change places leaves none.
+
+    Raises:
+        EquidpError: where the disk refuses.
+    """
+    part, earlier = unfinished(path), unfinished(path)
+    try:
+        part.mkdir(parents=True)
+        yield part
+        if path.exists():
+            os.replace(path, earlier)
+        os.replace(part, path)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        for folder in (part, earlier):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, where there is one. No reader finds half a folder.
+
+    Raises:
+        EquidpError: where the disk refuses.
+    """
+    try:
+        if path.is_dir():
+            gone = unfinished(path)
+            os.replace(path, gone)
+            shutil.rmtree(gone)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(path, error) from error
 
 
 def unfinished(path: Path) -> Path:

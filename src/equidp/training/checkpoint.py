@@ -33,10 +33,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import RandomSource
-from equidp.mechanism.parts import Plan
 from equidp.mechanism.trainer import EpochCallback
 from equidp.system.files import durable, private, storage_error
 from equidp.system.interrupts import handling

@@ -57,7 +57,7 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
     if algorithm.private:
         history.insert(1, "epsilon", _epsilon_path(trainer, statement, history))
         history["epsilon_rdp"] = _ending_in(statement["epsilon_rdp"], history["epsilon_rdp"])
-    return Trained(weights_of(trainer.model), history, statement)
+    return Trained(weights_of(trainer.released_model()), history, statement)
 
 
 def _epsilon_path(trainer: Trainer, statement: Mapping[str, Any], history: pd.DataFrame) -> Sequence[float]:

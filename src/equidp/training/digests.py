@@ -13,7 +13,7 @@ import equidp
 from equidp.data.records import Records
 
 CODE = (
-    "parameters.py",
+    "parameters",
     "options.py",
     "data/records.py",
     "accounting",

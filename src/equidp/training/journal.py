@@ -30,7 +30,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from equidp.accounting.ledger import Event, Ledger, merged
+from equidp.accounting.events import Event, merged
+from equidp.accounting.ledger import Ledger
 from equidp.errors import EquidpError
 from equidp.options import flat
 from equidp.system.files import durable, locked, private, replacing, storage_error

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from equidp.accounting.plan import Plan
+from equidp.accounting.trials import Trials
 from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.float32 import SMALLEST
 from equidp.mechanism.parts import Public, WeightRule, scheduled, tensors
 from equidp.mechanism.sampling import Population
-from equidp.mechanism.trainer import SMALLEST
 from equidp.parameters import PrivacySettings, TrainingSettings
 
 ROUNDING = 1e-5
@@ -29,7 +30,8 @@ def plan_run(
         groups: K of the partition used in training.
 
     Raises:
-        EquidpError: where the target cannot be met, the batch exceeds the data, a part does not do what it promises, or
+        EquidpError: where the target cannot be met, the batch exceeds the data, an optimiser is asked for beside the
+            algorithm's own, a part does not do what it promises, or
             settings are given in place of the algorithm they build.
     """
     if not isinstance(algorithm, Algorithm):
@@ -37,6 +39,7 @@ def plan_run(
             f"{algorithm!r} is no algorithm: build one, such as "
             "algorithm_settings('dpsgd', {'clip_norm': 1.0}).build()."
         )
+    algorithm.optimizer_beside(training.optimizer)
     plan = Plan(
         records=units,
         batch_size=training.batch_size,
@@ -44,6 +47,7 @@ def plan_run(
         groups=groups,
         delta=privacy.delta,
         noise_multiplier=(privacy.noise_multiplier or 0.0) if algorithm.private else 0.0,
+        trials=privacy.trials if algorithm.private else Trials(),
     )
     adapted = algorithm.adapt(plan)
     _refuse_broken_promises(algorithm, adapted)

@@ -17,15 +17,15 @@ from torch import nn
 
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
-from equidp.algorithms import algorithm_settings
 from equidp.data.records import Membership, Split
 from equidp.errors import EquidpError
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.device import choose_device
 from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom
-from equidp.mechanism.trainer import EpochCallback, Trainer, choose_device
+from equidp.mechanism.trainer import EpochCallback, Trainer
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
@@ -37,19 +37,6 @@ from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
 
 logger = logging.getLogger(__name__)
-
-
-def settings_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What `prepare` takes, from plain values."""
-    return {
-        "algorithm": algorithm_settings(job["algorithm"], job["options"]).build(),
-        "plan": Plan(**job["plan"]),
-        "grouping": job["grouping"],
-        "model": ModelSettings(**job["model"]),
-        "privacy": PrivacySettings(**job["privacy"]),
-        "training": TrainingSettings(**job["training"]),
-        "seed": job["seed"],
-    }
 
 
 @dataclass(frozen=True)
@@ -93,6 +80,7 @@ def prepare(
     seed: int,
     workplace: Path | None = None,
     resume: bool = False,
+    checkpoint_every: int | None = None,
     peers: Peers | None = None,
 ) -> Prepared:
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
@@ -114,7 +102,7 @@ def prepare(
             workplace,
             asked,
             resume=resume,
-            every_epochs=training.checkpoint_every,
+            every_epochs=checkpoint_every,
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
             code=CODE_DIGEST[:16],
             repeating=not training.cuda_graphs,  # a resumed run makes other recordings, of other sizes
@@ -217,8 +205,8 @@ def _asked(
 ) -> dict[str, Any]:
     """Everything a checkpoint must agree with.
 
-    Whatever changes a release belongs here: steps done again take the noise they took, so that the difference of two
-    releases under two settings would be exact.
+    Whatever changes a release belongs here, also in its last digit: steps done again take the noise they took, so that
+    the difference of two releases under two settings would be exact. `OperationSettings` change none.
     """
     return {
         "algorithm": identity_of(algorithm),
@@ -240,6 +228,7 @@ def identity_of(algorithm: Algorithm) -> dict[str, Any]:
         "model": algorithm.model,
         "model_options": dict(algorithm.model_options),
         "learning_rate": algorithm.learning_rate,
+        "optimizer": getattr(algorithm.optimizer, "__qualname__", algorithm.optimizer),
     }
 
 

@@ -17,7 +17,8 @@ from equidp.mechanism.trainer import EpochCallback
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training.conclusion import Trained, conclude
 from equidp.training.networks import make_model
-from equidp.training.preparation import device_of, identity_of, prepare, settings_of
+from equidp.training.preparation import device_of, identity_of, prepare
+from equidp.training.ranks.job import arguments_of
 
 
 def train_model(
@@ -34,6 +35,7 @@ def train_model(
     on_epoch: EpochCallback | None = None,
     workplace: Path | None = None,
     resume: bool = False,
+    checkpoint_every: int | None = None,
     progress: bool = True,
 ) -> Trained:
     """Train, and state what was spent.
@@ -45,6 +47,7 @@ def train_model(
         workplace: folder of this run alone, for checkpoints and the ledger's journal, which stay until `forget`; None
             keeps nothing.
         resume: continue what an interrupted run left in `workplace`.
+        checkpoint_every: epochs between checkpoints; None: only when asked to stop by Ctrl-C or SIGTERM.
 
     Raises:
         EquidpError: for settings that do not fit the data, or a checkpoint of other settings.
@@ -66,6 +69,7 @@ def train_model(
             seed=seed,
             workplace=workplace,
             resume=resume,
+            checkpoint_every=checkpoint_every,
         )
         return conclude(prepared, prepared.run(on_epoch, progress=progress))
     job = {
@@ -79,6 +83,7 @@ def train_model(
         "seed": seed,
         "workplace": str(workplace.resolve()) if workplace is not None else None,
         "resume": resume,
+        "checkpoint_every": checkpoint_every,
         "progress": progress,
     }
     return _train_on_ranks(algorithm, job, split, model, training, seed, on_epoch)
@@ -97,7 +102,7 @@ def _train_on_ranks(
     device = device_of(training)
     from equidp.training.ranks.launch import train  # imports torch's launcher, which one process does not need
 
-    again = settings_of(job)["algorithm"]
+    again = arguments_of(job)["algorithm"]
     if identity_of(again) != identity_of(algorithm):
         raise EquidpError(
             f"training.devices={training.devices} needs the options that {algorithm.name} was built from."

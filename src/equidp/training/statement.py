@@ -6,7 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from equidp.accounting.ledger import Epsilon, Event, counted, epsilon, merged
+from equidp.accounting.accounted import Accounted
+from equidp.accounting.events import Event, counted, merged
 from equidp.accounting.plan import Plan
 from equidp.data.membership import told, told_size
 from equidp.data.records import Membership
@@ -44,7 +45,7 @@ def privacy_statement(
         "seed": None if privacy.secure else seed,
         "secure": privacy.secure and algorithm.private,
         "unit": privacy.unit,
-        "trials": privacy.trials,
+        "trials": plan.trials.to_dict(),
     }
     if not algorithm.private:
         return base | {
@@ -52,12 +53,15 @@ def privacy_statement(
             "epsilon_rdp": None,
             "epsilon_pld": None,
             "epsilon_published": None,
+            "epsilon_replace_one": None,
+            "trade_off": None,
             "ledger": [],
             "notes": ["Non-private baseline: nothing computed from it carries a guarantee."],
         }
-    spent, published = _spent(algorithm, plan, outcome), algorithm.published_epsilon(plan, outcome)
+    accounted = _accounted(algorithm, plan, outcome)
+    spent, published = accounted.epsilon(), algorithm.published_epsilon(plan, outcome)
     assert published is not None
-    declared = _declares_records(algorithm, plan)
+    declared, curve = _declares_records(algorithm, plan), accounted.trade_off()
     size = told_size(membership, privacy.unit, plan.records, by_unit=privacy.by_unit)
     if declared:
         size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
@@ -68,15 +72,17 @@ def privacy_statement(
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
         "epsilon_published": dataclasses.asdict(published),
+        "epsilon_replace_one": accounted.replace_one(),
         "epsilon_fixed_before_training": algorithm.fixed,
         "target_epsilon": privacy.epsilon,
         "target_epsilon_as": privacy.epsilon_as if privacy.epsilon is not None else None,
         "noise_multiplier": plan.noise_multiplier,
-        "adjacency": f"add or remove one {privacy.unit}" + (" with all its records" if privacy.by_unit else ""),
+        "adjacency": _adjacency(privacy, declared=declared),
         "sampling": algorithm.sampler.told(privacy.unit),
         "sampling_rate": algorithm.sampler.sampling_rate(plan),
         "ledger": [event.to_dict() for event in outcome.events],
-        **_spent_otherwise(algorithm, plan, outcome),
+        **accounted.told(fixed=algorithm.fixed, ledger=merged(outcome.events)),
+        "trade_off": curve.to_dict() if curve else None,
         "accepted_steps": outcome.accepted_steps,
         "releases": ["The model after every step.", *(part.released for part in algorithm.parts if part.released)],
         "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
@@ -87,7 +93,7 @@ def privacy_statement(
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
             told(membership, privacy.unit),
-            "ε holds for this run alone: publishing several runs composes their ledgers."
+            _trials(plan)
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],
         "notes": [],
@@ -99,20 +105,35 @@ def _declares_records(algorithm: Algorithm, plan: Plan) -> bool:
     return algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1)).records == plan.records
 
 
+def _adjacency(privacy: PrivacySettings, *, declared: bool) -> str:
+    """Between which training parts ε holds."""
+    whole = " with all its records" if privacy.by_unit else ""
+    if declared:
+        return f"add or remove one {privacy.unit}{whole}"
+    return f"zero-out, the slot of one {privacy.unit}{whole} is emptied while the number of {privacy.unit}s stays"
+
+
+def _trials(plan: Plan) -> str:
+    trials = plan.trials
+    if trials.single:
+        return "ε holds for this run alone: publishing several runs composes their ledgers."
+    if trials.law is None:
+        return (
+            f"At most {trials.cap} trainings on these records were declared before the first of them, each with at "
+            "most this run's ledger: ε is that of all of them together, published or not."
+        )
+    return (
+        f"The number of trainings was drawn before the first of them, from the {trials.law} law of mean "
+        f"{trials.mean:g}, each with at most this run's ledger. Nothing but the chosen one is ever "
+        "shown: ε is that of the choice and the chosen model together."
+    )
+
+
 def _by_declared_sizes(membership: Membership | None, plan: Plan, privacy: PrivacySettings) -> bool:
     """Whether N is what is expected of declared sizes."""
     if membership is None or not membership.declares(by_unit=privacy.by_unit):
         return False
     return membership.expects(by_unit=privacy.by_unit) == plan.records
-
-
-def _spent_otherwise(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> dict[str, Any]:
-    """What ε is of, where it is not the ledger's: a Rényi budget, or the cap of a run that might have gone on."""
-    if budget := algorithm.sampler.budget(plan):
-        return {"filter_order": budget.order, "filter_total": budget.total}
-    if algorithm.fixed:
-        return {}
-    return {"capped_ledger": [event.to_dict() for event in _capped(algorithm, plan, outcome)]}
 
 
 def _capped(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> tuple[Event, ...]:
@@ -124,15 +145,16 @@ def _capped(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> tuple[Event, 
     return algorithm.events(plan) if alone else merged((*algorithm.events(plan), *outcome.events))
 
 
-def _spent(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Epsilon:
-    """ε of a finished run: that of its plan, cap or budget; of its ledger, where a crash made it charge more."""
+def _accounted(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Accounted:
+    """Of a finished run: its plan, cap or budget; its ledger, where a crash made it charge more."""
+    planned, budget = algorithm.events(plan), algorithm.budget(plan)
     if algorithm.covers(plan, outcome.events, outcome.steps):
-        return algorithm.epsilon(plan)
-    planned, charged = counted(algorithm.events(plan)), counted(outcome.events)
-    if algorithm.fixed and planned <= charged and planned.keys() == charged.keys():
-        return epsilon(outcome.events, plan.delta)  # repeated steps of a resumed run, each charged again
-    if algorithm.acceptance.may_stop and charged.keys() <= planned.keys():
-        return epsilon(_capped(algorithm, plan, outcome), plan.delta)
+        return Accounted(plan, planned, planned, budget)
+    due, charged = counted(planned), counted(outcome.events)
+    if algorithm.fixed and due <= charged and due.keys() == charged.keys():
+        return Accounted(plan, outcome.events, planned, None)  # repeated steps of a resumed run, each charged again
+    if algorithm.acceptance.may_stop and charged.keys() <= due.keys():
+        return Accounted(plan, _capped(algorithm, plan, outcome), planned, None)
     raise EquidpError(
         "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "
         "This is a bug: please report it with the settings."

@@ -12,13 +12,17 @@ import torch
 import yaml
 from tests.data.sources.tiny import CSV_OPTIONS, write_tiny
 
+from equidp.data.encoding import encode
 from equidp.data.sources import source
 from equidp.data.sources.csv_table import Csv
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
-from equidp.pipelines.ingestion.nodes import encode_records
 
 HEADER = "person,outcome,ward,weight,sex,age"
+
+
+def encoded(folder: Path, options: dict):
+    return encode("mine", "csv", options, raw_folder=folder, cache=folder / "kept")
 
 
 def read(raw_dir: Path, *rows: str, **options):
@@ -81,30 +85,28 @@ def test_another_order_of_features_is_another_encoding(tmp_path: Path) -> None:
     """Kept records of the first order would be read as those of the second."""
     options = write_tiny("csv", tmp_path)
     turned = {**options, "features": dict(reversed(options["features"].items()))}
-    keys = {
-        encode_records(tmp_path, {"source": "csv", "options": one}, "mine")[0].fingerprint for one in (options, turned)
-    }
+    keys = {encoded(tmp_path, one)[1]["fingerprint"] for one in (options, turned)}
     assert len(keys) == 2
 
 
 def test_records_are_called_as_the_user_called_them(tmp_path: Path) -> None:
     """A sentence about the dataset `csv` would not say which table it means."""
-    recipe, _ = encode_records(tmp_path, {"source": "csv", "options": write_tiny("csv", tmp_path)}, "mine")
+    records, _ = encoded(tmp_path, write_tiny("csv", tmp_path))
     with pytest.raises(EquidpError, match="Unknown grouping of dataset 'mine' 'sexx'"):
-        recipe.build().grouping("sexx")
+        records.grouping("sexx")
 
 
 def test_an_edited_source_encodes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would train on what it made before the edit."""
-    settings = {"source": "csv", "options": write_tiny("csv", tmp_path)}
-    before = encode_records(tmp_path, settings, "mine")[0].fingerprint
+    options = write_tiny("csv", tmp_path)
+    before = encoded(tmp_path, options)[1]["fingerprint"]
     copy = tmp_path / "csv_table.py"
     copy.write_text(Path(inspect.getfile(Csv)).read_text() + "\n# edited\n")
     where = inspect.getfile
     monkeypatch.setattr(inspect, "getfile", lambda kind: str(copy) if kind is Csv else where(kind))
-    assert encode_records(tmp_path, settings, "mine")[0].fingerprint != before
+    assert encoded(tmp_path, options)[1]["fingerprint"] != before
     copy.unlink()
-    keys = {encode_records(tmp_path, settings, "mine")[0].fingerprint for _ in range(2)}
+    keys = {encoded(tmp_path, options)[1]["fingerprint"] for _ in range(2)}
     assert len(keys) == 2, "whose code cannot be read is encoded every time"
 
 

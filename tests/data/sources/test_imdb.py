@@ -12,6 +12,8 @@ import torch
 from tests.data.sources.tiny import write_tiny
 
 from equidp.data.sources import source
+from equidp.data.sources.imdb import GLOVE_PACKED
+from equidp.data.words import read_list
 from equidp.errors import EquidpError
 
 
@@ -106,3 +108,70 @@ def test_an_unfinished_or_unreadable_folder_is_named(tmp_path: Path) -> None:
 def test_nothing_is_downloaded_by_itself(tmp_path: Path) -> None:
     with pytest.raises(EquidpError, match=r"imdb/aclImdb, a folder with .* is missing: .*ai\.stanford\.edu"):
         source("imdb").locate(tmp_path)
+
+
+def write_words(raw_dir: Path, name: str = "lists/words.txt") -> None:
+    path = raw_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("what 1\na 2\nfilm 3\nodd 4\n")
+
+
+def test_words_of_a_public_list_have_ids_of_their_own_whatever_the_reviews_say(tmp_path: Path) -> None:
+    pack(tmp_path, [json.dumps({"split": "train", "label": 1, "text": "What a zzz film"})])
+    write_words(tmp_path)
+    records = read(tmp_path, words="lists/words.txt", vocabulary=3)
+    assert records.features.tolist() == [[0] * 8 + [2, 3, 1, 4]]
+    assert records.schema.words == ("what", "a", "film")
+    assert records.schema.vocabulary == 5
+    pack(tmp_path, [json.dumps({"split": "train", "label": 1, "text": "zzz zzz zzz"})])
+    assert read(tmp_path, words="lists/words.txt", vocabulary=3).schema == records.schema
+
+
+def test_another_list_of_words_is_another_state_of_the_raw_files(tmp_path: Path) -> None:
+    pack(tmp_path, [json.dumps({"split": "train", "label": 1, "text": "x"})])
+    prints = []
+    for options in ({}, {"words": "lists/words.txt"}, {"words": "other.txt"}):
+        write_words(tmp_path, options.get("words", "lists/words.txt"))
+        (tmp_path / "other.txt").write_text("other 1\n")
+        prints.append(source("imdb", {"verify": False, **options}).locate(tmp_path).fingerprint)
+    assert len(set(prints)) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("glove/none.txt", r"glove/none\.txt, plain or as \.gz, is missing: .*Or leave data\.options\.words out"),
+        ("../words.txt", r"must lead to a file below raw_dir"),
+    ],
+)
+def test_a_list_that_is_asked_for_and_not_there_is_an_error_and_never_hashed(
+    tmp_path: Path, words: str, message: str
+) -> None:
+    pack(tmp_path, [json.dumps({"split": "train", "label": 1, "text": "x"})])
+    with pytest.raises(EquidpError, match=message):
+        source("imdb", {"verify": False, "words": words}).locate(tmp_path)
+
+
+def test_a_model_encodes_texts_by_the_words_of_its_schema_where_the_list_is_not(tmp_path: Path) -> None:
+    pack(tmp_path, [json.dumps({"split": "train", "label": 1, "text": "what a film"})])
+    write_words(tmp_path)
+    given = {"words": "lists/words.txt", "vocabulary": 4, "length": 12}
+    records = read(tmp_path, **given)
+    frame = pd.DataFrame({"text": ["what a film"]})
+    assert torch.equal(source("imdb", given).as_in(records.schema).encode(frame), records.features)
+    with pytest.raises(EquidpError, match=r"words of lists/words\.txt are not read yet"):
+        source("imdb", given).encode(frame)
+
+
+def test_gloves_file_may_lie_in_a_linked_folder_as_other_raw_files_may(tmp_path: Path) -> None:
+    pack(tmp_path / "raw", [json.dumps({"split": "train", "label": 1, "text": "what a film"})])
+    write_words(tmp_path, "elsewhere/glove.6B.100d.txt")
+    (tmp_path / "raw" / "glove").symlink_to(tmp_path / "elsewhere")
+    assert read(tmp_path / "raw", words="glove/glove.6B.100d.txt", vocabulary=3, length=3).features.tolist() == [
+        [2, 3, 4]
+    ]
+
+
+def test_the_first_words_of_the_real_glove_file_are_a_vocabulary(raw_dir: Path) -> None:
+    imdb = source("imdb", {"words": GLOVE_PACKED.path})
+    assert read_list(imdb.locate(raw_dir).paths["words"], 20_000)[:3] == ("the", ",", ".")

@@ -8,12 +8,14 @@ import pytest
 import torch
 from tests.data.sources.tiny import CSV_OPTIONS, WRITERS, write_tiny
 
+from equidp.data.encoding import encode
+from equidp.data.raw_files import RawFiles
 from equidp.data.records import Records
-from equidp.data.sources import SOURCES, RawFiles, Source, source
+from equidp.data.sources import SOURCES, source
+from equidp.data.sources.base import Source
 from equidp.data.splitting import split
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import DataSettings, PrivacySettings
-from equidp.pipelines.ingestion.nodes import encode_records
 
 DTYPES = {"tabular": torch.float32, "image": torch.uint8, "text": torch.int64}
 
@@ -105,13 +107,12 @@ def test_a_datasets_word_for_its_units_protects_units(name: str, tmp_path: Path)
 def test_a_feature_that_is_no_finite_number_is_refused_before_it_weighs_nothing(
     value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = {"source": "adult", "options": write_tiny("adult", tmp_path)}
-    recipe, _ = encode_records(tmp_path, data, "adult")
-    records = recipe.build()
+    options = write_tiny("adult", tmp_path)
+    records, _ = encode("adult", "adult", options, raw_folder=tmp_path, cache=tmp_path / "kept")
     assert records.features.isfinite().all()
     records.features[7, 0] = value
     monkeypatch.setattr(SOURCES["adult"], "read", lambda self, files: records)
     with pytest.raises(
         EquidpError, match="Record 7 of dataset 'adult', counted from 0, has a feature that is no finite"
     ):
-        recipe.build()
+        encode("adult", "adult", options, raw_folder=tmp_path, cache=tmp_path / "anew")

@@ -39,9 +39,7 @@ def train(workplace: Path, *, resume: bool = False, at_epoch: Any = None, rows: 
     """Five epochs of DPSGD-F on two ranks; `at_epoch` is called with the epoch's number."""
     algorithm = algorithm_settings("dpsgd_f", OPTIONS).build()
     privacy = PrivacySettings(noise_multiplier=1.0, delta=1e-2)
-    training = TrainingSettings(
-        epochs=EPOCHS, batch_size=8, learning_rate=0.5, device="cpu", devices=2, checkpoint_every=1
-    )
+    training = TrainingSettings(epochs=EPOCHS, batch_size=8, learning_rate=0.5, device="cpu", devices=2)
 
     def on_epoch(row: dict[str, float], network: torch.nn.Module) -> dict[str, float]:
         if rows is not None:
@@ -63,6 +61,7 @@ def train(workplace: Path, *, resume: bool = False, at_epoch: Any = None, rows: 
         on_epoch=on_epoch,
         workplace=workplace,
         resume=resume,
+        checkpoint_every=1,
         progress=False,
     )
 

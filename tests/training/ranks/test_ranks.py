@@ -11,7 +11,7 @@ from scipy import stats
 from tests.training.ranks import ranks
 from tests.training.ranks.ranks import RECORDS, algorithms_here, ready
 
-from equidp.accounting.ledger import Event
+from equidp.accounting.events import Event
 
 
 def alone(name: str, batch_size: int, **changes: Any) -> tuple[list[float], tuple, list[dict[str, float]]]:

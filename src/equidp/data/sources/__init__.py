@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from equidp.data.raw_files import RawFiles
-from equidp.data.sources.adult import Adult
-from equidp.data.sources.base import Source, SourceOptions
-from equidp.data.sources.celeba import Celeba
-from equidp.data.sources.cifar10 import Cifar10
-from equidp.data.sources.csv_table import Csv
-from equidp.data.sources.digits import Digits
-from equidp.data.sources.dutch import Dutch
-from equidp.data.sources.ham10000 import Ham10000
-from equidp.data.sources.image_folder import ImageFolder
-from equidp.data.sources.imagenette import Imagenette
-from equidp.data.sources.imdb import Imdb
-from equidp.data.sources.mnist import FashionMnist, Mnist, MnistUnbalanced
 from equidp.errors import unknown_name
+from equidp.registry import Registry
 
-__all__ = ["SOURCES", "RawFiles", "Source", "SourceOptions", "source"]
+if TYPE_CHECKING:
+    from equidp.data.sources.base import Source
 
-SOURCES: dict[str, type[Source]] = {
-    "digits": Digits,
-    "adult": Adult,
-    "dutch": Dutch,
-    "mnist": Mnist,
-    "mnist_unbalanced": MnistUnbalanced,
-    "fashion_mnist": FashionMnist,
-    "cifar10": Cifar10,
-    "ham10000": Ham10000,
-    "imdb": Imdb,
-    "celeba": Celeba,
-    "imagenette": Imagenette,
-    "csv": Csv,
-    "image_folder": ImageFolder,
-}
+__all__ = ["SOURCES", "record_words", "source"]
+
+SOURCES: Registry[type[Source]] = Registry(
+    "equidp.data.sources",
+    {
+        "digits": "digits:Digits",
+        "adult": "adult:Adult",
+        "dutch": "dutch:Dutch",
+        "mnist": "mnist:Mnist",
+        "mnist_unbalanced": "mnist:MnistUnbalanced",
+        "fashion_mnist": "mnist:FashionMnist",
+        "cifar10": "cifar10:Cifar10",
+        "ham10000": "ham10000:Ham10000",
+        "imdb": "imdb:Imdb",
+        "celeba": "celeba:Celeba",
+        "imagenette": "imagenette:Imagenette",
+        "csv": "csv_table:Csv",
+        "image_folder": "image_folder:ImageFolder",
+    },
+)
 
 
 def source(name: str, options: Mapping[str, Any] | None = None) -> Source:
@@ -48,3 +43,9 @@ def source(name: str, options: Mapping[str, Any] | None = None) -> Source:
     if name not in SOURCES:
         raise unknown_name("dataset", name, SOURCES)
     return SOURCES[name](options)
+
+
+@cache
+def record_words() -> frozenset[str]:
+    """The sources' words for one record; all others in `data.split_by` and `privacy.unit` are for several together."""
+    return frozenset({"record", *(kind.unit_names[0] for kind in SOURCES.values())})

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import pandas as pd
 from torch import Tensor
 
 from equidp.data.membership import identified
 from equidp.data.raw_files import Published, RawFiles, find, fingerprint, missing, verified
-from equidp.data.records import Records
+from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Declared, checked_options
 from equidp.system.network import attempt
@@ -96,6 +96,10 @@ class Source(ABC):
         Raises:
             EquidpError: the data break the schema; the message names file, row and column.
         """
+
+    def as_in(self, schema: Schema) -> Self:
+        """The source as it encoded the records of this schema; for one whose `read` finds public facts in a file."""
+        return self
 
     def records(self, files: RawFiles) -> Records:
         """What `read` gives, with the declared sizes and everybody's identity."""

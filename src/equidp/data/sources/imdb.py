@@ -1,12 +1,16 @@
-"""IMDb: 25,000 + 25,000 film reviews, positive or negative (Maas et al. 2011), as ids of a hashed vocabulary."""
+"""IMDb: 25,000 + 25,000 film reviews, positive or negative (Maas et al. 2011), as ids of a public vocabulary.
+
+The vocabulary is hashed, or the first words of a public list such as GloVe's. The papers keep the words that are most
+common in the private reviews: that would be one more release.
+"""
 
 from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import pandas as pd
 import torch
@@ -16,10 +20,20 @@ from tqdm import tqdm
 
 from equidp.data.columns import band_ids, bands, require
 from equidp.data.membership import identities
-from equidp.data.raw_files import Published, RawFiles, files_below, fingerprint, folder_fingerprint, verified
+from equidp.data.raw_files import (
+    Published,
+    RawFiles,
+    files_below,
+    find,
+    fingerprint,
+    folder_fingerprint,
+    inside,
+    missing,
+    verified,
+)
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.data.words import token_ids, words
+from equidp.data.words import FIRST_LISTED, ids_of, listed_ids, read_list, token_ids, words
 from equidp.errors import EquidpError
 
 PAGE = "https://ai.stanford.edu/~amaas/data/sentiment/"
@@ -27,6 +41,11 @@ FOLDER = Published("imdb/aclImdb", PAGE, contains="train/pos, train/neg, test/po
 PACKED = Published(
     "imdb/imdb_reviews.jsonl.xz", PAGE, "a877ce2de045410581d714f01ef62d81142b303bc45de739e9211b474495fef9"
 )
+GLOVE_PAGE = "https://nlp.stanford.edu/projects/glove/"
+GLOVE_PACKED = Published(
+    "glove/glove.6B.100d.first30000.txt", GLOVE_PAGE, "a161a4161305404b0d3923410f74f12cd1c2a9614bf9ce4a998021ea451e6e08"
+)
+GLOVE = (GLOVE_PACKED, Published("glove/glove.6B.100d.txt", GLOVE_PAGE))
 CLASSES = ("negative", "positive")
 PARTS = ("train", "test")
 SENTIMENTS = ("neg", "pos")
@@ -40,12 +59,14 @@ class ImdbOptions(SourceOptions):
     """Options of `imdb`.
 
     Attributes:
-        vocabulary: number of ids words are hashed into, the padding included.
+        vocabulary: number of ids words are hashed into, the padding included; with `words`, of words taken from it.
         length: words kept of each review, its last ones.
+        words: public list of words below `raw_dir`, the most common first (GloVe's file, plain or as .gz); else hashed.
     """
 
     vocabulary: Annotated[int, Field(ge=2, le=2**24)] = 20_000
     length: Annotated[int, Field(ge=1, le=10_000)] = 80
+    words: str = ""
 
 
 class Imdb(Source):
@@ -56,15 +77,34 @@ class Imdb(Source):
     unit_names = ("review",)
     sizes = (12_500, 12_500)
 
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self._listed: tuple[str, ...] = ()
+        self._known: dict[str, int] = {}
+
     def search(self, raw_dir: Path) -> RawFiles | None:
-        """The provider's folder, else the packed file."""
+        """The provider's folder, else the packed file; also the list of words, if one is asked for."""
         folder, packed = raw_dir / FOLDER.path, raw_dir / PACKED.path
         if folder.is_dir():
             texts = (path for path in files_below(folder) if path.suffix == ".txt")
-            return RawFiles({"folder": folder}, fingerprint([folder_fingerprint(folder, texts)]))
-        if packed.is_file():
-            return RawFiles({"packed": packed}, fingerprint([verified(packed, PACKED, verify=self.options.verify)]))
-        return None
+            found, digests = {"folder": folder}, [folder_fingerprint(folder, texts)]
+        elif packed.is_file():
+            found, digests = {"packed": packed}, [verified(packed, PACKED, verify=self.options.verify)]
+        else:
+            return None
+        if self.options.words:
+            wanted = self._wanted_words(raw_dir)
+            if (path := find(raw_dir, wanted)) is None:
+                raise _no_words(raw_dir, wanted)
+            found["words"] = path
+            digests.append(verified(path, wanted, verify=self.options.verify))
+        return RawFiles(found, fingerprint(digests))
+
+    def _wanted_words(self, raw_dir: Path) -> Published:
+        asked = self.options.words.removesuffix(".gz")
+        if (known := next((file for file in GLOVE if file.path == asked), None)) is not None:
+            return known  # like other files of a provider it may lie in a linked folder
+        return Published(inside(raw_dir, asked).relative_to(raw_dir.resolve()).as_posix(), GLOVE_PAGE)
 
     def wanted(self, raw_dir: Path) -> Published:
         """The provider's folder."""
@@ -72,6 +112,8 @@ class Imdb(Source):
 
     def read(self, files: RawFiles) -> Records:
         """Token ids int64 `[50000, length]`."""
+        if self.options.words:
+            self._know(read_list(files.paths["words"], self.options.vocabulary))
         reviews = (
             _read_folder(files.paths["folder"]) if "folder" in files.paths else _read_packed(files.paths["packed"])
         )
@@ -98,15 +140,21 @@ class Imdb(Source):
 
     @property
     def schema(self) -> Schema:
-        """Token ids of a hashed vocabulary."""
+        """Token ids of a hashed vocabulary, or of a list's words once they are read."""
         return Schema(
             name=self.name,
             kind="text",
             shape=(self.options.length,),
             classes=CLASSES,
             groupings={"class": CLASSES, "length_band": bands(LENGTH_EDGES)},
-            vocabulary=self.options.vocabulary,
+            vocabulary=self.options.vocabulary + (FIRST_LISTED if self.options.words else 0),
+            words=self._listed,
         )
+
+    def as_in(self, schema: Schema) -> Self:
+        """With the words that the schema's records were encoded by: a served model has no list beside it."""
+        self._know(schema.words)
+        return self
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Token ids int64 `[N, length]` of the column `text`.
@@ -121,8 +169,20 @@ class Imdb(Source):
         ids = [self._ids(words(str(text))) for text in frame["text"]]
         return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
 
+    def _know(self, listed: tuple[str, ...]) -> None:
+        self._listed, self._known = listed, ids_of(listed)
+
     def _ids(self, found: list[str]) -> list[int]:
-        return token_ids(found, self.options.vocabulary, self.options.length)
+        if not self.options.words:
+            return token_ids(found, self.options.vocabulary, self.options.length)
+        if not self._known:
+            raise EquidpError(f"The words of {self.options.words} are not read yet: read the reviews first.")
+        return listed_ids(found, self._known, self.options.length)
+
+
+def _no_words(raw_dir: Path, wanted: Published) -> EquidpError:
+    told = missing(raw_dir, wanted, download="there is no automatic download").message
+    return EquidpError(f"{told} Or leave data.options.words out: ids are then hashed, and words may share one.")
 
 
 def _read_folder(folder: Path) -> Iterator[Review]:

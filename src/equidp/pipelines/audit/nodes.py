@@ -7,71 +7,56 @@ from typing import Any
 import plotly.graph_objects as go
 
 from equidp import audit
-from equidp.algorithms import algorithm_settings
 from equidp.audit.figures import exposure_by_group
 from equidp.audit.page import audit_report
 from equidp.data.records import Records, Split
-from equidp.mechanism.trainer import choose_device
-from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
-from equidp.pipelines import tracking
+from equidp.mechanism.device import choose_device
+from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
+from equidp.reporting.tables import BASELINE
 from equidp.training import groups_of, make_model, plan_run, record_loss, units_in
 
-RUN = "audit"
-"""The name under which the audit's MLflow run is tracked."""
 
-
-def audit_algorithm(
-    train: Records,
-    test: Records,
-    public: Records,
-    data: dict[str, Any],
-    model: dict[str, Any],
-    privacy: dict[str, Any],
-    training: dict[str, Any],
-    settings: dict[str, Any],
-    audited: dict[str, Any],
-    baseline: dict[str, Any],
-    seed: int,
-) -> dict[str, Any]:
+def audit_algorithm(train: Records, test: Records, public: Records, settings: Settings) -> dict[str, Any]:
     """Canaries against the claimed ε, and membership inference per group; audit.json."""
-    algorithm = algorithm_settings(audited["algorithm"], audited["options"]).build()
-    groups = DataSettings(**data).groups
-    wanted, loop = PrivacySettings(**privacy), TrainingSettings(**training)
+    return audit.run(
+        Split(train, test, public),
+        _training_setup(train, public, settings),
+        settings.audit,
+        seed=settings.seed,
+        groupings=settings.data.groups,
+        progress=True,
+    )
+
+
+def _training_setup(train: Records, public: Records, settings: Settings) -> audit.TrainingSetup:
+    """How the audited algorithm trains."""
+    algorithm, grouping = settings.algorithm(settings.audited), settings.data.groups[0]
+    wanted, loop = settings.privacy, settings.training
     plan = plan_run(
         algorithm,
         units=units_in(train, wanted),
-        groups=len(groups_of(algorithm, train, groups[0])[1]),
+        groups=len(groups_of(algorithm, train, grouping)[1]),
         privacy=wanted,
         training=loop,
     )
     device = choose_device(loop.device)
-    recipe = audit.Recipe(
-        build_model=lambda schema: make_model(schema, ModelSettings(**model), algorithm, seed),
+    return audit.TrainingSetup(
+        build_model=lambda schema: make_model(schema, settings.model, algorithm, settings.seed),
         algorithm=algorithm,
         plan=plan,
         loss=record_loss(loop.class_weights, train.schema.classes, device),
         learning_rate=loop.rate(plan.steps),
         optimizer=loop.optimizer,
-        grouping=groups[0],
+        grouping=grouping,
         by_unit=wanted.by_unit,
         physical_batch_size=loop.physical_batch_size,
         precision=loop.precision,
         device=device,
         public=public if len(public) else None,
-        baseline=algorithm_settings("sgd", baseline["options"]).build(),
+        baseline=settings.algorithm(BASELINE),
     )
-    findings = audit.run(
-        Split(train, test, public),
-        recipe,
-        audit.AuditSettings(**settings),
-        seed=seed,
-        groupings=groups,
-        progress=True,
-    )
-    tracking.log_metrics(RUN, _figures(findings))
-    return findings
 
 
 def draw_exposure(findings: dict[str, Any], data: dict[str, Any]) -> go.Figure:
@@ -100,11 +85,3 @@ def write_report(
         shown | {f"{name}.options": audited["options"], "audit": settings},
         provenance_facts(provenance),
     )
-
-
-def _figures(findings: dict[str, Any]) -> dict[str, float]:
-    figures = {"epsilon": findings["claim"]["epsilon"]}
-    for attack in ("gradient_canaries", "input_canaries"):
-        if found := findings[attack]:
-            figures |= {f"audit/{attack}/{name}": found[name] for name in ("epsilon_lower_bound", "epsilon_claimed")}
-    return figures

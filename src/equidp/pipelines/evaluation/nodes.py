@@ -10,23 +10,23 @@ import numpy as np
 from equidp.data.records import Records
 from equidp.errors import listed_names
 from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, learnt_nothing, metrics_document, outdone
-from equidp.parameters import DataSettings
+from equidp.parameters import Settings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.reporting.tables import BASELINE
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate_groups(scores: np.ndarray, test: Records, data: dict[str, Any], *, algorithm: str) -> dict[str, Any]:
+def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, algorithm: str) -> dict[str, Any]:
     """Metrics overall and in every group of the test part."""
-    settings = DataSettings(**data)
-    groups = group_arrays(test, settings.groups)
+    part = settings.data.evaluate_on
+    groups = group_arrays(test, settings.data.groups)
     figures = evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes, units=_units(test))
     if learnt_nothing(figures):  # said here, of each model once, however many are compared with the baseline
         _tell_of_guessing(algorithm)
     if algorithm == BASELINE:  # part of every run, and the part is the same for all its algorithms
-        _tell_of_absent_classes(test, settings.evaluate_on)
-    return figures | ({"evaluated_on": settings.evaluate_on} if settings.evaluate_on != "test" else {})
+        _tell_of_absent_classes(test, part)
+    return figures | ({"evaluated_on": part} if part != "test" else {})
 
 
 def cost_against_baseline(
@@ -35,7 +35,7 @@ def cost_against_baseline(
     scores: np.ndarray,
     baseline_scores: np.ndarray,
     test: Records,
-    data: dict[str, Any],
+    settings: Settings,
 ) -> dict[str, Any]:
     """metrics.json of a private run: its figures, the baseline's, and the difference in every group."""
     if diverged(baseline):
@@ -47,7 +47,7 @@ def cost_against_baseline(
         logger.warning("The private model diverged, every prediction counts as wrong: lower training.learning_rate.")
     document = metrics_document(evaluation, baseline)
     if not diverged(baseline):
-        groups = group_arrays(test, DataSettings(**data).groups)
+        groups = group_arrays(test, settings.data.groups)
         document["cost_of_privacy"]["intervals"] = cost_intervals(
             scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
         )

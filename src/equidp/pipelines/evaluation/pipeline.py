@@ -13,7 +13,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
     """Evaluation of one algorithm; the cost of privacy is measured against the `sgd` baseline of the same run."""
     measure = Node(
         given(nodes.evaluate_groups, algorithm=algorithm),
-        inputs=[f"{algorithm}.scores", "test", "params:data"],
+        inputs=[f"{algorithm}.scores", "test", "settings"],
         outputs=f"{algorithm}.evaluation",
         name=f"evaluate_{algorithm}",
         namespace=GROUP,
@@ -35,7 +35,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
                 f"{algorithm}.scores",
                 f"{BASELINE}.scores",
                 "test",
-                "params:data",
+                "settings",
             ],
             outputs=f"{algorithm}.metrics",
             name=f"cost_of_privacy_{algorithm}",

@@ -24,7 +24,10 @@ from equidp.sweep.summary import averaged, of_seeds, row_labels
 
 DONE = "attributes.status = 'FINISHED'"
 
-WITH_NOISE_ONLY = ("privacy.epsilon", "privacy.noise_multiplier", "privacy.delta", "privacy.trials")
+WITH_NOISE_ONLY = tuple(
+    f"privacy.{name}"
+    for name in ("epsilon", "noise_multiplier", "delta", "max_trials", "trials_law", "trials_mean", "trials_shape")
+)
 """Parameters that every run logs and that nothing depends on where there is no noise."""
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from equidp.data.records import Records
 from equidp.errors import EquidpError
-from equidp.pipelines.datasets import Weights, WeightsDataset
+from equidp.models.weights import Weights, load_weights, save_weights
 from equidp.system.files import replacing
 from equidp.system.network import first_line
 from equidp.training.digests import CODE_DIGEST, fingerprint
@@ -37,13 +37,13 @@ def trained_once(
     Raises:
         EquidpError: what is kept there is damaged.
     """
-    weights, history = WeightsDataset(filepath=str(folder / f"{name}.safetensors")), folder / f"{name}.parquet"
-    if weights.exists() and history.exists():
-        return weights.load(), _read(history)
+    weights, history = folder / f"{name}.safetensors", folder / f"{name}.parquet"
+    if weights.is_file() and history.exists():
+        return load_weights(weights), _read(history)
     fresh = train()
     with replacing(history) as part:
         fresh[1].to_parquet(part)
-    weights.save(fresh[0])  # last: both files are there once this one is
+    save_weights(fresh[0], weights)  # last: both files are there once this one is
     return fresh
 
 

@@ -7,29 +7,20 @@ from equidp.pipelines import given
 from equidp.pipelines.ingestion.nodes import split_records
 from equidp.pipelines.training import nodes
 
-PARTS = {"train", "test", "public"}
-SHARED_PARAMETERS = {
-    "params:data",
-    "params:model",
-    "params:privacy",
-    "params:training",
-    "params:seed",
-    "params:resume",
-}
+PARTS, ALL = {"train", "test", "public"}, {"settings", "on_epoch"}
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
-    """Training of one algorithm. Only `<algorithm>.options` differ between algorithms.
+    """Training of one algorithm, which shares all inputs with the others but its workplace.
 
     An algorithm that trains on a fixed map of the records has its own features, split by the same draw.
     """
     body = _body(algorithm)
     name = ALGORITHMS[algorithm].features
     if name is None:
-        return pipeline(body, namespace=algorithm, inputs=PARTS, parameters=SHARED_PARAMETERS)
-    whole = _own_features(name) + body
-    shared = {"records", "provenance", "algorithms"}
-    return pipeline(whole, namespace=algorithm, inputs=shared, parameters=SHARED_PARAMETERS)
+        return pipeline(body, namespace=algorithm, inputs=PARTS | ALL)
+    shared = ALL | {"records", "features_cache", "provenance", "algorithms"}
+    return pipeline(_own_features(name) + body, namespace=algorithm, inputs=shared)
 
 
 def _own_features(name: str) -> Pipeline:
@@ -37,13 +28,13 @@ def _own_features(name: str) -> Pipeline:
         [
             Node(
                 given(nodes.extract_own_features, name=name),
-                inputs=["records", "provenance", "params:training"],
+                inputs=["records", "features_cache", "provenance", "settings"],
                 outputs="features",
                 name="extract_features",
             ),
             Node(
                 split_records,
-                inputs=["features", "params:data", "params:seed", "algorithms"],
+                inputs=["features", "settings", "algorithms"],
                 outputs=["train", "test", "public"],
                 name="split_features",
             ),
@@ -56,26 +47,13 @@ def _body(algorithm: str) -> Pipeline:
         [
             Node(
                 given(nodes.plan_training, algorithm=algorithm),
-                inputs=["train", "params:data", "params:privacy", "params:training", "params:options"],
+                inputs=["train", "settings"],
                 outputs="plan",
                 name="plan_training",
             ),
             Node(
                 given(nodes.train_network, algorithm=algorithm),
-                inputs=[
-                    "train",
-                    "test",
-                    "public",
-                    "plan",
-                    "workplace",
-                    "params:data",
-                    "params:model",
-                    "params:privacy",
-                    "params:training",
-                    "params:options",
-                    "params:seed",
-                    "params:resume",
-                ],
+                inputs=["train", "test", "public", "plan", "workplace", "settings", "on_epoch"],
                 outputs=["model", "history", "privacy"],
                 name="train_model",
             ),

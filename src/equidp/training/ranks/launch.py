@@ -28,7 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from equidp.data import storage
 from equidp.data.records import Split
 from equidp.errors import EquidpError
-from equidp.mechanism.trainer import choose_device
+from equidp.mechanism.device import choose_device
 from equidp.system.files import replacing, sockets_fit
 from equidp.system.logs import held_back
 from equidp.system.threads import environment
@@ -101,7 +101,7 @@ def train(
     """Train on `devices` ranks; weights, history and privacy statement.
 
     Args:
-        job: plain settings, as `training.settings_of` reads them.
+        job: plain settings, as `job.arguments_of` reads them.
         on_epoch: called here after every epoch, with the row and the weights; returns further columns.
 
     Raises:

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Event, Ledger
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
 from equidp.errors import EquidpError
 from equidp.mechanism.trainer import EpochCallback, Trainer
 from equidp.training.ranks.peers import Peers

@@ -21,11 +21,12 @@ from torch import nn
 from equidp.data import storage
 from equidp.data.records import Split
 from equidp.errors import EquidpError
-from equidp.mechanism.trainer import EpochCallback, choose_device
+from equidp.mechanism.device import choose_device
+from equidp.mechanism.trainer import EpochCallback
 from equidp.models import weights_of
 from equidp.training.conclusion import conclude
-from equidp.training.preparation import prepare, settings_of
-from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS
+from equidp.training.preparation import prepare
+from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS, arguments_of
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import FollowedError
 
@@ -68,12 +69,8 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
             signal.signal(number, signal.SIG_IGN)
     train = storage.load(folder / TRAIN)
     public = storage.load(folder / PUBLIC) if (folder / PUBLIC).exists() else train.take(torch.arange(0))
-    settings = settings_of(job)
-    workplace = Path(job["workplace"]) if job["workplace"] else None
-    prepared = prepare(
-        **settings, split=Split(train, train.take(torch.arange(0)), public), workplace=workplace,
-        resume=job["resume"], peers=peers,
-    )  # fmt: skip
+    split = Split(train, train.take(torch.arange(0)), public)
+    prepared = prepare(split=split, peers=peers, **arguments_of(job))
     with _evaluating(folder, job["evaluated_at"] if peers.first else None) as on_epoch:
         rows = prepared.run(on_epoch, progress=job["progress"])
     if peers.first:

@@ -1,0 +1,138 @@
+"""Calibration: the smallest noise multiplier with which a schedule of events meets a target ε."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import dp_accounting as dp
+from dp_accounting import pld, rdp
+
+from equidp.accounting.epsilon import (
+    REPORT_INTERVAL,
+    SEARCH_INTERVAL,
+    epsilon,
+    live_epsilon,
+    orders_left_out_in_silence,
+    pld_epsilon,
+    rdp_epsilon,
+)
+from equidp.accounting.events import Event, canonical
+from equidp.errors import EquidpError
+
+TIGHTENING, TIGHTENINGS = 0.998, 6
+"""Steps in which a noise multiplier found by the coarse discretisation is lowered by the fine one."""
+
+LARGE_NOISE = 1e3
+"""Stands for "infinite gradient noise" when asking what the side releases cost on their own: far larger values push
+Rényi divergences below the rounding error, where no accountant can be trusted."""
+
+
+def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
+    """The smallest noise multiplier whose whole schedule of events costs at most ε = `target` at `delta`.
+
+    Args:
+        events_for: the run's events as a function of the one scalar that is solved for; ε must fall as it grows.
+        target: ε > 0.
+        delta: δ in (0, 1).
+
+    Raises:
+        EquidpError: where the target cannot be met even with infinite gradient noise, naming what it costs.
+    """
+    if (floor := _floor(events_for(LARGE_NOISE), target, delta)) > target:
+        pairs = zip(events_for(LARGE_NOISE), events_for(3 * LARGE_NOISE), strict=True)
+        if all(more.noise_multiplier > 2 * less.noise_multiplier for less, more in pairs):  # all fall with it
+            raise EquidpError(
+                f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
+                f"ε = {floor:.3g} at δ = {delta:g}. Raise privacy.epsilon, or train fewer steps."
+            )
+        raise EquidpError(
+            f"privacy.epsilon={target:g} cannot be reached: the side releases of this algorithm cost ε = {floor:.3g} "
+            f"at δ = {delta:g} on their own. Raise their noise (count_noise_multiplier, best as a ratio, '10x'), "
+            f"raise privacy.epsilon, or train fewer steps."
+        )
+
+    def solve(make: Callable[[], dp.PrivacyAccountant], bracket: tuple[float, float], tol: float) -> float:
+        with orders_left_out_in_silence():
+            return dp.calibrate_dp_mechanism(
+                make,
+                lambda noise: dp.ComposedDpEvent([e.as_dp_event() for e in canonical(events_for(noise))]),
+                target,
+                delta,
+                dp.ExplicitBracketInterval(*bracket),
+                tol=tol,
+            )
+
+    def finely(noise: float) -> float:
+        return epsilon(events_for(noise), delta).value
+
+    low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
+    if (
+        pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target
+    ):  # RDP is the tighter of the two here, or PLD's grid too coarse
+        try:
+            found = solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5)
+        except ValueError:  # so small an ε that rounding leaves nothing of a Rényi divergence
+            return smallest_noise(finely, target)
+    else:
+        met = high
+        while pld_epsilon(events_for(0.9 * met), delta, SEARCH_INTERVAL) <= target:
+            met *= 0.9
+        coarse = None
+        with suppress(ValueError):  # PLD is still below the target where it comes to its limit: nothing brackets it
+            coarse = solve(
+                lambda: pld.PLDAccountant(value_discretization_interval=SEARCH_INTERVAL),
+                (0.9 * met, high),
+                tol=high * 5e-4,
+            )
+        if coarse is None or math.isinf(pld_epsilon(events_for(coarse), delta, SEARCH_INTERVAL)):
+            return min(met, smallest_noise(lambda noise: rdp_epsilon(events_for(noise), delta), target))
+        found = tightened(events_for, coarse, target, delta)
+        if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
+            return found
+    return found if finely(found) >= 0.99 * target else smallest_noise(finely, target)
+
+
+def _floor(events: Sequence[Event], target: float, delta: float) -> float:
+    """ε of these events, or a bound on it that is below the target already."""
+    cheap = live_epsilon(events, delta)
+    return cheap if cheap <= target else epsilon(events, delta, interval=SEARCH_INTERVAL).value
+
+
+def tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, target: float, delta: float) -> float:
+    """Use up what the coarse discretisation left over: a few evaluations at the reporting interval."""
+    best = coarse
+    for _ in range(TIGHTENINGS):
+        candidate = best * TIGHTENING
+        if pld_epsilon(events_for(candidate), delta, REPORT_INTERVAL) > target:
+            break
+        best = candidate
+    return best
+
+
+def smallest_noise(cost: Callable[[float], float], target: float) -> float:
+    """The smallest noise multiplier with `cost` at most `target`, to a relative 1e-5. `cost` falls as noise grows.
+
+    Raises:
+        EquidpError: where no noise meets the target, or none is needed.
+    """
+    return _bracket(cost, target, 1e-5)[1]
+
+
+def _bracket(cost: Callable[[float], float], target: float, precision: float = 1e-3) -> tuple[float, float]:
+    """Noise multipliers on either side of the target, so close to each other. `cost` falls as noise grows."""
+    high = 1.0
+    while cost(high) > target:
+        high *= 2
+        if high > 1e6:
+            raise EquidpError(f"privacy.epsilon={target:g} cannot be reached with any noise for this schedule.")
+    low = high / 2
+    while cost(low) <= target:
+        high, low = low, low / 2
+        if low < 1e-3:
+            raise EquidpError(f"privacy.epsilon={target:g} is so large that no noise would be needed; lower it.")
+    while high > low * (1 + precision):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle) <= target else (middle, high)
+    return low, high

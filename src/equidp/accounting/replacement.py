@@ -1,0 +1,69 @@
+"""What a run guarantees where a record is *replaced* by another, from events that were bounded for an emptied slot.
+
+Adjacency of all other figures is zero-out: one record's slot is emptied, N stays. Replacing x by x' moves what a step
+releases by at most twice as much: u, the sum's shift by x over the noise, becomes v, and |u|, |v| ≤ 1/σ. For the
+Poisson-sampled Gaussian the worst pair is u = −v, and dp_accounting has its privacy loss distribution. Proof for any
+number of dimensions: let S be a set of outputs, z = Φ⁻¹(P_u(S)), P_w a standard Gaussian at w. By the lemma of Neyman
+and Pearson P_0(S) ≥ Φ(z − 1/σ) and P_v(S) ≥ Φ(z − 2/σ). The hockey-stick divergence at e^ε ≥ 1 is the largest of
+
+    (1−q)(1−e^ε)·P_0(S) + q·P_u(S) − q·e^ε·P_v(S)
+        ≤ (1−q)(1−e^ε)·Φ(z − 1/σ) + q·Φ(z) − q·e^ε·Φ(z − 2/σ),
+
+as the factors of P_0 and P_v are not positive; and the right side is what a half line has for u = −v of length 1/σ in
+one dimension. Both directions are alike by reflection, which gives e^ε < 1, too. So the pair dominates, and adaptive
+composition preserves that (Zhu, Dong and Wang 2022, Theorem 10). Without sampling it is the Gaussian at twice the
+distance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from dp_accounting import NeighboringRelation, pld
+
+from equidp.accounting.epsilon import PLD_LIMIT, SEARCH_INTERVAL, live_epsilon
+from equidp.accounting.events import Event, canonical
+
+
+def replace_one_epsilon(events: Sequence[Event], delta: float) -> float | None:
+    """ε at δ where one record is replaced; None where the grid of its privacy loss would be too large."""
+    found = _replaced(canonical(events), delta)
+    return found if math.isfinite(found) else None
+
+
+@lru_cache(maxsize=256)
+def _replaced(events: tuple[Event, ...], delta: float) -> float:
+    doubled = [Event(event.sampling_rate, max(event.noise_multiplier / 2, 1e-6), event.count) for event in events]
+    if live_epsilon(doubled, delta) > PLD_LIMIT:
+        return math.inf
+    accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_ONE, SEARCH_INTERVAL)
+    for event in events:
+        accountant.compose(event.as_dp_event())
+    return float(accountant.get_epsilon(delta))
+
+
+def twice(epsilon_at: Callable[[float], float], delta: float) -> float | None:
+    """ε at δ where one record is replaced, by two steps: its slot is emptied and filled again.
+
+    If one step is (ε', δ')-DP, two are (2ε', (1 + e^ε')·δ')-DP. For mechanisms of which no more is known.
+
+    Args:
+        epsilon_at: ε' of one step at any δ' in (0, 1).
+        delta: δ that the two may have.
+
+    Returns:
+        2ε' at the largest δ' found that keeps to δ, to 1e-3 in ln δ'; None where none does.
+    """
+    low, high = math.log(delta) - 600.0, math.log(delta / 2)
+
+    def fits(log_delta: float) -> bool:
+        return math.log1p(math.exp(min(epsilon_at(math.exp(log_delta)), 700.0))) + log_delta <= math.log(delta)
+
+    if low < -700 or not fits(low):
+        return None
+    while high > low + 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return 2 * epsilon_at(math.exp(low))

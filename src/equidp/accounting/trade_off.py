@@ -1,0 +1,164 @@
+"""The trade-off curve: the fewest misses that an attacker with a given rate of false alarms can have.
+
+Who must tell by what was released whether a record was among the training records misses it at a rate of at least
+f(α), where α is the rate of accusations of records that were not among them. A run that is (ε, δ(ε))-DP at *many* ε
+has a curve f above that of any single pair. Each ε ≥ 0 gives two tangents (Dong, Roth and Su 2022, Proposition 2.5),
+
+    f(α) ≥ 1 − δ(ε) − e^ε·α    and    f(α) ≥ e^−ε·(1 − δ(ε) − α),
+
+and the largest of finitely many tangents lies below f: it errs against us only. δ(ε) is dp_accounting's, which rounds
+up. The curve is for both directions at once, so it is symmetric: f is its own inverse, and the first kind of tangents
+decides up to its fixed point c = f(c).
+
+μ is the smallest one whose Gaussian curve G_μ(α) = Φ(Φ⁻¹(1 − α) − μ) lies nowhere above f, for rates α and f(α) of at
+least δ (below δ nothing is promised, and no μ would do). Between two corners of f the difference f − G_μ is concave, so
+μ = max [Φ⁻¹(1 − α) − Φ⁻¹(f(α))] over the corners in [δ, c] and the ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import numpy as np
+from dp_accounting import pld
+from scipy.stats import norm
+
+from equidp.accounting.epsilon import PLD_LIMIT, SEARCH_INTERVAL, live_epsilon
+from equidp.accounting.events import Event, canonical
+
+TANGENTS = 1000
+"""So many values of ε, from 0 to ln(1/δ): beyond that a tangent is below 0 for every α of at least δ."""
+
+POINTS = 40
+"""So many false-alarm rates up to 1/2, and as many above, stand in `to_dict`."""
+
+ROUND_RATES = (1e-3, 0.01, 0.05, 0.1)
+"""And these, which readers ask for."""
+
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """A curve as the largest of its tangents.
+
+    Attributes:
+        epsilons: ε ≥ 0 of the tangents, ascending, `[k]`.
+        deltas: δ(ε), `[k]`.
+        delta: the smallest rate that the curve is stated for.
+        bound: `pld` or `rdp`, what δ(ε) came from.
+    """
+
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+    delta: float
+    bound: str
+
+    def misses(self, false_alarms: float) -> float:
+        """f(α)."""
+        slopes, deltas = np.exp(self.epsilons), np.asarray(self.deltas)
+        first, second = 1 - deltas - slopes * false_alarms, (1 - deltas - false_alarms) / slopes
+        return float(max(0.0, first.max(), second.max()))
+
+    def recognised(self, false_alarms: float) -> float:
+        """1 − f(α): the largest share of the training records that is recognised."""
+        return 1 - self.misses(false_alarms)
+
+    @cached_property
+    def mu(self) -> float | None:
+        """The smallest μ, rounded up to three digits; None where f reaches 0 at a rate of at least δ."""
+        fixed = self._fixed_point()
+        if fixed <= self.delta:
+            return None
+        inner = [alpha for alpha in self._corners() if self.delta < alpha < fixed]
+        needed = [norm.isf(alpha) - norm.ppf(self.misses(alpha)) for alpha in (self.delta, *inner, fixed)]
+        largest = max(needed)
+        return math.ceil(1e3 * max(largest, 0.0)) / 1e3 if math.isfinite(largest) else None
+
+    def _fixed_point(self) -> float:
+        """c, from the tangent that comes first to the diagonal."""
+        slopes, deltas = np.exp(self.epsilons), np.asarray(self.deltas)
+        return float(np.max((1 - deltas) / (1 + slopes)))
+
+    def _corners(self) -> list[float]:
+        """Where two neighbours of the tangents that matter meet: those on the lower hull of δ over e^ε."""
+        hull: list[tuple[float, float]] = []
+        for slope, delta in sorted(zip(np.exp(self.epsilons), self.deltas, strict=True)):
+            while len(hull) > 1 and _meet(hull[-2], (slope, delta)) >= _meet(hull[-2], hull[-1]):
+                hull.pop()
+            if not hull or slope > hull[-1][0]:
+                hull.append((slope, delta))
+        return [_meet(left, right) for left, right in pairwise(hull)]
+
+    def to_dict(self) -> dict:
+        """As written to privacy.json: rates of false alarms, and of misses rounded down."""
+        lower = np.geomspace(self.delta, 0.5, POINTS)
+        round_rates = (rate for rate in ROUND_RATES if rate >= self.delta)
+        alphas = sorted({float(f"{alpha:.{DIGITS}g}") for alpha in (*lower, *(1 - lower), *round_rates)})
+        return {
+            "bound": self.bound,
+            "mu": self.mu,
+            "mu_from": self.delta,
+            "false_alarms": alphas,
+            "misses": [math.floor(self.misses(alpha) * 10**DIGITS) / 10**DIGITS for alpha in alphas],
+            "recognised_at_1_percent": math.ceil(self.recognised(0.01) * 10**DIGITS) / 10**DIGITS,
+        }
+
+
+def _meet(left: tuple[float, float], right: tuple[float, float]) -> float:
+    """The α at which the tangents of two (e^ε, δ) meet."""
+    return (left[1] - right[1]) / (right[0] - left[0])
+
+
+def trade_off(events: Sequence[Event], delta: float, epsilon: float) -> TradeOff | None:
+    """The curve of events that were fixed before training, by privacy loss distributions; None beyond `PLD_LIMIT`.
+
+    Args:
+        events: everything charged.
+        delta: δ of the run: the smallest rate of false alarms that the curve is for.
+        epsilon: the run's ε at δ, which is a tangent too (where RDP gave it, PLD may be looser).
+    """
+    return _by_pld(canonical(events), delta, epsilon)
+
+
+def trade_off_by(delta_at: Callable[[float], float], delta: float, epsilon: float) -> TradeOff:
+    """The curve that follows from any sound δ(ε), such as a conversion of Rényi divergences."""
+    grid = _grid(delta)
+    found = [min(1.0, max(0.0, delta_at(float(one)))) for one in grid]
+    return TradeOff((*map(float, grid), epsilon), (*found, delta), delta, "rdp")
+
+
+def delta_of(total: float, order: int, epsilon: float) -> float:
+    """δ at ε of a Rényi divergence R at one order: the inverse of `epsilon.epsilon_of`."""
+    return math.exp(min(0.0, (order - 1) * (total - epsilon + math.log((order - 1) / order)) - math.log(order)))
+
+
+def _grid(delta: float) -> np.ndarray:
+    return np.linspace(0.0, math.log(1 / delta), TANGENTS)
+
+
+@lru_cache(maxsize=64)
+def _by_pld(events: tuple[Event, ...], delta: float, epsilon: float) -> TradeOff | None:
+    if live_epsilon(events, delta) > PLD_LIMIT:
+        return None
+    loss = pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
+    for event in events:
+        loss = loss.compose(_loss(event))
+    grid = _grid(delta)
+    found = np.asarray(loss.get_delta_for_epsilon(grid)).clip(0.0, 1.0)
+    return TradeOff((*map(float, grid), epsilon), (*map(float, found), delta), delta, "pld")
+
+
+def _loss(event: Event) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+    """Of an event's releases together; without sampling they are one Gaussian."""
+    plain = event.sampling_rate == 1
+    once = pld.privacy_loss_distribution.from_gaussian_mechanism(
+        event.noise_multiplier / (math.sqrt(event.count) if plain else 1.0),
+        value_discretization_interval=SEARCH_INTERVAL,
+        sampling_prob=event.sampling_rate,
+    )
+    return once if plain else once.self_compose(event.count)

@@ -1,0 +1,165 @@
+"""Several trials: what it costs to train several times on the same records and to choose one of the models.
+
+The number of trials must be declared before the first of them. A number that was counted afterwards depended on
+results, so no bound follows from it. Two declarations are possible.
+
+**A cap K** (`cap`). All events of K trials are charged, however many there come to be. This covers publishing all of
+them. Events of trials compose like events of steps, so Rényi divergences add up and privacy loss distributions compose.
+
+**A law** (`law`, `mean`). The number K ≥ 1 is drawn from the law, independently of the data, before the first trial.
+Nothing but the trial with the best score is ever shown (not its rank, not K). The score must be part of what a trial
+releases: private itself, or measured on records that no trial trains on. The bound (Papernot and Steinke 2022), derived
+here again:
+
+Let Q be the law of one trial's output, outputs ordered by score with a fixed order among equals, and f(x) = E[x^K]. The
+selected output is y with probability A(y) = f(Q(≤y)) − f(Q(<y)) = Q(y)·E[f'(X)], X uniform on [Q(<y), Q(≤y)]. For a
+neighbour take X' from the same uniform number, so that X and X' are the probabilities q and q' of one and the same
+event under Q and Q'. The function (u, v) → u^λ·v^(1−λ) is jointly convex for λ > 1, hence by Jensen's inequality
+
+    Σ_y A(y)^λ A'(y)^(1−λ) ≤ Σ_y Q(y)^λ Q'(y)^(1−λ) · max f'(q)^λ f'(q')^(1−λ),
+    D_λ(A‖A') ≤ D_λ(Q‖Q') + ln(max f'(q)^λ f'(q')^(1−λ)) / (λ−1).
+
+*Truncated negative binomial law* of shape η (1: geometric, 0: logarithmic), stopping parameter γ: f'(x) =
+E[K]·(γ/w)^(1+η) with w = 1 − (1−γ)x ∈ [γ, 1]. w = γ + (1−γ)(1−q) is itself the probability of an event, so for every
+order β > 1 with divergence R(β) both ways, w' ≤ w^(1−1/β)·e^((1−1/β)R(β)). Therefore
+
+    f'(q)^λ f'(q')^(1−λ) = E[K]·[(w'/w)^(λ−1)·γ/w]^(1+η) ≤ E[K]·[e^((λ−1)(1−1/β)R(β))·γ·w^(−(λ−1)/β−1)]^(1+η),
+
+which is largest at w = γ, and
+
+    D_λ(A‖A') ≤ R(λ) + ln E[K]/(λ−1) + (1+η)·min_β [(1−1/β)·R(β) + ln(1/γ)/β].
+
+*Poisson law* of rate μ, drawn again while it is 0: f'(x) = E[K]·e^(μ(x−1)). With p = 1 − q the exponent is
+μ((λ−1)p' − λp). At ε̂ = ln(λ/(λ−1)) a trial is (ε̂, δ̂)-DP for some δ̂, so (λ−1)p' ≤ λp + (λ−1)δ̂, and
+
+    D_λ(A‖A') ≤ R(λ) + μ·δ̂ + ln E[K]/(λ−1),    μ ≤ E[K].
+
+dp_accounting's arithmetic for both takes E[K] in the place of μ, which is no less. Here `mean` is always E[K] of a
+number that is at least 1. Trials may differ in their settings where each one's divergences are at most R. The bound is
+on Rényi divergences, so no privacy loss distribution is known for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import dp_accounting as dp
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from equidp.accounting.calibration import calibrate, smallest_noise
+from equidp.accounting.epsilon import Epsilon, epsilon, epsilon_path, orders_left_out_in_silence
+from equidp.accounting.events import Event, canonical, merged
+from equidp.errors import EquidpError
+
+Law = Literal["geometric", "negative_binomial", "poisson"]
+
+SHAPE = 0.5
+"""η of the negative binomial law, unless another is given."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How many trainings on the same records a guarantee is for; declared before the first of them.
+
+    Attributes:
+        cap: K, all of whose events are charged; 1 with a law.
+        law: of the number of trials, or None for a cap.
+        mean: E[K] of the law, at least 1; None without a law.
+        shape: η ≥ 0 of the negative binomial law (0: logarithmic, 1: geometric); None for the other laws.
+    """
+
+    cap: int = 1
+    law: Law | None = None
+    mean: float | None = None
+    shape: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.law is None) != (self.mean is None):
+            raise EquidpError("privacy.trials_law and privacy.trials_mean belong together: give both or none.")
+        if self.law is not None and self.cap != 1:
+            raise EquidpError(
+                "privacy.max_trials and privacy.trials_law are two ways to declare the number of trials: give one."
+            )
+        if self.shape is not None and self.law != "negative_binomial":
+            raise EquidpError("privacy.trials_shape belongs to privacy.trials_law=negative_binomial: leave it out.")
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one trial."""
+        return self.cap == 1 and self.law is None
+
+    def charged(self, run: Sequence[Event], planned: Sequence[Event] | None = None) -> tuple[Event, ...]:
+        """The events of all trials under a cap: of this run, and of K−1 others as they are planned (as this one)."""
+        others = run if planned is None else planned
+        return merged(
+            (*run, *(Event(e.sampling_rate, e.noise_multiplier, e.count * self._more) for e in others if self._more))
+        )
+
+    @property
+    def _more(self) -> int:
+        return self.cap - 1
+
+    def epsilon(self, run: Sequence[Event], delta: float, planned: Sequence[Event] | None = None) -> Epsilon:
+        """ε of all trials under a cap, or of the choice and the chosen model under a law.
+
+        Args:
+            run: events of this run.
+            delta: δ.
+            planned: events of every other trial, where this run charged more than it planned.
+        """
+        if self.law is None:
+            return epsilon(self.charged(run, planned), delta)
+        return Epsilon(self._selected(run).get_epsilon(delta), None)
+
+    def epsilon_path(self, epochs: Sequence[Sequence[Event]], delta: float) -> list[float]:
+        """`epsilon` of trials that ended after each of the epochs."""
+        if self.law is None:
+            return [point.value for point in epsilon_path([self.charged(events) for events in epochs], delta)]
+        spent: list[Event] = []
+        path = []
+        for events in epochs:
+            spent += events
+            path.append(self.epsilon(spent, delta).value if spent else 0.0)
+        return path
+
+    def delta(self, run: Sequence[Event], target: float) -> float:
+        """δ at ε = `target` under a law."""
+        return float(self._selected(run).get_delta(target))
+
+    def calibrate(self, events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
+        """The smallest noise multiplier with which all trials together meet the target; see `calibration.calibrate`."""
+        if self.law is None:
+            return calibrate(lambda noise: self.charged(events_for(noise)), target, delta)
+        return smallest_noise(lambda noise: self.epsilon(events_for(noise), delta).value, target)
+
+    def to_dict(self) -> dict:
+        """As written to privacy.json."""
+        if self.law is None:
+            return {"max": self.cap}
+        shape = {"shape": self.eta} if self.law == "negative_binomial" else {}
+        return {"law": self.law, "mean": self.mean, **shape}
+
+    def _selected(self, run: Sequence[Event]) -> RdpAccountant:
+        return selected(dp.ComposedDpEvent(tuple(event.as_dp_event() for event in canonical(run))), self)
+
+    @property
+    def eta(self) -> float:
+        """η of the law; the Poisson law is the limit of large η."""
+        if self.law == "negative_binomial":
+            return SHAPE if self.shape is None else self.shape
+        return {"geometric": 1.0, "poisson": math.inf}[str(self.law)]
+
+
+@lru_cache(maxsize=256)
+def selected(trial: dp.DpEvent, trials: Trials, relation: dp.NeighboringRelation | None = None) -> RdpAccountant:
+    """An accountant that holds the best of a random number of trials, each of the event `trial`."""
+    assert trials.mean is not None
+    accountant = RdpAccountant(neighboring_relation=relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with orders_left_out_in_silence():
+        accountant.compose(RepeatAndSelectDpEvent(trial, float(trials.mean), trials.eta))
+    return accountant

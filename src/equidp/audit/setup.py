@@ -1,0 +1,102 @@
+"""How an audit trains a model: everything that a training fixes, apart from its data and its random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.data.records import Records, Schema
+from equidp.gradients.losses import Loss
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer
+
+SCORE_BATCH = 1024
+"""Records scored at once."""
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """One way to train.
+
+    Attributes:
+        build_model: a freshly initialised model for a schema; the same one every time.
+        algorithm: the combination of parts.
+        plan: its public facts, noise included.
+        loss: per-record losses of `(outputs, labels)`.
+        learning_rate, optimizer, physical_batch_size, precision, device: as for a training run.
+        grouping: the partition that group-aware algorithms use.
+        by_unit: units of privacy span several records.
+        public: records without guarantee, for an algorithm that asks for them.
+        baseline: what "before privacy" means.
+    """
+
+    build_model: Callable[[Schema], nn.Module]
+    algorithm: Algorithm
+    plan: Plan
+    loss: Loss
+    learning_rate: float
+    optimizer: str = "sgd"
+    grouping: str = "class"
+    by_unit: bool = False
+    physical_batch_size: int | None = None
+    precision: Literal["float32", "bf16"] = "float32"
+    device: torch.device | str = "cpu"
+    public: Records | None = None
+    baseline: Algorithm = Algorithm(name="sgd", weights=None)  # noqa: RUF009 (frozen)
+
+    def train(
+        self,
+        records: Records,
+        random: RandomSource,
+        *,
+        model: nn.Module | None = None,
+        loss: Loss | None = None,
+        public: Records | None = None,
+        before: Callable[[Trainer], None] = lambda trainer: None,
+        progress: bool = False,
+    ) -> nn.Module:
+        """Train on `records`; returns what leaves the run, in evaluation mode.
+
+        Args:
+            records: the training part; its size need not be the plan's, which is what was declared.
+            random: the streams.
+            model, loss, public: in place of the setup's own.
+            before: called with the trainer before every step.
+            progress: show a progress bar.
+        """
+        network = (self.build_model(records.schema) if model is None else model).to(self.device)
+        records = records.to(self.device)
+        given = self.public if public is None else public
+        trainer = Trainer(
+            model=network,
+            loss=self.loss if loss is None else loss,
+            algorithm=self.algorithm,
+            plan=self.plan,
+            population=Population(records, records.grouping(self.grouping)[0], by_unit=self.by_unit),
+            random=random,
+            ledger=Ledger(),
+            learning_rate=self.algorithm.learning_rate or self.learning_rate,
+            optimizer=self.optimizer,
+            physical_batch_size=self.physical_batch_size,
+            precision=self.precision,
+            public=None if given is None else given.to(self.device),
+        )
+        before(trainer)
+        trainer.train(on_step=lambda: before(trainer), progress=progress)
+        return trainer.released_model().eval()
+
+
+@torch.no_grad()
+def losses(model: nn.Module, records: Records, loss: Loss) -> Tensor:
+    """`[N]` loss of each record under a trained model, on the CPU."""
+    device = next(model.parameters()).device
+    chunks = zip(records.features.split(SCORE_BATCH), records.labels.split(SCORE_BATCH), strict=True)
+    return torch.cat([loss(model(x.to(device)).float(), y.to(device)).cpu() for x, y in chunks])

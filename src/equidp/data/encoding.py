@@ -1,0 +1,89 @@
+"""Encoding: from raw files to Records, once per raw files, options and code.
+
+`encode` keeps what it has made in a folder, under a name that is a digest of everything the records depend on: whatever
+changes, changes the name, so that records of other settings are never found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from equidp import __version__
+from equidp.data import storage
+from equidp.data.records import Records
+from equidp.data.sources import source
+from equidp.data.sources.base import Source
+from equidp.errors import EquidpError
+
+ENCODING = 5
+"""Raised with every change of what all sources share: records that were kept are then encoded anew."""
+
+
+def encode(
+    dataset: str, source_name: str, options: Mapping[str, Any], *, raw_folder: Path, cache: Path
+) -> tuple[Records, dict[str, Any]]:
+    """A dataset's records by its declared schema, and where they came from (JSON types).
+
+    Args:
+        dataset: the name that the user gave them: a source such as `csv` may have many datasets.
+        source_name: registry name of the source.
+        options: `data.options`.
+        raw_folder: of the raw files.
+        cache: folder where encoded records are kept.
+
+    Raises:
+        EquidpError: a file is missing or not as declared, or a record has a feature that is not finite.
+    """
+    chosen = source(source_name, options)
+    files = chosen.locate(raw_folder)
+    facts = {"dataset": dataset, "source": source_name, "options": dict(options), "version": __version__}
+    # unsorted: the order of declared columns is that of the features
+    text = json.dumps({**facts, "encoding": [ENCODING, _code_digest(chosen)], "raw": files.fingerprint})
+    key = hashlib.sha256(text.encode()).hexdigest()
+    provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
+
+    def made() -> Records:
+        records = chosen.records(files)
+        return _finite(replace(records, schema=replace(records.schema, name=dataset)))
+
+    return kept(cache, key, made), provenance
+
+
+def kept(cache: Path, key: str, make: Callable[[], Records]) -> Records:
+    """The records that `cache` holds under a digest; made and written there where it holds none."""
+    path = cache / f"{key[:16]}.safetensors"
+    if not path.exists():
+        storage.save(make(), path)
+    return storage.load(path)
+
+
+def _finite(records: Records) -> Records:
+    """The records. One with a feature that is not finite has no finite gradient: it would silently weigh nothing."""
+    if records.features.is_floating_point():
+        finite = records.features.flatten(1).isfinite().all(1)
+        if not finite.all():
+            raise EquidpError(
+                f"Record {int(finite.int().argmin())} of dataset {records.schema.name!r}, counted from 0, has a "
+                "feature that is no finite number; mend the file or its source."
+            )
+    return records
+
+
+def _code_digest(chosen: Source) -> str:
+    """Of the modules that a source's class is written in: whoever edits one wants its records encoded anew."""
+    kinds = [kind for kind in type(chosen).__mro__ if issubclass(kind, Source)]
+    return hashlib.sha256(b"".join(map(_module_code, kinds))).hexdigest()
+
+
+def _module_code(kind: type) -> bytes:
+    try:
+        return Path(inspect.getfile(kind)).read_bytes()
+    except (OSError, TypeError):  # written in a notebook: nobody can tell whether it was edited
+        return secrets.token_bytes()

@@ -1,0 +1,257 @@
+"""Book-keeping: per-record gradient norms of a batch, then any weighted sum of its gradients (Bu et al. 2023).
+
+One forward pass and one backward pass with respect to the outputs of the trainable layers only; parameter gradients
+are never formed by autograd on the private path. What a layer's norm and weighted sum are made of is in `layers.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+from equidp.gradients.layers import Call, Site, fallback, sites
+from equidp.gradients.losses import KnowsGradient, Loss
+from equidp.gradients.passes import Iterate, Precision
+from equidp.gradients.precision import refuse_autocast
+from equidp.gradients.refusals import BATCH_NORMS, refuse_mixing, refuse_training_batch_norm, refuse_unfit
+from equidp.gradients.tape import Tape
+from equidp.gradients.terms import Gradients, Shared, Term
+from equidp.gradients.units import Units, UnitSums
+from equidp.gradients.workspace import Workspace
+
+NOTHING = contextlib.nullcontext()
+
+
+class BookKeeping:
+    """Norms and sums of a model that is trusted (`passes.Passes`); arguments and errors as of `GradientEngine`."""
+
+    def __init__(self, model: nn.Module, loss: Loss, *, precision: Precision = "float32") -> None:
+        if precision not in ("float32", "bf16"):
+            raise EquidpError(f"Precision {precision!r} is not one of float32, bf16.")
+        self.model, self.loss, self.precision = model, loss, precision
+        self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
+        if not self.parameters:
+            raise EquidpError("The model has no trainable parameters; switch requires_grad on for at least one.")
+        # of the device; one without autocast of its own (meta) has none to be asked about
+        self.autocast_kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"
+        refuse_unfit(model)
+        refuse_mixing(model)
+        self.sites = sites(model)
+        self.batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
+        self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+        if self.device.type != "cpu" or any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
+            self._convolutions = []  # torch's GroupNorm is up to ten times slower on channels-last images
+        # autocast would give the loss half precision, and a fallback rule wants snapshots
+        alone = len(self.sites) == 1 and self.sites[0].rule is not fallback
+        self._closed = alone and precision == "float32" and isinstance(loss, KnowsGradient)
+        self._sizes = [p.numel() for p in self.parameters]
+        self.dimension = sum(self._sizes)
+        self._units: Units | None = None
+        self._books: dict[nn.Parameter, Gradients] | None = None
+        self._clean = True
+        self._records = 0
+        self.workspace = Workspace(self.device)
+        for parameter in self.parameters:
+            parameter.requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.parameters[0].device
+
+    def norms(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        owners: Tensor | None = None,
+        iterates: Sequence[Iterate] | None = None,
+    ) -> Tensor:
+        """As `GradientEngine.norms`, without trying the model out."""
+        refuse_autocast(self.autocast_kind)
+        self.clear()
+        self._records = len(features)
+        self._units = None if owners is None else Units.of(owners)
+        rows = self._records if self._units is None else len(self._units.counts)
+        if not self._records:
+            self._books = {}
+            return torch.zeros(rows, device=self.device)
+        refuse_training_batch_norm(self.batch_norms)
+        calls = self.calls(features, labels, iterates or [(None, 1.0)])
+        self._books = self._book(calls, rows)
+        norms = self._squared_norms(self._books, rows).sqrt().float()
+        self._clean = all_finite(norms)
+        return norms
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """As `GradientEngine.weighted_sum`."""
+        refuse_autocast(self.autocast_kind)
+        if self._books is None:
+            raise EquidpError("weighted_sum needs the books of a preceding norms call; call norms first.")
+        rows = self._records if self._units is None else len(self._units.counts)
+        if len(weights) != rows:
+            raise EquidpError(
+                f"weighted_sum got {len(weights)} weights for {rows} {'records' if self._units is None else 'units'}."
+            )
+        with torch.inference_mode():
+            silent = None if self._clean else weights == 0
+            sums = [
+                self._books[p].weighted_sum(weights, silent).float()
+                if p in self._books
+                else torch.zeros(p.numel(), device=self.device)
+                for p in self.parameters
+            ]
+        return torch.cat(sums)
+
+    def overstatement(self) -> Tensor:
+        """`[b]` (or `[U]`): by how much the squares of the last `norms` may be too large, where gradients cancel."""
+        with torch.inference_mode():
+            found = [gradients.overstatement() for gradients in (self._books or {}).values()]
+            total = reduce(operator.add, found) if found else torch.zeros(())
+        return total.clone()
+
+    def plain_sum(
+        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """`[d]` float32: Σ w_i g_i by ordinary autograd, without privacy.
+
+        Args:
+            features, labels, owners: as of `norms`.
+            weights: `[b]` (or `[U]`); 1 where None.
+        """
+        self.clear()
+        if not len(features):
+            return torch.zeros(self.dimension, device=self.device)
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+        try:
+            with self._autocast():
+                losses = self.loss(self._outputs(features), labels)
+            losses = _one_each(losses, features)
+            shares = torch.ones_like(losses) if owners is None else Units.of(owners).share()
+            if weights is not None:
+                shares = shares * (weights if owners is None else weights[owners])
+            found = torch.autograd.grad(
+                (losses * shares).sum(), self.parameters, allow_unused=True, materialize_grads=True
+            )
+        finally:
+            for parameter in self.parameters:
+                parameter.requires_grad_(False)
+        return torch.cat([gradient.reshape(-1) for gradient in found])
+
+    def clear(self) -> None:
+        """Forget the last batch."""
+        self._books, self._units = None, None
+
+    def twin(self) -> BookKeeping:
+        """Other passes on the same model, with books and memory of their own."""
+        other = copy.copy(self)
+        other.workspace = Workspace(self.device)
+        other.clear()
+        return other
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split_with_sizes(self._sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else NOTHING
+
+    def _outputs(self, features: Tensor) -> Tensor:
+        with self._channels_last() if self._convolutions else NOTHING:
+            outputs: Tensor = self.model(features)
+        return outputs
+
+    @contextlib.contextmanager
+    def _channels_last(self) -> Iterator[None]:
+        """Give convolutions channels-last images on the CPU: up to twice as fast there, and what the books need."""
+        hooks = [layer.register_forward_pre_hook(_to_channels_last) for layer in self._convolutions]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def calls(self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate]) -> dict[Site, list[Call]]:
+        """What the passes see: forward, and backward to the outputs of the trainable layers."""
+        calls: dict[Site, list[Call]] = defaultdict(list)
+        for values, coefficient in iterates:
+            with NOTHING if values is None else self._parameters_at(values):
+                for site, call in self._one_pass(features, labels):
+                    calls[site].append(call if coefficient == 1 else call.times(coefficient))
+        return calls
+
+    def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
+        tape = Tape(self.sites, len(features))
+        with tape, torch.enable_grad(), self._autocast():
+            outputs = self._outputs(features)
+            if self._closed and tape.ends_at(outputs):  # no autograd is needed for one layer before such a loss
+                loss = cast(KnowsGradient, self.loss)  # asked when this was made: asking a protocol takes 5 µs
+                if (backprop := loss.gradient(outputs.detach(), labels)) is not None:
+                    return tape.ended_by(backprop)
+            losses = self.loss(outputs, labels)
+        return tape.calls(_one_each(losses, features))
+
+    @contextlib.contextmanager
+    def _parameters_at(self, values: Tensor) -> Iterator[None]:
+        """Point the parameters at another vector for one pass; no copy is made."""
+        saved = [p.data for p in self.parameters]
+        try:
+            for parameter, view in zip(self.parameters, self.views(values.detach()), strict=True):
+                parameter.data = view
+            yield
+        finally:
+            for parameter, data in zip(self.parameters, saved, strict=True):
+                parameter.data = data
+
+    def _book(self, calls: dict[Site, list[Call]], rows: int) -> dict[nn.Parameter, Gradients]:
+        found: dict[nn.Parameter, list[Term]] = defaultdict(list)
+        for site, site_calls in calls.items():
+            # inference mode spares every view its book-keeping; torch.func cannot do without
+            with torch.no_grad() if site.rule is fallback else torch.inference_mode():
+                for name, term in site.terms(site_calls, self.workspace).items():
+                    found[site.parameters[name]].append(term)
+        books: dict[nn.Parameter, Gradients] = {}
+        for parameter, terms in found.items():
+            if self._units is not None:
+                books[parameter] = UnitSums(terms, self._units, parameter.numel())
+            else:
+                books[parameter] = terms[0] if len(terms) == 1 else Shared(terms, rows, parameter.numel())
+        return books
+
+    @torch.inference_mode()  # what leaves the engine is made outside
+    def _squared_norms(self, books: dict[nn.Parameter, Gradients], rows: int) -> Tensor:
+        found = [gradients.squared_norms() for gradients in books.values()]
+        return reduce(operator.add, found) if found else torch.zeros(rows, device=self.device)
+
+
+def _one_each(losses: Tensor, features: Tensor) -> Tensor:
+    if losses.shape != (len(features),):
+        raise EquidpError(
+            f"The loss has shape {tuple(losses.shape)} for {len(features)} records; it must be one number per "
+            "record (reduction='none')."
+        )
+    return losses
+
+
+def all_finite(norms: Tensor) -> bool:
+    """Whether norms, which are not negative, are known to be finite. On a GPU the answer would have to travel: no."""
+    return norms.device.type == "cpu" and math.isfinite(norms.sum())
+
+
+def _to_channels_last(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    x = inputs[0]
+    if x.dim() == 4 and x.shape[1] == 1 and x.is_contiguous():
+        # with one channel both layouts are the same memory; the strides have to say which is meant
+        return (x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)), *inputs[1:])
+    return (x.contiguous(memory_format=torch.channels_last), *inputs[1:]) if x.dim() == 4 else inputs

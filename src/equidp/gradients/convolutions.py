@@ -1,0 +1,186 @@
+"""Convolutions: gradients of a kernel, without writing out the windows that it sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.nn.grad import conv2d_weight
+
+from equidp.gradients import compiled
+from equidp.gradients.precision import as_precise_as_norms
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of, raised
+from equidp.gradients.terms import MANY, Term, compiled_norms, silenced, some_of, summed, weighted, weighted_rows
+from equidp.gradients.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
+from equidp.gradients.workspace import Workspace
+
+TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
+# What things cost on a CPU, in multiplications of a matrix product (measured):
+KEEP_COST = 20  # a float written to main memory and read again
+WEIGHT_COST = 1.3  # a multiplication in torch's own weight gradient
+
+
+class Convolutions(Term):
+    """Gradients of a convolution's weight `[o, c, kh, kw]`: outer products whose positions are the output's pixels.
+
+    The windows that the pixels see overlap, so they are never written out for the whole batch. Norms come either from
+    gradients, formed in registers or a cache-full of records at a time (and kept, if they fit, so that the weighted sum
+    is one vector-matrix product), or from Gram matrices of *pixels*: `⟨window p, window q⟩ = Σ_δ ⟨x[p+δ], x[q+δ]⟩`
+    needs only the pixels' own products, shifted and added. Without kept gradients the weighted sum forms them again,
+    or, where positions are few and nothing is compiled, is torch's own weight gradient.
+
+    Args:
+        kernel: the geometry.
+        images: per call, padded inputs `[b, c, H, W]`, all of one shape.
+        backprops: per call, `[b, o, oh, ow]`.
+        workspace: where gradients are kept and windows written.
+    """
+
+    def __init__(
+        self, kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor], workspace: Workspace, owner: object
+    ) -> None:
+        self._outputs = kernel.channels[1]
+        height, width = images[0].shape[2:]
+        channels_last = ([x.permute(0, 2, 3, 1) for x in calls] for calls in (images, backprops))
+        self._compiled = compiled.gradients_of(kernel, *channels_last)
+        odd = self._outputs == 1 and math.prod(kernel.outputs(height, width)) % 4
+        if self._compiled is None and (odd or kernel.numel % 4):  # see `alike`
+            spare = -self._outputs % 4
+            kernel = replace(kernel, channels=(kernel.channels[0], self._outputs + spare))
+            backprops = [F.pad(b, (0, 0, 0, 0, 0, spare)) for b in backprops]
+        self._cut, self._copies = cheapest(kernel, height, width, tuple(map(Layout.of, images)))
+        self.kernel, self.images, self.backprops = kernel, images, backprops
+        self._workspace, self._owner = workspace, owner
+        self._kept: Tensor | None = None
+        self._factors: list[tuple[Tensor, Tensor]] = []
+        self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
+        self._pixels = len(images) * math.prod(images[0].shape[2:])
+        self._numel = kernel.numel
+
+    def squared_norms(self) -> Tensor:
+        if self._positions <= MANY and self._gram_cost() < self._gradient_cost():
+            return torch.cat([self._gram(*chunk) for chunk in self._workspace.chunks(self._records, self._pixels**2)])
+        return self._materialised()
+
+    def _keeps(self, records: int = TYPICAL_RECORDS) -> bool:
+        """Whether to keep the gradients: where forming them again costs more than a trip to main memory and back.
+
+        Of a batch's own records only where they are kept may depend, never how norms are formed.
+        """
+        return records * self._numel <= self._workspace.keep_floats and self._positions > KEEP_COST
+
+    def _gram_cost(self) -> float:
+        """Per record, as `_gradient_cost`."""
+        c, o = self.kernel.channels
+        shift = self._positions**2 / self._cut.outputs[1] * RUN_COST + self._positions**2 * COPY_COST
+        products = self._pixels**2 * c + self._positions**2 * o
+        return products + math.prod(self.kernel.size) * shift + self._sum_cost()
+
+    def _gradient_cost(self) -> float:
+        copies = 0 if self._compiled is not None else self._copies + COPY_COST * self._numel
+        later = KEEP_COST * self._numel if self._keeps() else self._sum_cost()
+        return copies + self._positions * self._numel + later
+
+    def _sum_cost(self) -> float:
+        """Per record, of a weighted sum without kept gradients."""
+        return self._positions * self._numel * (1 if self._compiled is not None else WEIGHT_COST)
+
+    def _materialised(self) -> Tensor:
+        if self._keeps(self._records):
+            self._kept = self._workspace.take(self._owner, self._records, self._numel, like=self.images[0])
+        if self._compiled is not None:
+            return compiled_norms(self._compiled, self._kept)
+        sizes = self.sizes()  # before what is formed drives images and backprops out of the caches
+        return raised(torch.cat([norms_of(found) for _, found in self._pieces()]), sizes)
+
+    def _pieces(self) -> Iterator[tuple[slice, Tensor]]:
+        """Some records at a time and their gradients `[m, numel]`, kept or soon overwritten."""
+        for start, stop in self._workspace.chunks(self._records, self._cut.scratch() + self._numel):
+            if self._kept is None:
+                found = self._workspace.take("gradients", stop - start, self._numel, like=self.images[0])
+            else:
+                found = self._kept[start:stop]
+            self._form(start, stop, found)
+            yield slice(start, stop), found
+        self._factors = []
+
+    def sizes(self) -> Tensor:
+        # at most: Σ_p |window p|·|backprop p| ≤ √(Σ |window p|²·Σ |backprop p|²), and so many windows see each pixel
+        pairs = zip(self.images, self.backprops, strict=True)
+        return summed([(self.kernel.seen * _squares(x) * _squares(b)).sqrt() for x, b in pairs])
+
+    def overstatement(self) -> Tensor:
+        if self._positions > MANY:
+            return super().overstatement()
+        sizes = [
+            self.kernel.seen * summed([_squares(x) for x in self.images]),
+            summed(list(map(_squares, self.backprops))),
+        ]
+        return gram_slack(self.kernel.fan_in + self.kernel.channels[1]) * sizes[0] * sizes[1]
+
+    def _form(self, start: int, stop: int, out: Tensor) -> None:
+        """Write the gradients of some records, summed over the calls, to `out [m, numel]`."""
+        self._factors = self._factors or [
+            (self._cut.view(x), b.flatten(2)) for x, b in zip(self.images, self.backprops, strict=True)
+        ]
+        for call, (view, backprops) in enumerate(self._factors):
+            self._cut.multiply(view[start:stop], backprops[start:stop], out, call > 0, self._workspace)
+
+    def _gram(self, start: int, stop: int) -> Tensor:
+        pixels = torch.cat([x[start:stop].flatten(2) for x in self.images], 2)
+        backprops = torch.cat([b[start:stop].flatten(2) for b in self.backprops], 2)
+        left = self._window_products(alike(pixels.transpose(1, 2), pixels))
+        right = alike(backprops.transpose(1, 2), backprops)
+        return gram_norms(left, right, self.kernel.fan_in + self.kernel.channels[1])
+
+    def _window_products(self, products: Tensor) -> Tensor:
+        """Products of pixels `[m, LHW, LHW]` to products of windows `[m, P, P]`; L calls of one shape."""
+        calls, (height, width) = len(self.images), self.images[0].shape[2:]
+        shaped = products.unflatten(2, (calls, height, width)).unflatten(1, (calls, height, width))
+        total: Tensor | None = None
+        for rows, columns in self.kernel.offsets(height, width):
+            part = shaped[:, :, rows, columns, :, rows, columns]
+            total = part.clone(memory_format=torch.contiguous_format) if total is None else total.add_(part)
+        assert total is not None
+        return total.flatten(4).flatten(1, 3)
+
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        if self._kept is not None:
+            return self._as_weight(weighted_rows(silenced(self._kept, silent), weights))
+        if self._compiled is not None:
+            return self._as_weight(self._compiled.weighted_sum(weights))
+        if self._positions > MANY:
+            pieces = ((silenced(found, some_of(silent, some)), weights[some]) for some, found in self._pieces())
+            formed = (weighted_rows(found, shares) for found, shares in pieces)
+            return self._as_weight(reduce(Tensor.add_, formed))
+        parts = [self._weight_gradient(x, b, weights, silent) for x, b in zip(self.images, self.backprops, strict=True)]
+        return summed(parts)[: self._outputs].flatten()
+
+    def _as_weight(self, gradients: Tensor) -> Tensor:
+        """`[…, numel]` in the weight's own order."""
+        source = self._compiled or self._cut
+        return source.as_weight(gradients)[:, : self._outputs].reshape(*gradients.shape[:-1], -1)
+
+    def _weight_gradient(self, images: Tensor, backprops: Tensor, weights: Tensor, silent: Tensor | None) -> Tensor:
+        images, backprops = weighted(images, backprops, weights, silent)
+        c, o = self.kernel.channels
+        shape = (o, c, *self.kernel.size)
+        with as_precise_as_norms():
+            return conv2d_weight(images, shape, backprops, self.kernel.stride, 0, self.kernel.dilation)
+
+    def gradients(self, start: int, stop: int) -> Tensor:
+        if self._compiled is not None:
+            return self._as_weight(self._compiled.gradients(start, stop))
+        room = self.images[0].new_empty(stop - start, self._numel)  # the caller keeps it: no buffer
+        self._form(start, stop, room)
+        return self._as_weight(room)
+
+
+def _squares(images: Tensor) -> Tensor:
+    """`[b]` squared norms of `[b, c, H, W]`, in whichever order it lies in memory."""
+    return torch.linalg.vector_norm(images, dim=(1, 2, 3)).square() + images[0].numel() * LOST

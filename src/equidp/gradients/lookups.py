@@ -1,0 +1,57 @@
+"""Lookups: gradients of a table of which a record reads a few rows."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from equidp.gradients.rounding import alike, gram_norms, gram_slack, norms_of, raised
+from equidp.gradients.terms import MANY, Term, pieces, scaled, silenced
+
+
+class Lookups(Term):
+    """Gradients of a table `[rows, D]` read at `ids [b, P]`: row r gets `Σ_{p: ids[p]=r} B[p]`, `B [b, P, D]`."""
+
+    def __init__(self, ids: Tensor, backprops: Tensor, rows: int) -> None:
+        self.ids, self.backprops, self.rows = ids, backprops, rows
+
+    def squared_norms(self) -> Tensor:
+        if self.ids.shape[1] > MANY:
+            found = [norms_of(self._read_rows(some)) for some in pieces(len(self.ids), self.backprops[0].numel())]
+            return raised(torch.cat(found), self.sizes())
+        products = alike(self.backprops, self.backprops.transpose(1, 2))
+        same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(products.dtype)
+        return gram_norms(products, same, self.backprops.shape[2])
+
+    def sizes(self) -> Tensor:
+        return norms_of(self.backprops).sqrt().sum(1)
+
+    def overstatement(self) -> Tensor:
+        positions = self.ids.shape[1]
+        if positions > MANY:
+            return super().overstatement()
+        return gram_slack(self.backprops.shape[2]) * positions * norms_of(self.backprops).sum(1)
+
+    def _read_rows(self, some: slice) -> Tensor:
+        """`[m, P·D]`: gradients of the rows that a record reads, others left out; with all digits."""
+        ids, order = self.ids[some].sort(1)
+        row = F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0))  # which of its own, by position
+        backprops = self._exact(self.backprops[some])
+        row = torch.empty_like(row).scatter_(1, order, row).unsqueeze(2).expand_as(backprops)
+        return torch.zeros_like(backprops).scatter_add_(1, row, backprops).flatten(1).to(self.backprops.dtype)
+
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        backprops = silenced(scaled(self._exact(self.backprops), weights), silent)
+        table = backprops.new_zeros(self.rows, backprops.shape[2])
+        return table.index_add_(0, self.ids.flatten(), backprops.flatten(0, 1)).flatten()
+
+    def gradients(self, start: int, stop: int) -> Tensor:
+        backprops, ids = self._exact(self.backprops[start:stop]), self.ids[start:stop]
+        tables = backprops.new_zeros(len(ids), self.rows, backprops.shape[2])
+        tables.scatter_add_(1, ids.unsqueeze(2).expand_as(backprops), backprops)
+        return tables.flatten(1).to(self.backprops.dtype)
+
+    def _exact(self, backprops: Tensor) -> Tensor:
+        """A row's positions are added one after the other: many of them with all digits, as tables are dear to form."""
+        return backprops.double() if self.ids.shape[1] > MANY else backprops

@@ -1,0 +1,79 @@
+"""Precision: norms and sums of gradients are taken in float32 with all its digits, or not at all.
+
+torch can be told to shorten products: by autocast, by TF32, by other default types. A sum of fewer digits than its
+norms may exceed what it was clipped to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from equidp.errors import EquidpError
+
+
+def refuse_autocast(kind: str) -> None:
+    """Refuse to take norms or sums in half precision; to be called before either.
+
+    There one of 512 records that agree moved the sum by 1.6 times what it may, and a gradient that cancels to 6 % had a
+    thirtieth of its norm.
+
+    Args:
+        kind: the device's; asking it for that takes longer than all else here.
+
+    Raises:
+        EquidpError: inside `torch.autocast`.
+    """
+    if torch.is_autocast_enabled(kind):
+        raise EquidpError(
+            "Inside torch.autocast norms and sums of gradients would be taken in half precision: leave it out, and set "
+            'precision="bf16" (training.precision=bf16), which runs the model alone under it.'
+        )
+
+
+def refuse_short_products(device: torch.device) -> None:
+    """Refuse to begin where torch is told to shorten float32's products, or to make new tensors of other numbers, noise
+    among them. Switched, it would be for all threads.
+
+    Raises:
+        EquidpError: with a lower precision of products than torch's default, or another default type than float32.
+    """
+    if torch.get_default_dtype() != torch.float32:
+        name = str(torch.get_default_dtype()).removeprefix("torch.")
+        raise EquidpError(
+            f"torch is told to make new tensors {name}, noise and sums among them, which are reckoned in float32: "
+            "leave out torch.set_default_dtype, and give your own tensors their dtype."
+        )
+    cpu: Any = torch.backends.mkldnn  # torch does not declare them
+    kinds = (torch.backends.cuda.matmul,) if device.type == "cuda" else (cpu.matmul, cpu.conv)  # cuDNN's: see below
+    if any(kind.fp32_precision not in ("ieee", "none") for kind in kinds):
+        raise EquidpError(
+            "torch is told to shorten float32's products, and norms and sums of gradients want all digits: leave out "
+            "torch.set_float32_matmul_precision, torch.backends' fp32_precision and TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; "
+            'for cheaper passes there is precision="bf16" (training.precision=bf16).'
+        )
+
+
+_TF32 = threading.RLock()
+"""The switch is the process's: of two threads the first to leave would turn it on again under the other.
+
+Reentrant, as a model is tried out without TF32 as a whole, weighted sums included.
+"""
+
+
+@contextmanager
+def as_precise_as_norms() -> Iterator[None]:
+    """Without TF32, which cuDNN's convolutions use by default: it would let a sum exceed the norms that it was clipped
+    by, by up to a thousandth.
+    """
+    cudnn = torch.backends.cudnn
+    with _TF32:
+        before, cudnn.allow_tf32 = cudnn.allow_tf32, False
+        try:
+            yield
+        finally:
+            cudnn.allow_tf32 = before

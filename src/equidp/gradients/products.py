@@ -1,0 +1,141 @@
+"""Products: gradients of linear layers, and of convolutions in groups, as outer products summed over positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+from torch import Tensor
+
+from equidp.gradients import compiled
+from equidp.gradients.compiled import CompiledGradients
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of
+from equidp.gradients.terms import (
+    MANY,
+    Term,
+    Vectors,
+    along_positions,
+    compiled_norms,
+    formed_again,
+    materialised_norms,
+    weighted,
+)
+from equidp.gradients.windows import Kernel
+
+
+class Outer(Term):
+    """Gradients `b aᵀ` of shape `[o, i]`, one position each: from `a [b, i]` and `b [b, o]`."""
+
+    def __init__(self, inputs: Tensor, backprops: Vectors) -> None:
+        self.inputs, self.backprops = inputs, backprops
+
+    def squared_norms(self) -> Tensor:
+        # a factor of lost squares would be multiplied by the other, which may be huge: each has its own share back
+        squared = norms_of(self.inputs) * self.backprops.squared_norms()
+        return squared.add_(LOST)
+
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        inputs, backprops = weighted(self.inputs, self.backprops.values, weights, silent)
+        return (backprops.T @ inputs).view(-1)
+
+    def gradients(self, start: int, stop: int) -> Tensor:
+        return self._products().gradients(start, stop)
+
+    def _products(self) -> Products:
+        return Products([self.inputs.unsqueeze(1)], [self.backprops.values.unsqueeze(1)])
+
+
+class Products(Term):
+    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`.
+
+    Args:
+        inputs, backprops: per call, whose positions follow one another.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], backprops: Sequence[Tensor]) -> None:
+        self._calls = inputs, backprops
+        self._records, self._widths = len(inputs[0]), (inputs[0].shape[2], backprops[0].shape[2])
+        self._positions = sum(x.shape[1] for x in inputs)
+
+    @cached_property
+    def _compiled(self) -> CompiledGradients | None:
+        """Asked for only where gradients are formed: to compile takes longer than many a run's Gram matrices."""
+        if len({x.shape[1] for x in self._calls[0]}) > 1:
+            return None
+        rows = ([x.unsqueeze(1) for x in calls] for calls in self._calls)  # images of one row, a pixel per position
+        return compiled.gradients_of(Kernel((1, 1), (1, 1), (1, 1), self._widths), *rows)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """`[b, P, i]`."""
+        return along_positions(self._calls[0])
+
+    @cached_property
+    def backprops(self) -> Tensor:
+        """`[b, P, o]`."""
+        return along_positions(self._calls[1])
+
+    def squared_norms(self) -> Tensor:
+        if self._by_gram():
+            return self._gram()
+        if self._compiled is not None:
+            return compiled_norms(self._compiled)
+        return materialised_norms([self], self._records, math.prod(self._widths))
+
+    def _by_gram(self) -> bool:
+        return self._positions <= MANY and self._positions * sum(self._widths) < math.prod(self._widths)
+
+    def sizes(self) -> Tensor:
+        return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum(1)
+
+    def overstatement(self) -> Tensor:
+        return gram_slack(sum(self._widths)) * norms_of(self.inputs).sum(1) * norms_of(self.backprops).sum(1)
+
+    def _gram(self) -> Tensor:
+        left = alike(self.inputs, self.inputs.transpose(1, 2))
+        right = alike(self.backprops, self.backprops.transpose(1, 2))
+        return gram_norms(left, right, sum(self._widths))
+
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        if not self._by_gram() and self._compiled is not None:
+            return self._turned(self._compiled.weighted_sum(weights))
+        if self._positions > MANY:
+            return formed_again([self], weights, silent, math.prod(self._widths))
+        inputs, backprops = weighted(self.inputs, self.backprops, weights, silent)
+        return (backprops.flatten(0, 1).T @ inputs.flatten(0, 1)).flatten()
+
+    def gradients(self, start: int, stop: int) -> Tensor:
+        if self._compiled is not None:
+            return self._turned(self._compiled.gradients(start, stop))
+        return alike(self.backprops[start:stop].transpose(1, 2), self.inputs[start:stop]).flatten(1)
+
+    def _turned(self, gradients: Tensor) -> Tensor:
+        """`[…, i·o]` to `[…, o·i]`."""
+        return gradients.unflatten(-1, self._widths).transpose(-1, -2).flatten(-2)
+
+
+class GroupedProducts(Term):
+    """One product per group of channels: `A [b, g, P, i]`, `B [b, g, P, o]`, gradients `[g, o, i]`."""
+
+    def __init__(self, inputs: Tensor, backprops: Tensor) -> None:
+        self.inputs, self.backprops = inputs, backprops
+
+    def squared_norms(self) -> Tensor:
+        return materialised_norms([self], len(self.inputs), self._numel())
+
+    def _numel(self) -> int:
+        return self.inputs.shape[1] * self.inputs.shape[3] * self.backprops.shape[3]
+
+    def sizes(self) -> Tensor:
+        return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum((1, 2))
+
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        if self.inputs.shape[2] > MANY:
+            return formed_again([self], weights, silent, self._numel())
+        inputs, backprops = weighted(self.inputs, self.backprops, weights, silent)
+        inputs, backprops = inputs.transpose(0, 1).flatten(1, 2), backprops.transpose(0, 1).flatten(1, 2)
+        return (backprops.transpose(1, 2) @ inputs).flatten()
+
+    def gradients(self, start: int, stop: int) -> Tensor:
+        return alike(self.backprops[start:stop].transpose(2, 3), self.inputs[start:stop]).flatten(1)

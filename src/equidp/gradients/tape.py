@@ -1,0 +1,96 @@
+"""Tape: the calls of the trainable layers in one forward pass, and what came back to their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from equidp.errors import EquidpError
+from equidp.gradients.layers import Call, Site, fallback
+
+
+class Tape:
+    """Books the calls of the trainable layers during one forward pass, and their backprops afterwards."""
+
+    def __init__(self, booked: Sequence[Site], records: int) -> None:
+        self._sites, self._records = booked, records
+        self._entries: list[tuple[Site, tuple[Tensor, ...], GradientEdge]] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Tape:
+        for site in self._sites:
+            self._hooks.append(site.layer.register_forward_pre_hook(self._open))
+            self._hooks.append(site.layer.register_forward_hook(self._booking(site)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @staticmethod
+    def _open(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Let the graph begin at the first trainable layer: its input asks for a gradient, so its output has one."""
+        if not torch.is_grad_enabled() or any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+            return None
+        return tuple(
+            x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs
+        )
+
+    def _booking(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...], Any], Tensor | None]:
+        def book(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
+            if not torch.is_grad_enabled():
+                return None
+            _check_call(site, inputs, output, self._records)
+            fresh = None if output.requires_grad else output.detach().requires_grad_()
+            kept = tuple(x.detach() for x in inputs)
+            edge = get_gradient_edge(output if fresh is None else fresh)
+            self._entries.append((site, kept, edge))
+            return fresh
+
+        return book
+
+    def ends_at(self, outputs: Tensor) -> bool:
+        """Whether these are what the only call gave, unchanged: an operation on it, in place too, has its own node."""
+        if len(self._entries) != 1 or not outputs.requires_grad:
+            return False
+        edge, end = self._entries[0][2], get_gradient_edge(outputs)
+        return edge.node is end.node and edge.output_nr == end.output_nr
+
+    def ended_by(self, backprop: Tensor) -> list[tuple[Site, Call]]:
+        """The only call, with the gradient at its output."""
+        site, inputs, _ = self._entries[0]
+        return [(site, Call(inputs, backprop, {}))]
+
+    def calls(self, losses: Tensor) -> list[tuple[Site, Call]]:
+        """One backward pass to the layers' outputs."""
+        if not self._entries:
+            return []
+        edges = [edge for *_, edge in self._entries]
+        # of the sum: torch would import sympy to look at the shape of given ones
+        backprops = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if losses.requires_grad else []
+        return [
+            (site, Call(inputs, backprop, _snapshot(site)))
+            for (site, inputs, _), backprop in zip(self._entries, backprops, strict=False)
+            if backprop is not None
+        ]
+
+
+def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -> None:
+    if not inputs or not all(isinstance(x, Tensor) for x in (*inputs, output)):
+        raise EquidpError(
+            f"Layer {site.name!r} ({type(site.layer).__name__}) must map tensors given by position to one tensor; "
+            "write it from Linear, Conv2d, GroupNorm, LayerNorm or Embedding layers."
+        )
+    if any(not x.dim() or len(x) != records for x in (*inputs, output)):
+        raise EquidpError(
+            f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {records} "
+            "records; records must stay along the first dimension."
+        )
+
+
+def _snapshot(site: Site) -> dict[str, Tensor]:
+    return {k: p.detach() for k, p in site.parameters.items()} if site.rule is fallback else {}

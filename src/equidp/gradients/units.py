@@ -1,0 +1,121 @@
+"""Units: gradients of units of privacy, which are the means of their records'."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError
+from equidp.gradients.products import Outer
+from equidp.gradients.rounding import SLACK, alike, norms_of, raised
+from equidp.gradients.terms import CHUNK_FLOATS, Gradients, Term, Vectors, rows_of, sizes_of, some_of
+
+KEPT_SUMS = 1 << 22  # floats of a parameter's sums over units that are kept for the weighted sum (16 MiB)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Which records belong to which unit of privacy; a unit's gradient is the mean of its records' gradients.
+
+    Attributes:
+        owners: `[b]` int64, record to unit, ascending.
+        counts: `[U]` records per unit.
+    """
+
+    owners: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, owners: Tensor) -> Units:
+        """Count the records of each unit.
+
+        Raises:
+            EquidpError: for owners that do not ascend.
+        """
+        if (owners[1:] < owners[:-1]).any():
+            raise EquidpError("A unit's records must stand together in a batch, units in ascending order.")
+        return cls(owners, torch.bincount(owners))
+
+    def share(self) -> Tensor:
+        """`[b]`: a record's share in its unit's mean."""
+        return 1 / self.counts[self.owners].to(torch.float32)
+
+    def ranges(self, size: int) -> Iterator[tuple[slice, slice]]:
+        """So many units at a time: their numbers, and their records'. Reads the counts back from the device."""
+        starts = [0, *itertools.accumulate(self.counts.tolist())]
+        for first in range(0, len(self.counts), size):
+            last = min(first + size, len(self.counts))
+            yield slice(first, last), slice(starts[first], starts[last])
+
+
+class UnitSums(Gradients):
+    """The gradients of units with respect to one parameter: means of their records', formed one unit after the other.
+
+    Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit, so that a unit's
+    arrival would round, and at worst cancel, otherwise for all. A unit's records may cancel too: their sum is `raised`
+    as a record's is, and the weighted sum is one of these very sums: in one over all of the batch's records a thousand
+    that nearly cancel would round otherwise.
+
+    Args:
+        terms: of the parameter's layers; gradients of layers that share it add.
+        units: of the batch.
+        numel: of the parameter.
+    """
+
+    def __init__(self, terms: Sequence[Term], units: Units, numel: int) -> None:
+        self._terms, self._units, self._numel = terms, units, numel
+        # the one term whose gradients need not be formed for units of one record
+        self._single = terms[0] if len(terms) == 1 and isinstance(terms[0], Outer) else None
+        self._kept: list[tuple[slice | Tensor, Tensor]] | None = None
+
+    def squared_norms(self) -> Tensor:
+        counts, sizes = self._units.counts, self._sizes()
+        squared = torch.zeros_like(sizes)
+        if self._single is not None:
+            squared = self._single.squared_norms()[counts.cumsum(0) - 1]
+        self._kept = list(self._formed()) if len(counts) * self._numel <= KEPT_SUMS else None
+        for some, sums in self._kept or self._formed():
+            squared[some] = norms_of(sums)
+        return raised(squared, sizes) / counts.square()
+
+    def _sizes(self) -> Tensor:
+        room = torch.zeros_like(self._units.counts, dtype=torch.float32)
+        return room.index_add_(0, self._units.owners, sizes_of(self._terms).float())
+
+    def overstatement(self) -> Tensor:
+        return SLACK * self._sizes().square() / self._units.counts.square()
+
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        counts = self._units.counts
+        if self._single is not None:
+            alone = (weights * (counts == 1))[self._units.owners]
+            total = self._single.weighted_sum(alone, None if silent is None else alone == 0)
+        else:
+            total = torch.zeros(self._numel, device=weights.device)
+        for some, sums in self._kept or self._formed():
+            total += Vectors(sums).weighted_sum((weights / counts)[some], some_of(silent, some))
+        return total
+
+    def _formed(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """Some units at a time, by number, and the sums of their records' gradients `[m, numel]`.
+
+        All units; where single ones need no forming those of several records, units of equally many together.
+        """
+        units, chunk = self._units, max(1, CHUNK_FLOATS // max(self._numel, 1))
+        if (single := self._single) is not None:
+            starts = units.counts.cumsum(0) - units.counts
+            for count in units.counts.unique().tolist():
+                for some in (units.counts == count).nonzero().squeeze(1).split(chunk) if count > 1 else ():
+                    rows = starts[some, None] + torch.arange(count, device=starts.device)
+                    yield some, alike(single.backprops.values[rows].transpose(1, 2), single.inputs[rows]).flatten(1)
+            return
+        for some, records in units.ranges(chunk):
+            sums = torch.zeros(some.stop - some.start, self._numel, device=units.counts.device)
+            for start in range(records.start, records.stop, chunk):
+                part = slice(start, min(start + chunk, records.stop))
+                sums.index_add_(0, units.owners[part] - some.start, rows_of(self._terms, part).float())
+            yield some, sums

@@ -1,0 +1,311 @@
+"""Guards a run: refuses what cannot run or would mislead, keeps its files to it alone, removes what became untrue."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
+from kedro.io import DataCatalog, DatasetError, MemoryDataset, SharedMemoryDataCatalog
+from kedro.pipeline import Pipeline
+
+from equidp.config_loader import EquidpConfigLoader, project_is_at
+from equidp.errors import EquidpError
+from equidp.system import interrupts
+from equidp.system.files import REFUSALS, locked, remove, storage_error
+from equidp.system.notebooks import without_ipython
+
+if TYPE_CHECKING:
+    from equidp.parameters import Settings
+
+ARTIFACTS = (
+    "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
+)  # fmt: skip
+"""What a trained algorithm has besides its model, by the names of the catalog."""
+
+RELEASE = "release"
+"""The folder of all that may go out with a model, by the catalog's name, and the pipeline that writes it again."""
+
+SAID = (*ARTIFACTS, "metrics_release", RELEASE)
+"""What is said of a model, and goes before a new one takes its place."""
+
+LOCK = "run.lock"
+"""File beside what ingestion writes, which every run does; held while the run is at work."""
+
+AUDIT, COMPARISON = "audit", "comparison"
+SHARED_ARTIFACTS = {
+    AUDIT: ("audit_findings", "audit_bounds", "audit_exposure", "audit_report"),
+    COMPARISON: ("comparison.report", "comparison.table"),
+}
+"""What belongs to no algorithm's run of its own."""
+
+logger = logging.getLogger(__name__)
+
+
+def algorithms_in(pipeline: Pipeline) -> tuple[str, ...]:
+    """The algorithms a pipeline trains, in the registry's order."""
+    from equidp.algorithms import ALGORITHMS
+
+    namespaces = {node.namespace for node in pipeline.nodes}
+    return tuple(name for name in ALGORITHMS if name in namespaces)
+
+
+def audits(pipeline: Pipeline) -> bool:
+    """Whether a pipeline is an audit."""
+    return any(node.namespace == AUDIT for node in pipeline.nodes)
+
+
+def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
+    """The pipelines that were asked for."""
+    return tuple(run_params.get("pipeline_names") or ["__default__"])
+
+
+def refusal_in(error: BaseException | None) -> EquidpError | None:
+    """The refusal that an error is, or was caused by; None where there is none."""
+    while error is not None and not isinstance(error, EquidpError):
+        error = error.__cause__
+    return error
+
+
+def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError | None:
+    """What a disk's refusal of something that Kedro saves comes to; half a file on a full disk goes."""
+    if isinstance(error, NotADirectoryError) and error.filename:  # the one refusal that Kedro does not wrap
+        return storage_error(Path(error.filename), error)
+    name, cause = str(error).split(":")[0], error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    # of a versioned dataset's folder Kedro says something else
+    told = "while saving" in str(error) or isinstance(cause, NotADirectoryError)
+    saving = isinstance(error, DatasetError) and told and name in catalog
+    if not (saving and isinstance(cause, OSError) and cause.errno in REFUSALS):
+        return None
+    path = written_to(catalog, name)
+    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        with suppress(OSError):
+            path.unlink()
+    return storage_error(path, cause)
+
+
+class GuardHook:
+    """Refuses before anything runs, and in one sentence; says to nodes which algorithms run."""
+
+    def __init__(self) -> None:
+        self._held, self._saving = ExitStack(), ExitStack()
+
+    @hook_impl(wrapper=True)
+    def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
+        """Validate all settings before another hook imports MLflow: a mistyped one ends here, in one sentence."""
+        interrupts.keep()
+        assert isinstance(context.config_loader, EquidpConfigLoader)
+        self._settings = context.config_loader.settings
+        project_is_at(context.project_path)
+        return (yield)
+
+    @hook_impl
+    def after_catalog_created(self, catalog: DataCatalog) -> None:
+        """Nodes are given the settings themselves: they were validated, and nothing builds them again."""
+        catalog["settings"] = MemoryDataset(self._settings, copy_mode="assign")
+
+    @hook_impl(wrapper=True)
+    def before_pipeline_run(
+        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
+    ) -> Generator[None, Any, Any]:
+        """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
+        names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) else [])]
+        # parts that cannot hold together are refused before anything runs
+        algorithms = {name: self._settings.algorithm(name) for name in names}
+        if algorithms:
+            _refuse_missing_device(self._settings)
+        _tell_unread(run_params, sorted(algorithms))
+        _tell_unreleased(self._settings, algorithms_in(pipeline))
+        catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
+        catalog["on_epoch"] = MemoryDataset(_nothing, copy_mode="assign")  # unless the run is tracked
+        _refuse_misleading(run_params, pipeline, catalog)
+        for name in pipeline.datasets():  # a wrong entry of the catalog is told now, not after hours of training
+            catalog.get(name, fallback_to_runtime_pattern=True)
+        self._hold(pipeline, catalog)
+        self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)
+        with interrupts.waiting(), without_ipython():
+            return (yield)
+
+    @hook_impl
+    def before_dataset_saved(self, dataset_name: str) -> None:
+        """Before a new model takes its place, everything that was said of the old one goes.
+
+        A run that ends here, or is cut by --to-nodes, would leave the new model beside an earlier run's ε. An interrupt
+        waits from here on.
+        """
+        name, _, kind = dataset_name.rpartition(".")
+        if kind == "model" and name in self._trained:
+            said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in SAID)}
+            from equidp.reporting.tables import BASELINE
+
+            # a baseline comes with every run, and of its figures no more than a run makes is missed
+            missed = (path for stale, path in said.items() if name != BASELINE or stale not in self._made)
+            if earlier := next((path for path in missed if path.exists()), None):
+                logger.info("An earlier run's results in %s are replaced; run_label=… keeps both.", earlier.parent)
+            for path in said.values():
+                remove(path)
+        self._saving.enter_context(interrupts.waiting())  # Kedro writes most files under their own names
+
+    @hook_impl
+    def after_dataset_saved(self) -> None:
+        """The file is whole: an interrupt that came meanwhile is due."""
+        self._saving.close()
+
+    @hook_impl(wrapper=True)
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> Generator[None, Any, Any]:
+        """Once MLflow has the results too, forget the checkpoints."""
+        from equidp.training import forget
+
+        with self._held:
+            result = yield
+            for name in evaluated(pipeline):
+                forget(catalog.load(f"{name}.workplace"))
+            return result
+
+    @hook_impl(wrapper=True)
+    def on_pipeline_error(self, error: Exception) -> Generator[None, Any, Any]:
+        """Refused input stays one sentence: Kedro wraps whatever a dataset raises while it saves or loads."""
+        self._saving.close()
+        refusal = refusal_in(error) or refused_by_disk(error, self._catalog)
+        self._held.close()
+        result = yield  # the other hooks close their runs first
+        if refusal is not None:
+            raise refusal from None
+        return result
+
+    def _hold(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Keep the run's files to this run until it ends: what one node writes, the next one reads from there.
+
+        Of two runs at once one would train its baseline by the other's plan, or log the other's model beside its own ε.
+
+        Raises:
+            EquidpError: where another run of this dataset, seed and run_label is at work.
+        """
+        for earlier in (self._saving, self._held):  # Ctrl-C in a notebook ends a run without telling hooks
+            earlier.close()
+        if not algorithms_in(pipeline) and not {"provenance", f"finished.{RELEASE}"} & pipeline.all_outputs():
+            return
+        path = written_to(catalog, "provenance").with_name(LOCK)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._held.enter_context(path.open("ab"))
+        except OSError as error:
+            raise storage_error(path, error) from error
+        if not locked(file):
+            raise EquidpError(
+                "Another run of this dataset, seed and run_label is at work, and both would write the same files: wait "
+                "for it, or give this one a run_label (--params=run_label=…); `kedro sweep` does so for many runs."
+            )
+
+
+def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
+    """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
+    return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
+
+
+def _nothing(algorithm: str, figures: Mapping[str, float]) -> None:
+    """What training calls after an epoch that nobody follows."""
+
+
+def _refuse_missing_device(settings: Settings) -> None:
+    from equidp.training.preparation import device_of
+
+    device_of(settings.training)
+
+
+def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
+    """Warn of settings of algorithms that do not run: in a file they are fine, on the command line a mistake."""
+    from equidp.algorithms import ALGORITHMS
+    from equidp.reporting.tables import BASELINE
+
+    for name in run_params.get("runtime_params") or {}:
+        if name in ALGORITHMS and name not in (BASELINE, *trained):
+            logger.warning(
+                "--params sets %s, which has no effect: what runs here is %s.",
+                name,
+                ", ".join(trained) or "no algorithm",
+            )
+
+
+def _tell_unreleased(settings: Settings, trained: Sequence[str]) -> None:
+    """Warn where documents are asked for and the baseline alone runs: a sweep may have it beside private algorithms."""
+    from equidp.reporting.tables import BASELINE
+
+    if settings.release.documents and trained == (BASELINE,):
+        logger.warning(
+            "%s trains without differential privacy, so nothing of it may go out and no release/ is written: train a "
+            "private algorithm, such as --pipeline=dpsgd, for release.documents=true.",
+            BASELINE,
+        )
+
+
+def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Refuse ways to run a pipeline in which results would be lost, or pass for another run's."""
+    if isinstance(catalog, SharedMemoryDataCatalog):
+        raise EquidpError(
+            "ParallelRunner is not for this project: its nodes log to one MLflow run, which other processes do not "
+            "see. Leave --runner out, or take ThreadRunner, or `kedro sweep` for many runs at once."
+        )
+    if run_params.get("only_missing_outputs"):
+        raise EquidpError(
+            "--only-missing-outputs would take files of earlier settings for this run's: leave it out. An interrupted "
+            "run goes on with --params=resume=true."
+        )
+    if run_params.get("load_versions"):
+        raise EquidpError(
+            "--load-versions has nothing to choose from, as no dataset here has versions: leave it out. MLflow keeps "
+            "the results of every run."
+        )
+    for name in sorted(pipeline.inputs()):
+        dataset = catalog.get(name)
+        if dataset is None or (isinstance(dataset, MemoryDataset) and not dataset.exists()):
+            raise EquidpError(
+                f"{name!r} is not kept between runs, and what makes it is left out here: start the pipeline further "
+                "up, or run all of it."
+            )
+    _refuse_lossy_catalog(pipeline, catalog)
+    whole = sum((pipelines[name] for name in names_of(run_params)), Pipeline([]))
+    for name in sorted(whole.all_outputs() & pipeline.inputs()):
+        raise EquidpError(
+            f"{name!r} would be an earlier run's, whatever its settings, and what makes it is left out here: start the "
+            "pipeline further up, or run all of it."
+        )
+
+
+def _refuse_lossy_catalog(pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Refuse a catalog of the user's own in which results are not files each: they are read again, and logged."""
+    kinds = [f"{algorithm}.{kind}" for algorithm in algorithms_in(pipeline) for kind in ("model", *SAID)]
+    places: dict[str, str] = {}
+    for name in [*kinds, *(name for names in SHARED_ARTIFACTS.values() for name in names)]:
+        entry = _entry(catalog, name)
+        path = str(entry.get("filepath", ""))
+        if not path or "://" in path or entry.get("versioned"):
+            raise EquidpError(
+                f"{name!r} is no plain local file in the catalog: give it a filepath on this machine, without "
+                "`versioned`, as it is read again and logged to MLflow (run_label=… keeps the results of several runs)."
+            )
+        if (other := places.setdefault(path, name)) != name:
+            raise EquidpError(
+                f"{other!r} and {name!r} are one file in the catalog, {path}: the second would replace the first. "
+                "Write {algorithm} into the path."
+            )
+
+
+def _entry(catalog: DataCatalog, name: str) -> dict[str, Any]:
+    """What the catalog's files say of a dataset; empty where they say nothing."""
+    resolver = catalog.config_resolver
+    known = name in resolver.config or resolver.match_dataset_pattern(name) is not None
+    return resolver.resolve_pattern(name) if known else {}
+
+
+def written_to(catalog: DataCatalog, name: str) -> Path:
+    """Where a dataset of the catalog is written."""
+    return Path(_entry(catalog, name)["filepath"])

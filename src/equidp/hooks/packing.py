@@ -1,0 +1,45 @@
+"""The model as it goes to MLflow: a folder that `mlflow.pyfunc` loads, of one code file and safetensors."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import mlflow.pyfunc
+from mlflow.models import Model
+
+import equidp
+from equidp.system.logs import held_back
+
+CODE = Path(__file__).with_name("served_model.py")
+
+
+def pack(target: Path, weights: Path, statement: Iterable[Path] = ()) -> None:
+    """Write the folder `target`, loadable by `mlflow.pyfunc`.
+
+    Files of its privacy `statement` lie beside the model, so that who is given the model is told its ε.
+    """
+    # a data frame of a dataset's own columns has no signature, and needs none
+    with held_back("mlflow.pyfunc", below=logging.ERROR):
+        mlflow.pyfunc.save_model(
+            str(target),
+            python_model=str(CODE),
+            artifacts={"weights": weights.as_uri()},
+            # stated, as guessing them would import the model in a process of its own
+            pip_requirements=[f"equidp=={equidp.__version__}"],
+        )
+    _forget_paths(target)
+    for path in statement:
+        shutil.copy(path, target)
+
+
+def _forget_paths(model: Path) -> None:
+    """MLflow notes where code and weights lay on this machine; whoever is handed the model need not know."""
+    saved = Model.load(str(model))
+    kept = saved.flavors["python_function"]
+    kept["model_code_path"] = Path(kept["model_code_path"]).name  # all of it that loading looks at
+    for artifact in kept["artifacts"].values():
+        artifact.pop("uri", None)
+    saved.save(str(model / "MLmodel"))

@@ -1,0 +1,94 @@
+"""Prints what came out: the tables at the end, and where everything lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.hooks import hook_impl
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from equidp.hooks.guard import RELEASE, evaluated, names_of, written_to
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WIDTH = 100
+
+
+class PrintHook:
+    """Tells the user what came out."""
+
+    @hook_impl(tryfirst=True)
+    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Print before anything is logged: the results are there whatever becomes of MLflow."""
+        print_results(names_of(run_params), pipeline, catalog)
+
+
+def terminal() -> Console:
+    """Where results are printed: as wide as the terminal, 100 columns where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Tables and paths, whichever the pipeline has."""
+    if "audit_report" in pipeline.all_outputs():
+        _print_audit(catalog.load("audit_findings"))
+        for name in ("audit_findings", "audit_report"):
+            terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True, highlight=False)
+    if finished := evaluated(pipeline):
+        from equidp.reporting.tables import print_table, results_table
+
+        results = [{name: catalog.load(f"{name}.{kind}") for name in finished} for kind in ("metrics", "privacy")]
+        print_table(results_table(*results), Console())
+    if tuple(names) == ("ingestion",):
+        print_groups(catalog.load("groups"), written_to(catalog, "groups"))
+    for name in sorted(pipeline.outputs()):
+        if name.endswith(".report") or (name.endswith(f".{RELEASE}") and written_to(catalog, name).exists()):
+            terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True, highlight=False)
+
+
+def print_groups(groups: pd.DataFrame, path: Path) -> None:
+    """The groups and their sizes in each part of the split; what a note in the file says, a mark and a 0 say here."""
+    from equidp.reporting.tables import FEW_MEANS, PARTS, marked
+
+    table = Table(title="Records of each group in each part of the split", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("grouping", "group"):
+        table.add_column(column, overflow="fold")
+    for part in PARTS:
+        table.add_column(part, justify="right", no_wrap=True)
+    for row in groups.to_dict("records"):
+        name = marked({row["group"]: row["test"]})[row["group"]]
+        table.add_row(*(escape(str(value)) for value in (row["grouping"], name, *(row[part] for part in PARTS))))
+    terminal().print(table)
+    if not groups["evaluable"].all():
+        terminal().print(FEW_MEANS, highlight=False)
+    terminal().print(f"groups: {path}", soft_wrap=True, highlight=False)
+
+
+def _print_audit(findings: dict[str, Any]) -> None:
+    """Bounds beside claims, one line per attack."""
+    from equidp.audit.run import REMEDY
+    from equidp.reporting.privacy_report import epsilon_text
+
+    for attack in ("gradient_canaries", "input_canaries"):
+        if found := findings[attack]:
+            verdict = "consistent with" if found["consistent"] else "REFUTES"
+            terminal().print(
+                f"{attack.replace('_', ' ')}: ε ≥ {found['epsilon_lower_bound']:.3f} shown, {verdict} "
+                f"ε ≤ {epsilon_text(found['epsilon_claimed'], 3)} claimed at δ = {found['delta']:.2g}",
+                highlight=False,
+            )
+            if not found["refutable"]:
+                terminal().print(
+                    f"  With all {found['guesses']} guesses right it would have shown ε ≥ "
+                    f"{found['epsilon_within_reach']:.3f}, so this claim was not put to the test. {REMEDY}",
+                    highlight=False,
+                )

@@ -1,0 +1,291 @@
+"""What is logged of a pipeline: which runs there are, and their names, parameters, tags, metrics and artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import mlflow
+from kedro.config import AbstractConfigLoader
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline
+from mlflow import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
+
+from equidp.accounting.plan import Plan
+from equidp.algorithms import ALGORITHMS
+from equidp.evaluation.metrics import flat_metrics
+from equidp.hooks import runs, store
+from equidp.hooks.guard import (
+    ARTIFACTS,
+    AUDIT,
+    COMPARISON,
+    RELEASE,
+    SHARED_ARTIFACTS,
+    algorithms_in,
+    audits,
+    names_of,
+    refusal_in,
+    written_to,
+)  # fmt: skip
+from equidp.mechanism.device import choose_device
+from equidp.pipelines.provenance import git_commit
+from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.tables import BASELINE
+from equidp.sweep.cell import ROW
+from equidp.system import interrupts
+from equidp.training.checkpoint import StoppedError
+
+NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release")
+"""Settings that the name of a run in MLflow tells in another place, or not at all."""
+
+LONGEST_NAME = 250
+"""In the databases that MLflow can be given."""
+
+SHARED_SETTINGS = ("data", "model", "privacy", "training")
+
+
+class Recorder:
+    """The MLflow runs of one `kedro run`.
+
+    Args:
+        config: of the project; the store and the experiment that it names are made where they are not there.
+
+    Raises:
+        EquidpError: a store that cannot be used.
+    """
+
+    def __init__(self, config: AbstractConfigLoader) -> None:
+        self._parameters: dict[str, Any] = config["parameters"]
+        self._given = runs.flatten(config.runtime_params or {})
+        self._settings = config["mlflow"]
+        self._uri = self._settings["server"]["mlflow_tracking_uri"]
+        runs.end_interrupted()  # of the same notebook
+        active = mlflow.active_run()  # the user's own: this run is logged to it, in the store that it is in
+        self._experiment = active.info.experiment_id if active else store.connect(config)
+
+    @property
+    def on_epoch(self) -> Callable[[str, Mapping[str, float]], None]:
+        """What training calls after every epoch: with the algorithm and the epoch's figures."""
+        return runs.log_epoch
+
+    def open(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+        """Open a single algorithm's run, or the parent of one child each."""
+        names = names_of(run_params)
+        runs.begin(mlflow.active_run() is None)
+        if set(names) <= set(self._settings["tracking"]["disable_tracking"]["pipelines"]):
+            return
+        # of a run that the store has made, and of which it has not answered yet, nobody knows
+        with interrupts.waiting(), self._refusing("Nothing was run."):
+            if mlflow.active_run() is None:
+                mlflow.start_run(experiment_id=self._experiment, run_name="+".join(names))
+            self._describe(run_params, pipeline)
+
+    def _describe(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+        active, algorithms, names = mlflow.active_run(), algorithms_in(pipeline), names_of(run_params)
+        assert active is not None
+        client, row = MlflowClient(), active.data.tags.get(ROW)
+        mlflow.set_tags({name: value for name, value in run_params.items() if value})
+        mlflow.set_tag("kedro_command", self._command(run_params))
+        if not (algorithms or audits(pipeline)):
+            return
+        mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))
+        if audits(pipeline):
+            runs.open_run(client, AUDIT, active.info.run_id)
+            runs.log_params(AUDIT, self._settings_of(BASELINE, more=("resume", "audit", "audited")))
+            return
+        if len(names) == 1 and names[0] in algorithms:
+            algorithms = (names[0],)
+            runs.open_run(client, names[0], active.info.run_id)
+            mlflow.set_tag("mlflow.runName", self._run_name(names[0], row))
+        else:
+            mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
+            for name in algorithms:
+                runs.open_run(client, name, self._child(client, active, name), child=True)
+            runs.open_run(client, COMPARISON, active.info.run_id)
+            runs.log_params(COMPARISON, self._settings_of(*algorithms, more=("resume",)))
+        for name in algorithms:
+            more = ("resume",) if len(algorithms) == 1 else ()
+            runs.log_params(name, self._settings_of(name, more=more))
+            runs.log_tags(name, self._tags(name))
+
+    def node_done(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        """Log what a node has found out, if it is anything that is logged before the end."""
+        for name, found in outputs.items():
+            owner, _, kind = name.rpartition(".")
+            if name == "provenance":
+                for algorithm in runs.tracked():
+                    runs.log_tags(algorithm, {"raw_fingerprint": found["raw_fingerprint"]})
+                    runs.log_dataset(algorithm, found["dataset"], found["raw_fingerprint"], inputs["raw_folder"])
+            elif name == "audit_findings":
+                runs.log_metrics(AUDIT, _bounds(found))
+            elif kind == "plan":
+                facts = ("noise_multiplier", "sampling_rate", "steps", "records")
+                runs.log_params(owner, {f"resolved.{fact}": getattr(Plan(**found), fact) for fact in facts})
+            elif kind == "history":
+                runs.log_history(owner, found.to_dict("records"))
+
+    def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Log results and end the runs.
+
+        Raises:
+            EquidpError: the store fails; all results are on disk.
+        """
+        again = "the same command" + ("" if audits(pipeline) else " with resume=true, which does not train again,")
+        left = (
+            f"All results are on disk, but the run in MLflow is incomplete: once the store answers, {again} logs them."
+        )
+        with self._refusing(left, OSError):
+            self._log_results(pipeline, catalog)
+            runs.catch_up()
+            runs.close_runs("FINISHED")
+        runs.forget_runs()
+
+    def _log_results(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        made = pipeline.all_outputs()  # of a pipeline cut by --to-nodes other files are an earlier run's
+        for owner, names in SHARED_ARTIFACTS.items():
+            for name in names:
+                if name in made:
+                    runs.log_artifact(owner, written_to(catalog, name))
+        for algorithm in algorithms_in(pipeline):
+            if algorithm in runs.tracked():
+                _log_algorithm(algorithm, made, catalog)
+
+    def fail(self, error: Exception) -> None:
+        """End the runs of a pipeline that failed; one that was stopped can go on, and has not failed."""
+        try:
+            runs.close_runs("KILLED" if isinstance(refusal_in(error), StoppedError) else "FAILED")
+            runs.forget_runs()
+        except store.FAILURES as failure:
+            runs.lose(failure)
+            _abandon()
+
+    @contextmanager
+    def _refusing(self, consequence: str, *others: type[Exception]) -> Iterator[None]:
+        """A store that fails in here ends the command in a sentence."""
+        failures: tuple[type[Exception], ...] = (*store.FAILURES, *others)
+        try:
+            yield
+        except failures as error:
+            refusal = store.refusal(self._uri, error, consequence)
+            _abandon()
+            raise refusal from error
+
+    def _child(self, client: MlflowClient, parent: Any, algorithm: str) -> str:
+        run = client.create_run(
+            parent.info.experiment_id,
+            tags={"mlflow.parentRunId": parent.info.run_id},
+            run_name=self._run_name(algorithm),
+        )
+        return run.info.run_id
+
+    def _run_name(self, algorithm: str, row: str | None = None) -> str:
+        return run_name(algorithm, self._parameters, self._given, row)
+
+    def _command(self, run_params: Mapping[str, Any]) -> str:
+        """What a user would type to run this again."""
+        options = {"pipelines": "pipeline_names", "nodes": "node_names"} | {
+            name: name.replace("-", "_") for name in ("from-inputs", "from-nodes", "to-nodes", "tags")
+        }
+        given = {option: run_params.get(name) for option, name in options.items()}
+        words = [f"--{option}={','.join(values)}" for option, values in given.items() if values]
+        settings = ",".join(f"{name}={value}" for name, value in self._given.items())
+        return " ".join(["kedro run", *words, *([f"--params={settings}"] if settings else [])])
+
+    def _settings_of(self, *algorithms: str, more: tuple[str, ...]) -> dict[str, Any]:
+        """By dotted name: the shared settings, the algorithms' options and the baseline's, and more blocks."""
+        shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS, *more)}
+        own = {f"{name}.options": self._parameters[name]["options"] for name in dict.fromkeys((BASELINE, *algorithms))}
+        return runs.flatten(shared | own)
+
+    def _tags(self, algorithm: str | None) -> dict[str, Any]:
+        shared = {
+            "dataset": self._parameters["dataset"],
+            "seed": self._parameters["seed"],
+            "device": str(choose_device(self._parameters["training"]["device"])),
+            "git_commit": git_commit(),
+        }
+        given = {"algorithm": algorithm, "run_label": self._parameters["run_label"]}
+        return shared | {name: value for name, value in given.items() if value}
+
+
+def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, Any], row: str | None = None) -> str:
+    """A run's name in MLflow: algorithm, what the command line set, dataset and seed.
+
+    In this order: MLflow's list of runs shows some twenty letters.
+
+    Args:
+        algorithm: its name, or several with `+` between them.
+        parameters: all settings.
+        given: those of the command line, by dotted name.
+        row: in a sweep, the name of the table's row, which says what differs.
+    """
+    others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}
+    told = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
+    words = [f" {name.rpartition('.')[2]}={value}" for name, value in told.items()]
+    more = "".join(words) if row is None else row.removeprefix(algorithm)
+    name = f"{algorithm}{more} {parameters['dataset']} seed={parameters['seed']}"
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _log_algorithm(name: str, made: set[str], catalog: DataCatalog) -> None:
+    metrics = catalog.load(f"{name}.metrics") if f"{name}.metrics" in made else None
+    if metrics is not None:
+        runs.log_metrics(name, flat_metrics(metrics))
+    if f"{name}.privacy" in made:
+        privacy = catalog.load(f"{name}.privacy")
+        runs.log_metrics(name, _epsilons(privacy))
+        runs.log_tags(name, _privacy_tags(privacy))
+        if metrics is not None:
+            runs.log_tags(name, {MLFLOW_RUN_NOTE: _description(privacy, metrics)})
+    for kind in ARTIFACTS:
+        if f"{name}.{kind}" in made:
+            runs.log_artifact(name, written_to(catalog, f"{name}.{kind}"))
+    if f"{name}.{RELEASE}" in made and (folder := written_to(catalog, f"{name}.{RELEASE}")).is_dir():
+        runs.log_artifact(name, folder, RELEASE)  # a run without one wrote none
+    if f"{name}.model" in made:
+        beside = [f"{name}.{kind}" for kind in ("privacy", "statement") if f"{name}.{kind}" in made]
+        runs.log_model(name, written_to(catalog, f"{name}.model"), [written_to(catalog, one) for one in beside])
+
+
+def _abandon() -> None:
+    """No run is left open: MLflow would end it as finished when the process exits."""
+    with suppress(*store.FAILURES):
+        runs.abandon()
+    runs.forget_runs()
+
+
+def _bounds(findings: Mapping[str, Any]) -> dict[str, float]:
+    figures = {"epsilon": findings["claim"]["epsilon"]}
+    for attack in ("gradient_canaries", "input_canaries"):
+        if found := findings[attack]:
+            figures |= {f"audit/{attack}/{name}": found[name] for name in ("epsilon_lower_bound", "epsilon_claimed")}
+    return figures
+
+
+def _epsilons(privacy: dict[str, Any]) -> dict[str, float]:
+    if not privacy["private"]:
+        return {}
+    figures = {name: privacy[name] for name in ("epsilon", "epsilon_rdp", "epsilon_pld", "delta")}
+    return figures | {"epsilon_published": privacy["epsilon_published"]["value"]}
+
+
+def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
+    tags = {"private": str(privacy["private"]).lower()}
+    if privacy["private"]:
+        sampling = privacy["sampling"].partition(":")[0].lower()
+        tags |= {"adjacency": privacy["adjacency"], "sampling": sampling, "secure": str(privacy["secure"]).lower()}
+    return tags
+
+
+def _description(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
+    """A run's description in MLflow, in one line."""
+    accuracy = f"{metrics.get('evaluated_on', 'test')} accuracy {metrics['overall']['accuracy']:.4f}"
+    if not privacy["private"]:
+        return f"Not private; {accuracy}."
+    cost = metrics["cost_of_privacy"]["overall"]["accuracy"]
+    mode = "" if privacy["secure"] else ", research mode"
+    epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
+    against = "no cost of privacy, as the baseline diverged" if cost is None else f"{cost:+.4f} against the baseline"
+    return f"{epsilon}; {accuracy}, {against}."

@@ -1,0 +1,338 @@
+"""Which MLflow run belongs to which algorithm, and what is written there.
+
+A single algorithm has the pipeline's own run, with the baseline's figures as `baseline/…`. Several algorithms have one
+child run each, written through `MlflowClient` alone: the fluent API knows only one active run.
+
+A store that fails while a run trains does not end the training: what it did not take is kept and written at the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import logging
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+from mlflow.utils.time import get_current_time_millis
+from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
+
+from equidp.evaluation.metrics import numbered
+from equidp.hooks.store import FAILURES
+from equidp.system import interrupts
+from equidp.system.network import first_line
+from equidp.system.threads import alone
+
+REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
+"""Characters MLflow refuses in names."""
+
+LONGEST_KEY = 240
+"""Letters of a name: MLflow takes 250, and a number may follow."""
+
+BATCH, MOST_METRICS = 100, 1000
+"""MLflow takes at most so many params, and so many metrics, at once."""
+
+DIGEST_LENGTH = 8
+"""Of a dataset's fingerprint in MLflow's list of runs, as of MLflow's own; the tag has all of it."""
+
+SECONDS_BETWEEN_ROWS = 1.0
+
+
+@dataclass
+class Tracking:
+    """The open runs of this process.
+
+    Attributes:
+        ours: whether the active run, if there is one, is a pipeline's; else it is the user's, and stays open.
+        runs: an algorithm's run: the active one or a child of it. Algorithms without one are not logged.
+        opened: runs that an interrupt must end: MLflow no longer counts a run as active while it ends it.
+        lost, held: whether the store has failed, and what is to be written once it answers again.
+        rows: figures of epochs that are not written yet; `written` is when the last ones were.
+        live, epochs: per algorithm, the metrics that epochs have given, and which epochs those were.
+    """
+
+    ours: bool = False
+    client: MlflowClient | None = None
+    runs: dict[str, str] = field(default_factory=dict)
+    children: list[str] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
+    lost: bool = False
+    held: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    rows: dict[str, list[Metric]] = field(default_factory=dict)
+    live: dict[str, set[str]] = field(default_factory=dict)
+    epochs: dict[str, set[int]] = field(default_factory=dict)
+    written: float = 0.0
+
+
+_current = Tracking()
+
+logger = logging.getLogger(__name__)
+
+
+def begin(ours: bool) -> None:
+    """Forget earlier runs; what is opened from here on is the pipeline's, and ended if the process is stopped."""
+    global _current
+    _current = Tracking(ours)
+    if alone():
+        before, after = (signal.SIG_DFL, _leave) if ours else (_leave, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is before:  # training has a handler of its own meanwhile
+            signal.signal(signal.SIGTERM, after)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    """End the process in order, where SIGTERM would end it on the spot."""
+    raise SystemExit(interrupts.SIGTERM_STATUS)
+
+
+def open_run(client: MlflowClient, algorithm: str, run_id: str, *, child: bool = False) -> None:
+    """Add a run that nodes write to, at once when it is made: an interrupt may come before the next one."""
+    _current.client = client
+    _current.opened.append(run_id)
+    _current.runs[algorithm] = run_id
+    if child:
+        _current.children.append(run_id)
+
+
+def close_runs(status: str) -> None:
+    """End all runs of the pipeline, the children first; nothing is written to any run from here on."""
+    global _current
+    _write_rows()
+    if _current.client is not None:
+        for run_id in _current.children:
+            _current.client.set_terminated(run_id, status)
+    _current = Tracking(_current.ours, opened=_current.opened)
+    if _current.ours and mlflow.active_run() is not None:
+        mlflow.end_run(status)
+
+
+def abandon() -> None:
+    """End the pipeline's run as failed, and leave its children."""
+    if _current.ours and mlflow.active_run() is not None:
+        mlflow.end_run("FAILED")
+
+
+def forget_runs() -> None:
+    """The pipeline's runs have ended."""
+    begin(False)
+
+
+def end_interrupted() -> None:
+    """End what Ctrl-C or SIGTERM has left open: Kedro tells its hooks of errors only.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: where it is interrupted itself.
+    """
+    if not _current.ours:
+        return
+    try:
+        gc.collect()  # a cursor that was cut off in the middle may still lock the store, for this process too
+        _kill()
+    except FAILURES as error:
+        interrupts.raise_hidden(error)
+    else:
+        forget_runs()
+
+
+@atexit.register  # after MLflow registered what would end the run as finished, hence before that is called
+def _end_with_process() -> None:
+    """Retry once if interrupted again: Ctrl-C is often pressed twice, and some launchers pass it on twice."""
+    for _ in range(2):
+        with suppress(KeyboardInterrupt, SystemExit):
+            end_interrupted()
+            return
+
+
+def _kill() -> None:
+    """End every run of the pipeline as killed, but for those that have finished."""
+    active = mlflow.active_run()
+    if active is not None:
+        _current.opened.append(active.info.run_id)
+        mlflow.end_run("KILLED")  # first: what is active when the process ends would be ended as finished
+    _write_rows()
+    client = MlflowClient()
+    for run_id in dict.fromkeys(_current.opened):
+        if client.get_run(run_id).info.status not in ("KILLED", "FINISHED"):
+            client.set_terminated(run_id, "KILLED")
+
+
+def lose(error: Exception) -> None:
+    """Keep all that is to be logged until the end: each further attempt would wait as long as this one did.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
+    """
+    interrupts.raise_hidden(error)
+    if not _current.lost:
+        logger.warning(
+            "MLflow's store failed (%s): the run goes on, and what is to be logged is written at its end.",
+            first_line(error),
+        )
+    _current.lost = True
+
+
+def catch_up() -> None:
+    """Write what was kept, in its order, and the epochs that were not written yet.
+
+    Raises:
+        MlflowException: where the store still fails.
+    """
+    _write_rows()
+    if _current.client is not None:
+        while _current.held:
+            run_id, entries = _current.held[0]
+            _current.client.log_batch(run_id, **entries)
+            del _current.held[0]
+
+
+def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
+    """Live figures of one epoch; the epoch is the step. Written once a second: a call costs as much as an epoch may."""
+    figures, epoch = {k: v for k, v in row.items() if k != "epoch"}, int(row["epoch"])
+    _current.epochs.setdefault(algorithm, set()).add(epoch)
+    _current.live.setdefault(algorithm, set()).update(figures)
+    _current.rows.setdefault(algorithm, []).extend(_metrics(figures, epoch))
+    if time.monotonic() - _current.written >= SECONDS_BETWEEN_ROWS:
+        _write_rows()
+
+
+def log_history(algorithm: str, history: Iterable[Mapping[str, Any]]) -> None:
+    """Figures of those epochs that this process did not train: those before a resume, or of a baseline kept.
+
+    ε of an epoch is known at the end only, and no run's curves have it.
+    """
+    told = set(_current.epochs.get(algorithm, ()))
+    for row in history:
+        if int(row["epoch"]) not in told:
+            kept = {name: v for name, v in row.items() if v is not None and v == v and name != "epsilon"}  # NaN: none
+            log_epoch(algorithm, kept)
+
+
+def log_metrics(algorithm: str, metrics: Mapping[str, float]) -> None:
+    """Write a run's results, all at once (one call is about 20 times cheaper than one per metric).
+
+    Those that epochs have given too end their curves: MLflow takes the latest value of the last step for the run's own.
+    """
+    live, last = _current.live.get(algorithm, set()), max(_current.epochs.get(algorithm, {0}))
+    ending = {name: value for name, value in metrics.items() if name in live}
+    others = {name: value for name, value in metrics.items() if name not in live}
+    _write_metrics(algorithm, [*_metrics(ending, last), *_metrics(others, 0)])
+
+
+def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
+    """Write parameters to the algorithm's run."""
+    names = numbered(params, slug)  # two names in other scripts may share a slug, and MLflow takes each once
+    entries = [Param(names[name], str(value)[:MAX_PARAM_VAL_LENGTH]) for name, value in params.items()]
+    for start in range(0, len(entries), BATCH):
+        write(algorithm, params=entries[start : start + BATCH])
+
+
+def log_tags(algorithm: str, tags: Mapping[str, Any]) -> None:
+    """Write tags to the algorithm's run."""
+    write(algorithm, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+
+
+def log_dataset(algorithm: str, name: str, fingerprint: str, folder: Path) -> None:
+    """Say what the algorithm's run trains on, in MLflow's own terms; how many records it holds may be private.
+
+    A store that fails is not asked again: the tags say the same.
+    """
+    run_id = _current.runs.get(algorithm)
+    if _current.client is None or run_id is None or _current.lost:
+        return
+    source = json.dumps({"uri": folder.absolute().as_uri()})
+    dataset = Dataset(name, fingerprint[:DIGEST_LENGTH], source_type="local", source=source)
+    try:
+        _current.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])])
+    except FAILURES as error:
+        lose(error)
+
+
+def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
+    """Upload a file, or all files of a folder."""
+    run_id = _current.runs.get(algorithm)
+    if _current.client is None or run_id is None:
+        return
+    if path.is_dir():
+        _current.client.log_artifacts(run_id, str(path), folder)
+    else:
+        _current.client.log_artifact(run_id, str(path), folder)
+
+
+def log_model(algorithm: str, weights: Path, statement: Iterable[Path] = ()) -> None:
+    """Upload the model as pyfunc, loadable as `runs:/<run id>/model`, its privacy statement beside it."""
+    if algorithm not in _current.runs:
+        return
+    from equidp.hooks.packing import pack  # late: it brings a second of imports
+
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "model"
+        pack(target, weights, statement)
+        log_artifact(algorithm, target, "model")
+
+
+def tracked() -> tuple[str, ...]:
+    """Algorithms that have a run."""
+    return tuple(_current.runs)
+
+
+def _metrics(figures: Mapping[str, float], step: int) -> list[Metric]:
+    now = get_current_time_millis()
+    return [Metric(slug(name), float(value), now, step) for name, value in figures.items() if value is not None]
+
+
+def _write_metrics(algorithm: str, entries: Sequence[Metric]) -> None:
+    for start in range(0, len(entries), MOST_METRICS):
+        write(algorithm, metrics=entries[start : start + MOST_METRICS])
+
+
+def _write_rows() -> None:
+    """Write the epochs that have come in since the last time."""
+    rows, _current.rows = _current.rows, {}
+    for algorithm, entries in rows.items():
+        _write_metrics(algorithm, entries)
+    _current.written = time.monotonic()
+
+
+def write(algorithm: str, **entries: Any) -> None:
+    """Write `metrics`, `params` or `tags` to the algorithm's run; kept for the end where the store has failed."""
+    run_id = _current.runs.get(algorithm)
+    if _current.client is None or run_id is None:
+        return
+    if not _current.lost:
+        try:
+            _current.client.log_batch(run_id, **entries)
+        except FAILURES as error:
+            lose(error)
+    if _current.lost:
+        _current.held.append((run_id, entries))
+
+
+def slug(name: str) -> str:
+    """A name MLflow accepts: other characters become `_`, and it leads nowhere, as MLflow takes names for paths.
+
+    A column's name may be a whole question of a form: what is too long is cut.
+    """
+    parts = REFUSED.sub("_", name).split("/")
+    whole = "/".join(part if part.strip(".") else "_" for part in parts)
+    return whole if len(whole) <= LONGEST_KEY else whole[:LONGEST_KEY].rstrip("./")
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`, an empty block as `{"a": {}}`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return flat

@@ -1,0 +1,131 @@
+"""The model as MLflow serves it: this file is the model's code, its weights are safetensors. Nothing is pickled.
+
+`mlflow.pyfunc.load_model("runs:/<run id>/model").predict(rows)` takes rows as the provider's file has them (a DataFrame
+of raw columns for tabular data, an array of stored features otherwise) and gives one column of probabilities per class.
+Input that training would have refused, or could not have seen, is refused here too: a score of it would be arbitrary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+import torch
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from mlflow.pyfunc import PythonModel, PythonModelContext
+from torch import Tensor
+
+from equidp.data.records import Schema
+from equidp.data.sources import source
+from equidp.errors import EquidpError
+from equidp.models import model_features
+from equidp.models.features import is_raw_image
+from equidp.models.weights import load_weights, network_of
+from equidp.training import predict
+
+
+class RefusedInputError(EquidpError, MlflowException):  # type: ignore[misc]  # `message` is final in click, not in MLflow
+    """A refusal whose sentence MLflow's server passes on; any other error it answers with a traceback."""
+
+    def __init__(self, message: str) -> None:
+        EquidpError.__init__(self, message)
+        MlflowException.__init__(self, message, error_code=INVALID_PARAMETER_VALUE)
+
+
+class ServedModel(PythonModel):
+    """Loads weights and card; encodes raw rows by the dataset's declared schema before scoring them."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Rebuild the network from the artifact `weights`."""
+        weights = load_weights(Path(context.artifacts["weights"]))
+        self.card = weights.card
+        self.network = network_of(weights)
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+        """`[n, classes]` probabilities, columns named by class; takes arrays too, but MLflow warns of such a hint.
+
+        Raises:
+            RefusedInputError: rows that break the dataset's declaration, or an array without features of this model.
+        """
+        try:
+            rows = _as_rows(model_input)
+            if rows is None:
+                features = self._stored(model_input)
+            else:
+                encoder = source(self.card["source"], self.card["source_options"])
+                features = encoder.as_in(Schema.from_dict(self.card["schema"])).encode(as_read(rows))
+        except EquidpError as error:
+            raise RefusedInputError(error.message) from error
+        # the rows' own index: joined back to a part of a table, scores must not land on other rows
+        index = None if rows is None else rows.index
+        scores = predict(self.network, features).numpy()
+        return pd.DataFrame(scores, columns=self.card["schema"]["classes"], index=index)
+
+    def _stored(self, given: Any) -> Tensor:
+        """Features as training had them: pixels as bytes, token ids, numbers of a table scaled to 0..1."""
+        schema = Schema.from_dict(self.card["schema"])
+        try:
+            values = np.asarray(given)
+        except ValueError:  # lists of different lengths
+            values = np.empty(0, dtype=object)
+        if values.dtype.kind not in "biuf" or values.shape[1:] != schema.shape or not values.ndim:
+            wanted, found = (", ".join(map(str, shape)) for shape in (("n", *schema.shape), values.shape))
+            remedy = "resize or reshape it" if schema.kind == "image" else "give that, or a data frame of raw columns"
+            raise EquidpError(
+                f"The model takes an array of numbers of shape ({wanted}), one entry per record, and this one is "
+                f"({found}) of {values.dtype}; {remedy}."
+            )
+        if is_raw_image(schema):  # floats would go round the scaling
+            return torch.from_numpy(_within(values, 255, "pixels", whole=True).astype(np.uint8))
+        if schema.kind == "text":
+            return torch.from_numpy(_within(values, schema.vocabulary - 1, "token ids", whole=True).astype(np.int64))
+        raw = model_features(self.card["model"], self.card["options"]) is None and schema.kind == "tabular"
+        scaled = _within(values, 1, "scaled features") if raw else _within(values, np.inf, "features", least=-np.inf)
+        return torch.from_numpy(scaled.astype(np.float32))
+
+
+def _as_rows(given: Any) -> pd.DataFrame | None:
+    """Rows with named columns as a data frame, however a client wrote them; None where columns have no names."""
+    if isinstance(given, pd.Series):
+        return given.to_frame().T
+    if isinstance(given, Mapping):
+        single = all(np.ndim(value) == 0 for value in given.values())
+        try:
+            return pd.DataFrame([given] if single else dict(given))
+        except ValueError as error:  # lists of different lengths, or of lists
+            raise EquidpError(f"The given columns make no table ({error}); give one value per row in each.") from error
+    if isinstance(given, list) and given and all(isinstance(row, Mapping) for row in given):
+        return pd.DataFrame(given)
+    return given if isinstance(given, pd.DataFrame) else None
+
+
+def as_read(rows: pd.DataFrame) -> pd.DataFrame:
+    """Cells as a file's are read: as stripped text; missing ones stay missing, whichever pandas this is."""
+    if rows.columns.has_duplicates:
+        twice = rows.columns[rows.columns.duplicated()][0]
+        raise EquidpError(f"The given table has two columns called {str(twice)!r}; leave one out.")
+    return rows.astype(str).apply(lambda column: column.str.strip()).astype(object).mask(rows.isna())
+
+
+def _within(values: np.ndarray, most: float, what: str, *, least: float = 0, whole: bool = False) -> np.ndarray:
+    """The values themselves.
+
+    Raises:
+        EquidpError: one is no finite number from `least` to `most`, or none that is whole.
+    """
+    good = np.isfinite(values) & (values >= least) & (values <= most)
+    if whole:
+        good &= values == np.floor(values)
+    if not good.all():
+        kind = "whole numbers" if whole else "finite numbers"
+        bounds = "" if most == np.inf else f" from {least:g} to {most:g}"
+        raise EquidpError(f"The given array holds {values[~good][0]!s}; the model takes {what}, {kind}{bounds}.")
+    return values
+
+
+mlflow.models.set_model(ServedModel())

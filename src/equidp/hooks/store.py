@@ -1,0 +1,175 @@
+"""MLflow's store: whether it can be written to, making the project's own, and what is said of one that fails."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import mlflow
+from kedro.config import AbstractConfigLoader
+from mlflow import MlflowClient
+from mlflow.entities import ExperimentTag
+from mlflow.exceptions import MlflowException
+from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from equidp.errors import EquidpError
+from equidp.system import interrupts
+from equidp.system.files import storage_error, unfinished
+from equidp.system.network import first_line
+
+PORTS = {"http": 80, "https": 443}
+
+FAILURES = (MlflowException, SQLAlchemyError)
+"""What a failing store raises: MLflow lets some of SQLAlchemy's errors through as they are."""
+
+LOCK_SECONDS = 10.0
+"""Seconds that another process may hold the project's store at a run's start."""
+
+DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # MLflow's own would wait for a server that died for minutes, every epoch
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # a bar for every small file
+}
+"""How MLflow behaves unless its user has set something else."""
+
+
+def connect(config: AbstractConfigLoader) -> str:
+    """Point MLflow at the store and the experiment of mlflow.yml, and make them where they are missing.
+
+    Returns:
+        The experiment's id.
+
+    Raises:
+        EquidpError: a store that cannot be used.
+    """
+    settings = config["mlflow"]
+    uri = settings["server"]["mlflow_tracking_uri"]
+    os.environ.update(_credentials(config, settings["server"]["credentials"]))
+    check_store(uri)
+    try:
+        make_store(uri, settings["tracking"]["experiment"])
+        mlflow.set_tracking_uri(uri)
+        return _chosen(settings["tracking"]["experiment"])
+    except FAILURES as error:
+        raise refusal(uri, error, "Nothing was run.") from error
+
+
+def _chosen(experiment: Mapping[str, Any]) -> str:
+    client = MlflowClient()
+    found = client.get_experiment_by_name(experiment["name"])
+    if found is None:
+        client.create_experiment(experiment["name"], **experiment["create_experiment_kwargs"])
+    elif found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return mlflow.set_experiment(experiment["name"]).experiment_id
+
+
+def _credentials(config: AbstractConfigLoader, name: str | None) -> dict[str, str]:
+    if name is None:
+        return {}
+    known = config["credentials"]
+    if name not in known:
+        raise EquidpError(f"mlflow.yml: server.credentials names {name!r}, which conf/local/credentials.yml lacks.")
+    return {key: str(value) for key, value in known[name].items()}
+
+
+def check_store(uri: str) -> None:
+    """Refuse a store that cannot be written to, before MLflow's client has retried for minutes.
+
+    Raises:
+        EquidpError: naming the address or the file.
+    """
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    address = urlparse(uri)
+    if path := _database_file(uri):
+        _check_file(path)
+    if address.scheme not in ("http", "https") or address.hostname is None:
+        return
+    try:
+        socket.create_connection((address.hostname, address.port or PORTS[address.scheme]), timeout=5).close()
+    except OSError as error:
+        raise EquidpError(
+            f"The MLflow server at {uri} does not answer ({error}): start it, or take the project's own store by "
+            "unsetting MLFLOW_TRACKING_URI and mlflow_tracking_uri in conf/local/mlflow.yml."
+        ) from error
+
+
+def make_store(uri: str, experiment: Mapping[str, Any]) -> None:
+    """Make the project's database unless it is there; it is seen under its name only once it is complete.
+
+    MLflow makes its tables one by one, under that name: two first runs at once would both fail, and so would every
+    later run, and it would be the same after one that was stopped. `experiment` is mlflow.yml's.
+    """
+    path = _database_file(uri)
+    if path is None or path.exists():
+        return
+    part = unfinished(path)
+    asked = experiment.get("create_experiment_kwargs") or {}
+    tags = [ExperimentTag(key, value) for key, value in (asked.get("tags") or {}).items()]
+    try:
+        location = make_url(uri).set(database=str(part)).render_as_string(hide_password=False)
+        store = SqlAlchemyStore(location, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+        store.create_experiment(experiment["name"], asked.get("artifact_location"), tags)
+        store.engine.dispose()
+        # unlike a renaming, a link does not replace what another run has made meanwhile; no links here: MLflow makes it
+        with suppress(OSError):
+            path.hardlink_to(part)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _database_file(uri: str) -> Path | None:
+    """Where an SQLite store is, there or not; None for other stores."""
+    if not urlparse(uri).scheme.startswith("sqlite"):
+        return None
+    database = make_url(uri).database
+    return Path(database) if database else None
+
+
+def _check_file(path: Path) -> None:
+    """Try for the right to write to a database, and give it back; to its folder, where it is to be made."""
+    if not path.exists():
+        tried = unfinished(path)
+        try:
+            tried.write_bytes(b"x")
+        except OSError as error:
+            told = storage_error(path, error).message
+            raise EquidpError(f"{told} Another place for MLflow's store is named by MLFLOW_TRACKING_URI.") from error
+        finally:
+            with suppress(OSError):
+                tried.unlink()
+        return
+    try:
+        with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("CREATE TABLE tried (here)")  # a read-only file grants the right, and refuses its use
+            database.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise EquidpError(
+                f"MLflow's store {path} is damaged ({error}): put back a copy of it, or move it away for a new one."
+            ) from error
+        raise EquidpError(
+            f"MLflow's store {path} cannot be written to ({error}): end the process that holds it, or make the file "
+            "writable, or name another store as MLFLOW_TRACKING_URI."
+        ) from error
+
+
+def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
+    """What to tell the user of a store that failed, `consequence` being a sentence.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
+    """
+    interrupts.raise_hidden(error)
+    return EquidpError(f"MLflow's store {uri} failed ({first_line(error)}). {consequence}")

@@ -1,0 +1,50 @@
+"""One MLflow run per trained private model, and a parent where there are several: when what is logged.
+
+What is logged stands in `equidp.hooks.record`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from equidp.hooks.record import Recorder
+
+
+class TrackHook:
+    """Hands every event of a run to a `Recorder`."""
+
+    _recorder: Recorder
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Point MLflow at the project's store; its settings, defaults included, are what is logged."""
+        from equidp.hooks.record import Recorder  # late: it imports MLflow
+
+        self._recorder = Recorder(context.config_loader)
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Open the runs, and hand training the function that it calls after every epoch."""
+        self._recorder.open(run_params, pipeline)
+        catalog["on_epoch"] = self._recorder.on_epoch
+
+    @hook_impl
+    def after_node_run(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Log what is known only while a pipeline runs: the data's fingerprint, the plan, earlier epochs, bounds."""
+        self._recorder.node_done(inputs, outputs)
+
+    @hook_impl
+    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Log metrics, statements and artifacts of every finished algorithm, and end the runs."""
+        self._recorder.finish(pipeline, catalog)
+
+    @hook_impl
+    def on_pipeline_error(self, error: Exception) -> None:
+        """A failed run says so in MLflow."""
+        self._recorder.fail(error)

@@ -1,0 +1,117 @@
+"""Optimisers by name. Each sees nothing but the noisy mean, so any of them is post-processing.
+
+The arithmetic is torch's (`torch.optim.sgd.sgd`, `torch.optim.adam.adam`), and so are the settings and the form of the
+state. Our own is what surrounds it: torch's `add_param_group`, `state_dict`, `load_state_dict` and `step` import
+torch's compiler when they are first called, which costs every run more than a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+MakeOptimizer = Callable[[Iterable[Tensor], float], torch.optim.Optimizer]
+"""Makes an optimiser of parameters and a learning rate."""
+
+
+class _Kept(torch.optim.Optimizer):
+    """Groups and state as torch keeps them, without torch's hooks on saving and loading."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; settings that are not given are the optimiser's own."""
+        self.param_groups.append({**self.defaults, **param_group, "params": list(param_group["params"])})
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's: parameters are numbered in their order."""
+        numbers = {parameter: number for number, parameter in enumerate(self._parameters())}
+        return {
+            "state": {numbers[parameter]: value for parameter, value in self.state.items()},
+            "param_groups": [
+                {name: v for name, v in group.items() if name != "params"}
+                | {"params": [numbers[parameter] for parameter in group["params"]]}
+                for group in self.param_groups
+            ],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`; counts of steps stay on the CPU, where they are read.
+
+        Raises:
+            ValueError: for a state of other parameters.
+        """
+        if [len(g["params"]) for g in state_dict["param_groups"]] != [len(g["params"]) for g in self.param_groups]:
+            raise ValueError("The optimiser's state is of other parameters.")
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
+        self.state.clear()
+        for number, parameter in enumerate(self._parameters()):
+            if (values := state_dict["state"].get(number)) is not None:
+                self.state[parameter] = {
+                    name: value.to(parameter.device if value.dim() else "cpu", copy=True)
+                    for name, value in values.items()
+                }
+
+    def _parameters(self) -> Iterable[Tensor]:
+        return chain.from_iterable(group["params"] for group in self.param_groups)
+
+
+class _SGD(_Kept, torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step along the gradients that are there."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            remembers = group["momentum"] != 0
+            buffers = [self.state[p].get("momentum_buffer") for p in parameters] if remembers else []
+            settings = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "foreach", "fused")
+            sgd(parameters, [p.grad for p in parameters], buffers, **{name: group[name] for name in settings})
+            for parameter, buffer in zip(parameters, buffers, strict=False):
+                self.state[parameter]["momentum_buffer"] = buffer
+
+
+class _Adam(_Kept, torch.optim.Adam):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step along the gradients that are there."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            states = [self._state_of(p) for p in parameters]
+            settings = ("lr", "weight_decay", "eps", "maximize", "foreach", "fused", "amsgrad", "capturable")
+            adam(
+                parameters,
+                [p.grad for p in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                decoupled_weight_decay=group["decoupled_weight_decay"],
+                **{name: group[name] for name in settings},
+            )
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+
+class _AdamW(_Adam, torch.optim.AdamW):
+    """Adam whose weight decay does not pass through its moments."""
+
+
+OPTIMIZERS: Mapping[str, MakeOptimizer] = {
+    "sgd": lambda parameters, rate: _SGD(parameters, lr=rate),
+    "momentum": lambda parameters, rate: _SGD(parameters, lr=rate, momentum=0.9),
+    "adam": lambda parameters, rate: _Adam(parameters, lr=rate),
+    "adamw": lambda parameters, rate: _AdamW(parameters, lr=rate),
+}
+"""Optimisers by name, as typed in `training.optimizer`."""

@@ -1,0 +1,81 @@
+"""What an algorithm is made of, and what each part must promise.
+
+An algorithm is one combination of nine kinds of parts, a file each:
+
+    sampler        who is in the batch                          Poisson
+    objective      which loss a record has                      the run's
+    contribution   which vector stands for a record             its gradient
+    weights        how much it counts, and the bound of that    min(1, C/n)
+    side_release   a noised statistic of the same batch         none
+    schedule       noise and clip norm over the steps           constant
+    update         what the optimiser is given                  the noisy mean
+    acceptance     whether the step is taken                    always
+    released       which weights leave the run                  the trained ones
+
+Each part states its own bound and its own event, so that the sensitivity and the ε of any combination follow from the
+parts; a part that does not hold beside another says so (`objection`).
+
+What a part may look at is fixed by the signatures: a weight rule sees a record's own norm and `Public` values, nothing
+else. Public values are settings, or outputs of releases that were noised before they got here. A part is frozen; what
+changes during a run lives in the object that its `start` returns.
+
+The plain parts live here; the others in the file of the algorithm that introduced them. Begin with `base`.
+"""
+
+from __future__ import annotations
+
+from equidp.mechanism.parts.acceptance import Acceptance, Accepting, AlwaysAccept
+from equidp.mechanism.parts.base import TINY, Combination, NoiseLevel, Part, Run, Running
+from equidp.mechanism.parts.contribution import Contributing, Contribution
+from equidp.mechanism.parts.facts import StepFacts
+from equidp.mechanism.parts.objective import Objective, Pursuing
+from equidp.mechanism.parts.public import Public, per_record, scheduled, tensors
+from equidp.mechanism.parts.released import ExponentialAverage, Released, Releasing
+from equidp.mechanism.parts.sampler import Draw, PoissonSampler, Sampler, Sampling
+from equidp.mechanism.parts.schedule import Constant, Schedule
+from equidp.mechanism.parts.side_release import SideRelease, counts, noise_level
+from equidp.mechanism.parts.update import Update, Updating
+from equidp.mechanism.parts.weights import FlatClip, UnitWeight, WeightRule, known_sensitivity, sensitivity
+from equidp.options import HUGE, Positive
+
+__all__ = [
+    "HUGE",
+    "TINY",
+    "Acceptance",
+    "Accepting",
+    "AlwaysAccept",
+    "Combination",
+    "Constant",
+    "Contributing",
+    "Contribution",
+    "Draw",
+    "ExponentialAverage",
+    "FlatClip",
+    "NoiseLevel",
+    "Objective",
+    "Part",
+    "PoissonSampler",
+    "Positive",
+    "Public",
+    "Pursuing",
+    "Released",
+    "Releasing",
+    "Run",
+    "Running",
+    "Sampler",
+    "Sampling",
+    "Schedule",
+    "SideRelease",
+    "StepFacts",
+    "UnitWeight",
+    "Update",
+    "Updating",
+    "WeightRule",
+    "counts",
+    "known_sensitivity",
+    "noise_level",
+    "per_record",
+    "scheduled",
+    "sensitivity",
+    "tensors",
+]

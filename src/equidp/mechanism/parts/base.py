@@ -1,0 +1,112 @@
+"""What all parts have in common, what a running part may ask of the loop, and the combination that parts object to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Protocol
+
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.gradients.engine import GradientEngine
+from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.sampling import Population
+from equidp.options import RATIO, Declared
+
+NoiseLevel = Annotated[float, Field(gt=0)] | Annotated[str, Field(pattern=RATIO)]
+"""A side noise: a number, or a ratio to the gradient's noise multiplier such as `"10x"`."""
+
+TINY = 1e-12
+"""Range that adapted thresholds are kept in: a weight must stay a finite number for every record, always."""
+
+
+class Part(Declared):
+    """A frozen, validated piece of an algorithm. Its fields are its settings."""
+
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """Names of the public values that it needs."""
+
+    gives: ClassVar[frozenset[str]] = frozenset()
+    """Names of the public values that it provides to the weight rule."""
+
+    steers: ClassVar[frozenset[str]] = frozenset()
+    """Names of the carried public values that it moves from step to step; they need a start value."""
+
+    @property
+    def released(self) -> str:
+        """What it releases besides the model, in a reader's words; empty for nothing."""
+        return ""
+
+    @property
+    def charges(self) -> bool:
+        """Whether it has privacy events of its own, besides the step's."""
+        return False
+
+    def objection(self, combination: Combination) -> str | None:
+        """Why this part cannot hold beside those; None where it can."""
+        return None
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The parts of one algorithm and the start values of their public values: all that a part may object to."""
+
+    initial: Mapping[str, float]
+    sampler: Part
+    objective: Part
+    contribution: Part
+    weights: Part | None
+    schedule: Part
+    side_release: Part | None
+    update: Part
+    acceptance: Part
+    released_weights: Part
+
+
+class Running:
+    """A part at work during one run. Whatever it remembers is in its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain JSON values, enough to continue."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+
+    def shown(self) -> dict[str, float]:
+        """Figures for the history that may be published: settings, counts of steps, noised values."""
+        return {}
+
+
+class Run(Protocol):
+    """What a running part may ask of the training loop it runs in."""
+
+    combination: Combination
+    plan: Plan
+    sampling_rate: float
+    random: RandomSource
+    ledger: Ledger
+    engine: GradientEngine
+    population: Population
+
+    def reduce(self, total: Tensor) -> Tensor:
+        """The sum over all processes that train together; the tensor itself where there is one."""
+
+    def norms_of_all(self) -> Tensor:
+        """`[n]` contribution norms of every unit at the current parameters; exact, hence private."""
+
+    def losses(self, units: Tensor) -> Tensor:
+        """`[u]` exact loss of each of these training units at the current parameters; private."""
+
+    def public_loss(self, records: int) -> float:
+        """Mean loss of the first so many public records."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a message."""
+    return ", ".join(sorted(names)) or "nothing"

@@ -1,0 +1,37 @@
+"""Which vector stands for a record."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from equidp.mechanism.parts.base import Part, Run, Running
+from equidp.mechanism.sampling import Batch
+
+
+class Contribution(Part):
+    """Which vector stands for a record: its gradient at the current parameters."""
+
+    def start(self, run: Run) -> Contributing:
+        """The contribution at work."""
+        return Contributing(run)
+
+
+class Contributing(Running):
+    """A contribution during one run. Between `norms` and `weighted_sum` nothing else may use the engine."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def norms(self, batch: Batch) -> Tensor:
+        """`[u]` l2 norms of the batch's contributions; a function of each unit and of released values alone."""
+        return self.run.engine.norms(batch.features, batch.labels, owners=batch.owners)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ w_i m_i of the last `norms`, flat `[d]`."""
+        return self.run.engine.weighted_sum(weights)
+
+    def advance(self, previous: Tensor) -> None:
+        """Called after a step was taken, with the parameters (`[d]`) it started from."""
+
+    remembers: bool = False
+    """True where `advance` wants the previous parameters; otherwise no copy is made."""

@@ -1,0 +1,90 @@
+"""Which weights leave the run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from equidp.mechanism.parts.base import Part, Run, Running
+
+
+class Released(Part):
+    """Which weights leave the run: the trained ones. Any function of a run's iterates is post-processing."""
+
+    def start(self, run: Run) -> Releasing:
+        """The released weights during one run."""
+        return Releasing(run)
+
+
+class Releasing(Running):
+    """Released weights during one run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._copy: nn.Module | None = None
+
+    def follow(self) -> None:
+        """Called after every step that was taken, at the new parameters."""
+
+    def weights(self) -> Tensor | None:
+        """`[d]` weights that leave the run if it ends here; None for the trained ones."""
+        return None
+
+    @torch.no_grad()
+    def model(self) -> nn.Module:
+        """The model with these weights: the trained model itself, or a copy, as training goes on with its own."""
+        engine, flat = self.run.engine, self.weights()
+        if flat is None:
+            return engine.model
+        if self._copy is None:
+            self._copy = copy.deepcopy(engine.model)
+        self._copy.load_state_dict(engine.model.state_dict())  # frozen parameters and buffers are the model's
+        copies = dict(self._copy.named_parameters())
+        names = {parameter: name for name, parameter in engine.model.named_parameters()}
+        sizes = [parameter.numel() for parameter in engine.parameters]
+        for parameter, values in zip(engine.parameters, flat.split(sizes), strict=True):
+            copies[names[parameter]].copy_(values.view_as(parameter))
+        return self._copy
+
+
+class ExponentialAverage(Released):
+    """θ̄_t = β_t·θ̄_{t−1} + (1 − β_t)·θ_t with θ̄_0 = θ_0 and β_t = min(β, (1 + t)/(10 + t)) (De et al. 2022, §3)."""
+
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """β."""
+
+    def start(self, run: Run) -> Releasing:
+        """Keeps θ̄."""
+        return Averaging(self, run)
+
+
+class Averaging(Releasing):
+    """An exponential average during one run."""
+
+    def __init__(self, part: ExponentialAverage, run: Run) -> None:
+        super().__init__(run)
+        self.part = part
+        self.average, self.taken = run.engine.flatten(), 0
+
+    def follow(self) -> None:
+        """θ̄_t."""
+        self.taken += 1
+        decay = min(self.part.decay, (1 + self.taken) / (10 + self.taken))
+        self.average.lerp_(self.run.engine.flatten(), 1 - decay)
+
+    def weights(self) -> Tensor:
+        """θ̄, `[d]`."""
+        return self.average
+
+    def state_dict(self) -> dict[str, Any]:
+        """θ̄ and t."""
+        return {"average": self.average, "taken": self.taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue."""
+        self.average, self.taken = state["average"], state["taken"]

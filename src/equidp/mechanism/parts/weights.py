@@ -1,0 +1,71 @@
+"""How much a record counts, and the bound of what it adds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equidp.mechanism.parts.base import Part
+from equidp.mechanism.parts.public import Public
+
+
+class WeightRule(Part, ABC):
+    """Turns each record's gradient norm into a weight w_i, and a bound on w_i·n_i for every record that could be."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+
+    defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
+    """What those values are unless given otherwise."""
+
+    @abstractmethod
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        """`[u]` finite weights ≥ 0 from `[u]` finite norms ≥ 0; public values are `()` or one per record, `[u]`."""
+
+    @abstractmethod
+    def bound(self, public: Public) -> Tensor:
+        """sup over all norms n ≥ 0 of w(n)·n; shape of the public values, `()` or `[K]`."""
+
+
+class FlatClip(WeightRule):
+    """w = min(1, C/n): a gradient longer than C is shortened to C (Abadi et al. 2016)."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        """min(1, C/n), and 1 for a zero gradient."""
+        return (public["clip_norm"] / norms).clamp(max=1.0)
+
+    def bound(self, public: Public) -> Tensor:
+        """C."""
+        return public["clip_norm"]
+
+
+class UnitWeight(WeightRule):
+    """w = 1: no bound, hence no privacy. It exists so that a combination with it is refused with that reason."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    defaults: ClassVar[Mapping[str, float]] = {}
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        """1."""
+        return torch.ones_like(norms)
+
+    def bound(self, public: Public) -> Tensor:
+        """Infinite."""
+        return torch.full_like(public["scale"], torch.inf)
+
+
+def sensitivity(rule: WeightRule, public: Public) -> Tensor:
+    """Δ, shape `()`: the largest bound over *all* K groups, present in the batch or not, times the groups' scales.
+
+    Taking the maximum over the groups present would let the noise reveal who is in the batch.
+    """
+    bounds = rule.bound(public) * public["scale"]
+    return bounds.max() if bounds.dim() else bounds
+
+
+def known_sensitivity(rule: WeightRule, public: Public) -> Tensor:
+    """Δ where these values give one; infinite where the rule needs others."""
+    return sensitivity(rule, public) if rule.reads <= public.keys() else torch.full_like(public["scale"], torch.inf)

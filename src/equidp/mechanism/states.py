@@ -1,0 +1,57 @@
+"""Pieces of the loop's state and rows: torch's generators, tensors on a device, keys and figures as JSON has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equidp.system.threads import GLOBAL_RANDOM
+
+
+def columns(values: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """A history row's columns: of a value per group one for each, named by its number."""
+    row: dict[str, float] = {}
+    for name, value in values.items():
+        entries = torch.as_tensor(value).detach().float().cpu()
+        if entries.dim():
+            row |= {f"{name}/{k}": float(v) for k, v in enumerate(entries)}
+        else:
+            row[name] = float(entries)
+    return row
+
+
+def global_random(device: torch.device) -> dict[str, Tensor]:
+    """State of torch's own generators, from which a model with dropout draws."""
+    states = {"cpu": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_global_random(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Continue from `global_random`."""
+    with GLOBAL_RANDOM:
+        if "cpu" in states:
+            torch.set_rng_state(states["cpu"])
+        if "cuda" in states and device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def moved(state: Any, device: torch.device) -> Any:
+    """A state as a checkpoint gives it, its tensors where the run's are."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    if isinstance(state, Mapping):
+        return {name: moved(value, device) for name, value in state.items()}
+    return [moved(value, device) for value in state] if isinstance(state, list) else state
+
+
+def with_text_keys(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state with text keys, as JSON wants them."""
+    return state | {"state": {str(k): v for k, v in state["state"].items()}}
+
+
+def with_number_keys(state: dict[str, Any]) -> dict[str, Any]:
+    """The keys that `with_text_keys` replaced."""
+    return state | {"state": {int(k): v for k, v in state["state"].items()}}

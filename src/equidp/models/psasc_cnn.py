@@ -1,0 +1,41 @@
+"""`psasc_cnn`: four convolutions and one linear layer, DP-PSASC's network for MNIST and Fashion-MNIST.
+
+The paper prints these layers and that it trains with Opacus, but no widths. These are the widths of the network of
+Opacus' own example, which has just these layers; the choice is ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from torch import Tensor, nn
+
+from equidp.data.records import Schema
+from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
+
+CHANNELS = (32, 64, 64, 128)
+LEAST_SIDE = 8
+
+
+class PsascCnn(Model):
+    """3×3 convolutions of 32, 64, 64 (average-pooled) and 128, global average, linear: 130,890 weights on MNIST."""
+
+    kinds = ("image",)
+
+    def __init__(self, schema: Schema, options: ModelOptions) -> None:
+        super().__init__(schema, options)
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise((schema.shape[0], *CHANNELS)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), options.make_activation(), nn.AvgPool2d(2)]
+        self.layers = nn.Sequential(
+            Standardise(schema),
+            AtLeast(LEAST_SIDE),
+            *layers[:-1],  # the last convolution is averaged over the whole image
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(CHANNELS[-1], len(schema.classes)),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]`."""
+        return self.layers(features)

@@ -1,0 +1,293 @@
+"""From the merged configuration to one frozen object: every setting is validated here, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.sources import SOURCES, record_words, source
+from equidp.errors import EquidpError, nearest, refuse_unknown, unknown_name
+from equidp.options import refusal_of
+from equidp.parameters.sections import (
+    AuditSettings,
+    DataSettings,
+    ModelSettings,
+    OperationSettings,
+    PrivacySettings,
+    ReleaseSettings,
+    ReportSettings,
+    TrainingSettings,
+)
+
+if TYPE_CHECKING:
+    from equidp.algorithms.settings import AlgorithmSettings
+    from equidp.mechanism.algorithm import Algorithm
+
+PLAIN = ("dataset", "seed", "raw_dir", "run_label", "resume", "algorithm")
+"""Settings that are single values."""
+
+SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
+    "data": (DataSettings,),
+    "privacy": (PrivacySettings,),
+    "training": (TrainingSettings, OperationSettings),
+    "model": (ModelSettings,),
+}
+"""Blocks that all training reads, and the classes that validate each: a user's block may be of several."""
+
+PIPELINE_SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
+    "audit": (AuditSettings,),
+    "report": (ReportSettings,),
+    "release": (ReleaseSettings,),
+}
+"""Blocks that one pipeline alone reads."""
+
+TOP_LEVEL = (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS)
+
+AUDITED = "dpsgd_f"
+"""The algorithm that the pipeline `audit` takes unless `algorithm` names another."""
+
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
+"""Names that become folders: nothing that could leave the project."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run, validated, defaults included; `resolve` makes them.
+
+    Attributes:
+        dataset, seed, raw_dir, run_label, resume: as a user gives them.
+        data, privacy, training, model, audit, report: the blocks of these names.
+        operation: the settings below `training` that change no release.
+        algorithms: the options of every algorithm, by its name.
+        audited: name of the algorithm that an audit is of.
+    """
+
+    dataset: str
+    seed: int
+    raw_dir: str
+    run_label: str
+    resume: bool
+    data: DataSettings
+    privacy: PrivacySettings
+    training: TrainingSettings
+    operation: OperationSettings
+    model: ModelSettings
+    algorithms: Mapping[str, AlgorithmSettings]
+    audited: str
+    audit: AuditSettings
+    report: ReportSettings
+    release: ReleaseSettings
+    _built: dict[str, Algorithm] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def algorithm(self, name: str) -> Algorithm:
+        """The algorithm of that name, built once.
+
+        Raises:
+            EquidpError: parts that cannot hold together.
+        """
+        if name not in self._built:
+            self._built[name] = self.algorithms[name].build()
+        return self._built[name]
+
+    def options(self, name: str) -> dict[str, Any]:
+        """An algorithm's options as JSON types."""
+        return self.algorithms[name].model_dump(mode="json")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types under the names that a user gives them: what is logged and shown."""
+        plain = {name: getattr(self, name) for name in PLAIN if name != "algorithm"}
+        blocks = {name: _dumped(getattr(self, name)) for name in (*SECTIONS, *PIPELINE_SECTIONS)}
+        blocks["training"] |= _dumped(self.operation)
+        own = {name: {"options": self.options(name)} for name in self.algorithms}
+        return plain | blocks | own | {"audited": {"algorithm": self.audited, **own[self.audited]}}
+
+
+def _dumped(settings: BaseModel) -> dict[str, Any]:
+    return settings.model_dump(mode="json")
+
+
+def resolve(parameters: Mapping[str, Any]) -> Settings:
+    """All settings of the merged configuration, validated. `presets` are dropped.
+
+    Raises:
+        EquidpError: for anything a user could have mistyped, naming the nearest valid name.
+    """
+    given = {key: value for key, value in parameters.items() if key != "presets" and not key.startswith("_")}
+    check_names(given, TOP_LEVEL)
+    audited = str(given.get("algorithm") or AUDITED)
+    if audited not in ALGORITHMS:
+        raise unknown_name("algorithm", audited, ALGORITHMS)
+    dataset, seed = _folder_name("dataset", given.get("dataset", "")), given.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise EquidpError(f"seed={seed!r}: give a whole number.")
+    raw_dir = _raw_dir(given.get("raw_dir"))
+    run_label = _folder_name("run_label", given.get("run_label") or "", empty=True)
+    resume = _yes_or_no("resume", given.get("resume", False))
+    data, privacy, training, operation, model = (
+        made for name, kinds in SECTIONS.items() for made in _section(name, kinds, given.get(name))
+    )
+    data = _sourced(data, dataset)
+    audit, report, release = (
+        made for name, kinds in PIPELINE_SECTIONS.items() for made in _section(name, kinds, given.get(name))
+    )
+    if "test" in release.unprotected and data.evaluate_on == "validation":
+        raise EquidpError(
+            "release.unprotected=test would publish figures of validation records, which were taken from the training "
+            "records: leave it out, or set data.evaluate_on=test."
+        )
+    # from here on torch is imported, which takes longer than all before
+    algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
+    from equidp.models import model_options
+
+    model_options(model.name, model.options)
+    _refuse_id(data)
+    _refuse_other_units(data, privacy)
+    _refuse_strata(data, privacy)
+    return Settings(
+        dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
+        audit, report, release,
+    )  # fmt: skip
+
+
+def _section(name: str, kinds: Iterable[type[BaseModel]], given: object) -> list[Any]:
+    """One block of settings as an object of each of its classes."""
+    values, found = block(name, given), []
+    kinds = tuple(kinds)
+    valid = [f"{name}.{setting}" for kind in kinds for setting in kind.model_fields]
+    refuse_unknown("setting", (f"{name}.{key}" for key in values), valid)
+    for kind in kinds:
+        own = {key: value for key, value in values.items() if key in kind.model_fields}
+        try:
+            found.append(kind.model_validate(own))
+        except ValidationError as error:
+            raise _readable(name, own, error) from error
+    return found
+
+
+def _sourced(data: DataSettings, dataset: str) -> DataSettings:
+    """With the name of the source, which is the dataset's own unless it is given."""
+    named = data.source or dataset
+    if named not in SOURCES:
+        if named == dataset:  # it has a preset, or the loader would have refused it
+            raise EquidpError(
+                f"Dataset {dataset!r} is no source of its own, and its preset names none: give it data.source, such as "
+                f"`source: csv`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
+            )
+        raise unknown_name("data.source", named, SOURCES)
+    return data.model_copy(update={"source": named})
+
+
+def _refuse_other_units(data: DataSettings, privacy: PrivacySettings) -> None:
+    """Refuse words for units that the source does not know, and units that the split would divide."""
+    chosen = source(data.source, data.options)
+    for setting, word in (("data.split_by", data.split_by), ("privacy.unit", privacy.unit)):
+        if (
+            chosen.split_level(setting, word) == "unit" and word in record_words()
+        ):  # a table's column called `image`, say
+            raise EquidpError(f"{setting}={word} means one record elsewhere: write {setting}=unit.")
+    if privacy.unit not in record_words() and data.split_by in record_words():
+        raise EquidpError(
+            f"privacy.unit={privacy.unit} protects all records of a {privacy.unit}, and data.split_by={data.split_by} "
+            f"may put some of them into the test or the public part, which nothing protects: set "
+            f"data.split_by={privacy.unit}."
+        )
+
+
+def _refuse_id(data: DataSettings) -> None:
+    """A column is named where there is a table to name it in."""
+    with_table = [name for name, kind in SOURCES.items() if "id" in kind.Options.model_fields]
+    if data.id and data.source not in with_table:
+        raise EquidpError(
+            f"data.id={data.id}: every record of source {data.source!r} has an identity already; leave it out (it "
+            f"names a column of {' or '.join(with_table)})."
+        )
+
+
+def _refuse_strata(data: DataSettings, privacy: PrivacySettings) -> None:
+    if privacy.secure and data.membership == "strata" and not data.accept_strata:
+        raise EquidpError(
+            "data.membership=strata: one record more in the table would exchange many training records, and the ε of a "
+            "secure run would not hold for the table: take data.membership=hash, or accept that by "
+            "data.accept_strata=true."
+        )
+
+
+def _readable(name: str, values: object, error: ValidationError) -> EquidpError:
+    first, reason = refusal_of(error)
+    place, at = [name], values
+    for part in first["loc"]:
+        if not isinstance(at, Mapping):  # from here on pydantic's own words, such as which kind of value it tried
+            break
+        place, at = [*place, str(part)], at.get(part)
+    where = ".".join(place)
+    return EquidpError(f"{where}={first['input']!r}: {reason}." if first["loc"] else f"{name}: {reason}.")
+
+
+def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
+    """Refuse the first top-level key that is no setting."""
+    valid = tuple(valid)
+    for key in given:
+        if key not in valid:
+            blocks = {**SECTIONS, **PIPELINE_SECTIONS}
+            nested = [f"{name}.{key}" for name in blocks for kind in blocks[name] if key in kind.model_fields]
+            if nested or nearest(key, valid):  # before the algorithms are imported, which takes seconds
+                takers = []
+            else:
+                takers = [name for name, kind in ALGORITHMS.items() if kind.below_options and key in kind.model_fields]
+            if takers:
+                nested = [f"{takers[0] if len(takers) == 1 else '<algorithm>'}.options.{key}"]
+            if nested:
+                raise EquidpError(f"Unknown setting {key!r}. Did you mean {' or '.join(map(repr, nested))}?")
+            raise unknown_name("setting", key, valid)
+
+
+def _options(name: str, given: object) -> AlgorithmSettings:
+    given = block(name, given)
+    kind = ALGORITHMS[name]
+    if not kind.below_options:
+        if "options" in given:
+            raise EquidpError(
+                f"{name}.options: the settings of {name} stand below {name} itself, as {name}.weights does."
+            )
+        return algorithm_settings(name, given)
+    for key in given:
+        if key != "options":
+            raise unknown_name("setting", f"{name}.{key}", (f"{name}.options.{field}" for field in kind.model_fields))
+    return algorithm_settings(name, block(f"{name}.options", given.get("options")))
+
+
+def block(name: str, values: object) -> dict[str, Any]:
+    """A block of settings as a dict; an empty one where nothing is given."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise EquidpError(f"{name}={values!r}: give settings below it, such as {name}.<setting>=<value>.")
+    return {str(key): value for key, value in values.items()}
+
+
+def _raw_dir(value: object) -> str:
+    if value is None or value == "":  # an empty EQUIDP_RAW_DIR is none
+        return str(Path("data") / "01_raw")
+    if isinstance(value, str):
+        return value
+    raise EquidpError(f"raw_dir={value!r}: give a folder, such as data/01_raw; ./2024 where its name is a number.")
+
+
+def _yes_or_no(setting: str, value: object) -> bool:
+    try:
+        return TypeAdapter(bool).validate_python(value)  # as in the blocks: "no" is false
+    except ValidationError as error:
+        raise EquidpError(f"{setting}={value!r}: give true or false.") from error
+
+
+def _folder_name(setting: str, value: object, *, empty: bool = False) -> str:
+    text = str(value)
+    if (empty and not text) or SAFE_NAME.fullmatch(text):
+        return text
+    raise EquidpError(f"{setting}={text!r}: use letters a-z, digits and . _ = - only, as it becomes a folder's name.")

@@ -1,0 +1,314 @@
+"""The blocks of settings: every name that a user can give, its default, and what it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from equidp.data.sources import record_words
+from equidp.errors import EquidpError, unknown_name
+from equidp.options import HUGE, Declared, Number, Positive, listed
+
+if TYPE_CHECKING:
+    from equidp.accounting.trials import Trials
+
+INVERSE_SQRT_STEPS = "1/sqrt(steps)"
+"""A learning rate that falls with the length of the run, as in DPSGD-F's census experiments."""
+
+Count = Annotated[int, Field(ge=0, le=10_000_000)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Section(Declared, BaseModel):  # the second for ruff, which knows by it that a default of {} is copied
+    """A block of settings; frozen, and refusing keys it does not know."""
+
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class DataSettings(Section):
+    """Which records, how they are split, and by which groups results are told."""
+
+    source: str = ""
+    """Registry name of the source; the dataset's own name unless given."""
+    groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
+    """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
+    keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
+    """Unbalancing of the training part: class name → count, or fraction below 1. By `hash` a count is the expected one,
+    of the class's declared size."""
+    membership: Literal["hash", "strata"] = "hash"
+    """Who trains: by `hash`, each record's own identity and a public key decide, and parts have random sizes; `strata`
+    draws exact sizes, and one record more in the table exchanges many training records: for the papers' tables."""
+    id: str = ""
+    """Column with an id for each record of a `csv` or an `image_folder`: its identity; else its content is."""
+    key: str = ""
+    """What the public key is made of; empty: of the seed, so that every seed has parts of its own."""
+    accept_strata: bool = False
+    """Let a secure run take `strata`, although its ε then does not hold for the table."""
+    split_by: str = "record"
+    """`unit` (or the dataset's word: `lesion`, `person`, a table's column) keeps all records of one unit on one side of
+    the split."""
+    public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the training part set aside as public; null: 5 % where an algorithm asks for it, else none."""
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share held out where the provider has no split."""
+    evaluate_on: Literal["test", "validation"] = "test"
+    """`validation` holds `test_fraction` of the training part back and evaluates on that; the test part is not looked
+    at. Choose settings with it; no ε covers its figures, and the final run trains on its records."""
+    options: dict[str, Any] = {}
+    """Options of the source."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _id_is_an_option_of_the_source(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("id") and isinstance(given.get("options", {}), Mapping):
+            return {**given, "options": {**given.get("options", {}), "id": given["id"]}}
+        return given
+
+    @field_validator("groups")
+    @classmethod
+    def _some(cls, groups: tuple[str, ...]) -> tuple[str, ...]:
+        if not groups:
+            raise ValueError("name at least one grouping, such as class")
+        groups = tuple("*".join(part.strip() for part in name.split("*")) for name in groups)
+        if twice := [name for name in dict.fromkeys(groups) if groups.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} stands there twice")
+        return groups
+
+    @property
+    def split_unit(self) -> Literal["record", "unit"]:
+        """`record` or `unit`, whatever the dataset calls them."""
+        return "record" if self.split_by in record_words() else "unit"
+
+
+class PrivacySettings(Section):
+    """The guarantee asked for: a target ε, or a noise multiplier whose ε is then reported."""
+
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    """Target ε; the noise is solved for."""
+    epsilon_as: Literal["sound", "published"] = "sound"
+    """Which ε meets the target: `sound`, the one we stand by, or `published`, as the algorithm's paper counts; then the
+    sound ε is whatever it comes to."""
+    noise_multiplier: Annotated[float, Field(gt=0)] | None = None
+    """The noise, given directly; ε is then reported."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ; keep it below one over the number of training records."""
+    unit: str = "record"
+    """What one person's influence is bounded as: one record, or all records of one unit (or `lesion`, `person`, …)."""
+    secure: bool = False
+    """Noise and sampling from a cryptographic generator; no seed."""
+    max_trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """At most so many trainings on these records, fixed before the first; ε is that of all of them together."""
+    trials_law: Literal["geometric", "negative_binomial", "poisson"] | None = None
+    """Instead: the law that the number of trainings was drawn from before the first, `geometric`, `negative_binomial`
+    or `poisson`; ε is that of the choice and the chosen model, where nothing else of them is ever shown."""
+    trials_mean: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
+    """The mean of that law, of a number that is at least 1 (drawn again while it is 0)."""
+    trials_shape: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    """η of `negative_binomial` (0: logarithmic, 1: geometric); null: 0.5."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> PrivacySettings:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            state = "neither is" if self.epsilon is None else "both are"
+            raise ValueError(
+                f"give exactly one of privacy.epsilon and privacy.noise_multiplier ({state} set; set the other to null)"
+            )
+        if self.epsilon is None and self.epsilon_as == "published":
+            raise ValueError("privacy.epsilon_as=published tells how to read privacy.epsilon, which is not set")
+        if self.max_trials > 1 or (self.trials_law, self.trials_mean, self.trials_shape) != (None, None, None):
+            try:
+                assert self.trials
+            except EquidpError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+    @property
+    def trials(self) -> Trials:
+        """How many trainings the guarantee is for."""
+        from equidp.accounting.trials import Trials  # late: it imports dp_accounting
+
+        return Trials(self.max_trials, self.trials_law, self.trials_mean, self.trials_shape)
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether a unit spans several records."""
+        return self.unit not in record_words()
+
+
+class TrainingSettings(Section):
+    """The update loop: what a release may depend on, in its last digit too.
+
+    A resumed run must have the same settings. Its steps that are done again take the noise that they took before, so
+    that of two releases whose sums round differently the difference would be exact. Hence these are here and not among
+    `OperationSettings`:
+
+    - `device`: another device has other kernels, which round differently, and other seeded generators.
+    - `devices`: every process draws from streams of its own, and their sums are added in another order.
+    - `physical_batch_size`: a sum over other chunks rounds differently.
+    - `precision`: the gradients of bf16 are other gradients.
+    - `cuda_graphs`: a recorded pass rounds by the size of the batch that it was recorded for.
+    - `diagnostics`: exact figures are published, and the privacy statement says so for the whole run.
+    """
+
+    epochs: Annotated[int, Field(ge=1)] = 10
+    """Expected passes over the training part."""
+    batch_size: Annotated[int, Field(ge=1)] = 256
+    """Expected batch size B; the actual one varies with the Poisson sample."""
+    learning_rate: Positive | Literal["1/sqrt(steps)"] = 0.1
+    """Step size, or `1/sqrt(steps)`."""
+    optimizer: str = "sgd"
+    """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`, `cuda:1` and so on; `auto` takes CUDA if there is one."""
+    devices: Annotated[int, Field(ge=1)] = 1
+    """Processes of data-parallel training."""
+    physical_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """At most so many units in memory at once; beyond rounding the result does not depend on it."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
+    cuda_graphs: bool = False
+    """Replay the model's passes as CUDA graphs: for small models on a GPU; not yet tried on one."""
+    diagnostics: bool = False
+    """Log exact training figures (`nonprivate/…`), outside the guarantee."""
+    class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
+    """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        from equidp.mechanism.optimizers import OPTIMIZERS  # late: it imports torch
+
+        if name not in OPTIMIZERS:
+            raise unknown_name("training.optimizer", name, OPTIMIZERS)
+        return name
+
+    def rate(self, steps: int) -> float:
+        """The learning rate of a run of T steps."""
+        return float(steps**-0.5) if self.learning_rate == INVERSE_SQRT_STEPS else float(self.learning_rate)
+
+
+class OperationSettings(Section):
+    """How a training is operated: a user finds these below `training`, too.
+
+    They change no digit of a release, so a run that is resumed may have others:
+
+    - `checkpoint_every`: a checkpoint is a copy of the state between two steps, and draws nothing.
+    - `evaluate_every`: an evaluation reads the test part, in evaluation mode, and draws nothing.
+    """
+
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    """Epochs between checkpoints; null: none. A resumed run may have another."""
+    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    """Epochs between evaluations on the test part. A resumed run may have another."""
+
+
+class ModelSettings(Section):
+    """Which model."""
+
+    name: str = "mlp"
+    """Registry name of the model."""
+    options: dict[str, Any] = {}
+    """Options of the model family: see *Models* at the end of this page."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        from equidp.models import MODELS  # late: it imports torch
+
+        if name not in MODELS:
+            raise unknown_name("model", name, MODELS)
+        return name
+
+
+class AuditSettings(Declared):
+    """What is audited and how hard. A count of 0 leaves that attack out."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    gradient_canaries: Count = 10_000
+    """Canaries with a prescribed gradient each; fewer than some thousands find no ordinary fault."""
+    input_canaries: Count = 1_000
+    """Training records given a wrong label; at most half of the training part is taken."""
+    guesses: Count | None = None
+    """Canaries guessed about, half of them "in"; fixed in advance; null: one in twenty."""
+    delta: Probability | None = None
+    """δ at which the claim is audited; null: 0.3 per number of canaries, where the one-run bound is strongest."""
+    confidence: Probability = 0.95
+    """Level of every bound and interval."""
+    membership: bool = True
+    """Whether to attack the membership of the training records, per group."""
+    reference_models: Count = 4
+    """Non-private models of the reference-model attack, in pairs that halve the pool; 0: loss threshold only."""
+    membership_records: Annotated[int, Field(ge=100)] = 2_000
+    """At most so many members, and non-members, of each group are attacked."""
+    resamples: Annotated[int, Field(ge=20)] = 200
+    """Bootstrap resamples behind each interval."""
+
+    @model_validator(mode="after")
+    def _paired(self) -> AuditSettings:
+        if self.reference_models % 2:
+            raise ValueError("reference_models come in pairs: give an even number")
+        if 1 in (self.gradient_canaries, self.input_canaries):
+            raise ValueError("one canary tells nothing: give 0 to leave it out, or some thousands")
+        return self
+
+    def guesses_of(self, canaries: int) -> int:
+        """r, even."""
+        wanted = canaries // 20 if self.guesses is None else self.guesses
+        return 2 * max(1, min(wanted, canaries) // 2)
+
+    def delta_of(self, canaries: int) -> float:
+        """δ of the audit."""
+        return 0.3 / canaries if self.delta is None else self.delta
+
+
+class ReportSettings(Section):
+    """Which tracked runs the comparison report takes."""
+
+    dataset: str | None = None
+    """Only runs on this dataset; null: all."""
+    experiment: str | None = None
+    """Name of the MLflow experiment; null: the one that runs log to, by `mlflow.yml`."""
+    tags: dict[str, Annotated[str, BeforeValidator(str)]] = {}
+    """Only runs with these tags, such as {sweep: demo}."""
+    runs: Annotated[int, Field(ge=1, le=50_000)] = 200
+    """At most so many, the newest; MLflow gives 50,000 and no more."""
+
+
+class ReleaseSettings(Section):
+    """The documents that go out with a model (docs/release.md). Texts are yours: they go out as they are."""
+
+    documents: bool | None = None
+    """Whether a run writes `release/`; null: a secure run does, any other does not."""
+    unprotected: Annotated[tuple[Literal["test", "audit"], ...], BeforeValidator(listed)] = ()
+    """Exact figures to publish without protection, `test+audit`: of the test records; an audit's of real records."""
+    curator: str = ""
+    """Who releases the model, and how to reach them."""
+    purpose: str = ""
+    """What the model is for."""
+    data_origin: str = ""
+    """Whose data these are, how they were collected and chosen, on what legal ground."""
+    published_on: str = ""
+    """Date of publication."""
+    license: str = "unknown"
+    """Licence of the weights, by the model hubs' names."""
+    rationale: str = ""
+    """Why this unit, ε and δ."""
+    access: str = ""
+    """Who may receive the model, and under which terms."""
+    security: str = ""
+    """How raw data, checkpoints and logs are kept."""
+    bias: str = ""
+    """What is known of bias in the data, and in how the model will be used."""
+    consultation: str = ""
+    """Impact assessment, and the advice of the data-protection officer."""
+    withdrawal: str = ""
+    """What happens if a new attack appears."""
+
+    def statements(self) -> dict[str, str]:
+        """The texts that are given, by setting."""
+        return {
+            name: text.strip() for name, text in self.model_dump().items() if isinstance(text, str) and text.strip()
+        }

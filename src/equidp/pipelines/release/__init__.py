@@ -1,0 +1,5 @@
+"""Release: the documents that go out with a model."""
+
+from equidp.pipelines.release.pipeline import create_pipeline, create_release
+
+__all__ = ["create_pipeline", "create_release"]

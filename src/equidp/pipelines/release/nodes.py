@@ -1,0 +1,47 @@
+"""Nodes of the release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from equidp.errors import EquidpError
+from equidp.models.weights import Weights
+from equidp.parameters import Settings
+from equidp.reporting.release import release_files, released_facts, wanted
+
+
+def write_release(
+    model: Weights,
+    privacy: dict[str, Any],
+    metrics: dict[str, Any],
+    metrics_release: dict[str, Any],
+    audit: dict[str, Any],
+    settings: Settings,
+) -> dict[str, bytes]:
+    """The files that may go out, by name; none for a run whose settings ask for none."""
+    if not wanted(settings.release, privacy):
+        return {}
+    return write_asked_release(model, privacy, metrics, metrics_release, audit, settings)
+
+
+def write_asked_release(
+    model: Weights,
+    privacy: dict[str, Any],
+    metrics: dict[str, Any],
+    metrics_release: dict[str, Any],
+    audit: dict[str, Any],
+    settings: Settings,
+) -> dict[str, bytes]:
+    """The files that may go out, by name, whichever mode the run was made in."""
+    if not privacy:
+        raise EquidpError("This run has no privacy.json, so its training did not finish: train first.")
+    facts = released_facts(
+        model.card,
+        sum(tensor.numel() for tensor in model.tensors.values()),
+        privacy,
+        settings.release,
+        metrics=metrics,
+        released_metrics=metrics_release,
+        audit=audit,
+    )
+    return release_files(facts, model.tensors)

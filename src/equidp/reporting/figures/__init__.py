@@ -1,0 +1,55 @@
+"""The figures: each a function from result tables to a Plotly figure, all in the style of `style.py`.
+
+What they read:
+
+- documents: `metrics.json` by algorithm;
+- histories: `history.parquet` by algorithm, one row per epoch;
+- privacy: `privacy.json` of an algorithm;
+- runs: one row per run, with its settings and results as columns and the column `seed`. Rows that differ in the seed
+  only are averaged, with 95 % intervals; rows that differ in another setting too (a column with a dot in its name) than
+  the one drawn are refused.
+
+docs/figures.md lists which figure of which paper each one redraws.
+"""
+
+from __future__ import annotations
+
+from equidp.reporting.figures.diagnostics import (
+    diagnostic_curve,
+    diagnostic_distribution,
+    diagnostics_in,
+    group_gradient_norms,
+)
+from equidp.reporting.figures.groups import cost_per_group, group_counts, metric_per_group
+from equidp.reporting.figures.runs import cost_against, metric_against, privacy_utility
+from equidp.reporting.figures.training import (
+    clip_norms,
+    epsilon_by_algorithm,
+    epsilon_over_epochs,
+    group_curves,
+    learning_curve,
+    schedule_figure,
+    schedules,
+    trajectories,
+)
+
+__all__ = [
+    "clip_norms",
+    "cost_against",
+    "cost_per_group",
+    "diagnostic_curve",
+    "diagnostic_distribution",
+    "diagnostics_in",
+    "epsilon_by_algorithm",
+    "epsilon_over_epochs",
+    "group_counts",
+    "group_curves",
+    "group_gradient_norms",
+    "learning_curve",
+    "metric_against",
+    "metric_per_group",
+    "privacy_utility",
+    "schedule_figure",
+    "schedules",
+    "trajectories",
+]

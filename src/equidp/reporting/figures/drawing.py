@@ -1,0 +1,51 @@
+"""What several kinds of figures share: named lines, metrics in words, gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from equidp.reporting.style import line, looks
+from equidp.reporting.tables import METRIC_TITLES
+
+METRIC_NAMES = METRIC_TITLES | {"loss": "loss (nats)", "excess_loss": "excess loss (nats)"}
+
+FEW_EPOCHS = 10
+"""Over fewer epochs every one has its tick: left to itself Plotly would mark epoch 1.2."""
+
+
+def draw_lines(
+    chart: go.Figure,
+    series: Mapping[str, tuple[Iterable, Sequence | pd.Series]],
+    *,
+    row: int | None = None,
+    known: Iterable[str] = (),
+    legend: bool = True,
+) -> go.Figure:
+    """Draw named (x, y) series. `known` fixes the looks where only some of the algorithms have the quantity."""
+    table = looks([*known, *series])
+    for name, (x, y) in series.items():
+        values = gaps(y)
+        if any(v is not None for v in values):
+            trace = line(table[name], x, values, showlegend=legend, legendgroup=table[name].name)
+            chart.add_trace(trace, row=row, col=None if row is None else 1)
+    epochs = [x for x, _ in series.values() if isinstance(x, pd.Series) and x.name == "epoch" and len(x)]
+    if epochs and max(x.max() for x in epochs) - min(x.min() for x in epochs) < FEW_EPOCHS:
+        chart.update_xaxes(dtick=1)
+    return chart
+
+
+def in_words(setting: Hashable) -> str:
+    """A setting's name as words: `training.epochs` → `epochs`, `noise_multiplier` → `noise multiplier`."""
+    return str(setting).rsplit(".", 1)[-1].replace("_", " ")
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def gaps(values: Sequence | pd.Series) -> list[float | None]:
+    """Plotly draws None as a gap; NaN would not survive JSON."""
+    return [None if pd.isna(v) else float(v) for v in values]

@@ -1,0 +1,118 @@
+"""Figures of groups: a metric, its cost of privacy, and the number of records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from equidp.reporting.figures.drawing import METRIC_NAMES, capital, gaps
+from equidp.reporting.style import HEIGHT, ROW_HEIGHT, Look, bars, categories, colours, figure, label, looks
+from equidp.reporting.tables import BASELINE, PARTS, group_figures, group_intervals, marked, with_baseline
+
+MOST_BARS = 100
+"""A figure with more bars than this becomes a map: too many bars look alike."""
+
+
+def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str = "accuracy") -> go.Figure:
+    """A metric in every group, one bar per algorithm, the baseline's in grey."""
+    name = METRIC_NAMES[metric]
+    chart = figure(f"{capital(name)} by {label(grouping)}", label(grouping), name)
+    frame = group_figures(documents, [metric])
+    intervals = group_intervals(with_baseline(documents), grouping) if metric == "accuracy" else {}
+    return _grouped_bars(chart, frame[frame["grouping"] == grouping], metric, intervals, documents)
+
+
+def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str = "accuracy") -> go.Figure:
+    """What privacy cost each group: private minus baseline, one bar per algorithm. Below zero is a loss of accuracy."""
+    chart = figure(f"Cost of privacy by {label(grouping)}", label(grouping), f"Δ {METRIC_NAMES[metric]}")
+    frame = group_figures(documents, ["loss" if metric == "excess_loss" else metric])
+    frame = frame[(frame["grouping"] == grouping) & (frame["algorithm"] != BASELINE)]
+    costs = {name: document.get("cost_of_privacy", {}) for name, document in documents.items()}
+    intervals = group_intervals(costs, grouping) if metric == "accuracy" else {}
+    return _grouped_bars(chart, frame, f"cost/{metric}", intervals, documents)
+
+
+def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
+    """How many records each group has in every part of the split.
+
+    Args:
+        groups: columns `grouping`, `group`, and counts in those of `train`, `test`, `public` that there are. Where
+            test records are counted, groups with few of them are marked.
+        grouping: which one to draw.
+    """
+    frame = groups[groups["grouping"] == grouping]
+    if "test" in frame:
+        names = marked(dict(zip(frame["group"], frame["test"], strict=True)))
+        frame = frame.assign(group=frame["group"].map(names))
+    parts = [part for part in PARTS if part in frame and frame[part].any()]
+    chart = figure(f"Records by {label(grouping)}", label(grouping), "records")
+    for part in parts:
+        chart.add_trace(bars(looks(parts)[part], frame["group"], frame[part]))
+    chart.update_layout(barmode="group")
+    categories(chart, frame["group"])
+    return chart
+
+
+def _grouped_bars(
+    chart: go.Figure,
+    frame: pd.DataFrame,
+    column: str,
+    intervals: Mapping[str, Mapping[str, Sequence[float] | None]],
+    known: Iterable[str],
+) -> go.Figure:
+    """One bar per algorithm in every group, small ones marked, those without a value included as gaps.
+
+    Where there would be too many bars, a map: a row per algorithm, values in colour and in words.
+
+    `known` fixes the looks where only some of the algorithms have the grouping.
+
+    `intervals` has the ends of a bar's interval by algorithm and group, where there is one. It is drawn as far as an
+    accuracy, or a difference of two, can be: a t-interval over few seeds goes far beyond, and would squeeze the bars.
+    """
+    least = -1 if column.startswith("cost/") else 0
+    tested = {str(group): count for group, count in frame.groupby("group")["count"].max().items()}
+    frame = frame.assign(name=frame["group"], group=frame["group"].map(marked(tested)))
+    rows = {}
+    for algorithm, look in looks(known).items():
+        of = frame[frame["algorithm"] == algorithm]
+        if of[column].notna().any():
+            pairs = [intervals.get(algorithm, {}).get(group) for group in of["name"]]
+            ends = [pair and (max(pair[0], least), min(pair[1], 1)) for pair in pairs]
+            rows[look] = of.assign(ends=pd.Series(ends, index=of.index, dtype=object))
+    if len(rows) * len(tested) > MOST_BARS:
+        _colour_map(chart, rows, column)
+    else:
+        for look, of in rows.items():
+            hover, values = [f"{count} test records" for count in of["count"]], gaps(of[column])
+            chart.add_trace(bars(look, of["group"], values, _reach(values, list(of["ends"])), hovertext=hover))
+        chart.update_layout(barmode="group")
+    categories(chart, frame["group"])
+    return chart
+
+
+def _colour_map(chart: go.Figure, rows: Mapping[Look, pd.DataFrame], column: str) -> None:
+    """A row of coloured values per algorithm, in order from above; a difference is white at 0."""
+    groups = list(dict.fromkeys(group for of in rows.values() for group in of["group"]))
+    table = [of.set_index("group").reindex(groups) for of in rows.values()]
+    hover = [
+        [
+            f"{count:.0f} test records"
+            + (f", 95 % interval {pair[0]:.3f} to {pair[1]:.3f}" if isinstance(pair, tuple) else "")
+            for count, pair in zip(of["count"], of["ends"], strict=True)
+        ]
+        for of in table
+    ]
+    values, names = [gaps(of[column]) for of in table], [look.name for look in rows]
+    chart.add_trace(colours(groups, names, values, hover, around_zero=column.startswith("cost/")))
+    chart.update_yaxes(title_text="", autorange="reversed", showgrid=False, zeroline=False, type="category")
+    chart.update_layout(height=HEIGHT // 2 + ROW_HEIGHT * len(rows))
+
+
+def _reach(values: Sequence[float | None], ends: Sequence[Sequence[float] | None]) -> list[tuple[float, float]] | None:
+    """How far each value's interval reaches below and above it; None where no value has one."""
+    if not any(ends):
+        return None
+    known = [(y, pair) if y is not None and pair else None for y, pair in zip(values, ends, strict=True)]
+    return [(at[0] - at[1][0], at[1][1] - at[0]) if at else (0.0, 0.0) for at in known]

@@ -1,0 +1,38 @@
+"""What the guarantee leaves an attacker: how many he recognises at a rate of false alarms."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+ALARMS = (0.001, 0.01, 0.05, 0.1)
+"""Rates of false alarms in the documents."""
+
+
+def recognised(privacy: Mapping[str, Any], alarms: float) -> float:
+    """The largest rate of recognised members at a rate of false alarms, an upper bound.
+
+    From the statement's trade-off curve where it has one, else from (ε, δ) alone, which is never smaller: every test
+    obeys TPR ≤ e^ε·FPR + δ, and the same with members and others exchanged, TPR ≤ 1 − e^−ε·(1 − δ − FPR).
+    """
+    epsilon, delta = privacy["epsilon"], privacy["delta"]
+    factor = math.exp(min(epsilon, 700))
+    bound = min(1.0, factor * alarms + delta, 1 - (1 - delta - alarms) / factor)
+    curve = privacy.get("trade_off")
+    if not curve:
+        return bound
+    # misses fall as false alarms rise: between two points of the curve those of the next one still bound
+    place = bisect_left(curve["false_alarms"], alarms)
+    return min(bound, 1 - curve["misses"][place]) if place < len(curve["misses"]) else bound
+
+
+def from_curve(privacy: Mapping[str, Any]) -> bool:
+    """Whether `recognised` reads the statement's curve."""
+    return bool(privacy.get("trade_off"))
+
+
+def share(value: float) -> str:
+    """A rate in per cent, rounded up: a guarantee must not be rounded in its favour."""
+    return f"{math.ceil(value * 1000 - 1e-9) / 10:.1f} %"

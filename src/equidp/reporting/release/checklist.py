@@ -1,0 +1,229 @@
+"""The evaluation checklist: the topics of NIST SP 800-226, in our own words, each answered by the run or open.
+
+The publication stacks what a claim of differential privacy rests on: the parameters on top, below them the algorithm
+and its usefulness, below these security and trust, and at the bottom how data are collected. Each layer is worth what
+the layers below it are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.release.attack import recognised, share
+from equidp.reporting.release.facts import Facts
+from equidp.reporting.release.lines import Document, Line, stated
+from equidp.reporting.release.registry import accounting, randomness, trials, unprotected
+
+
+def checklist(facts: Facts) -> Document:
+    """The checklist."""
+    return Document(
+        f"Evaluation checklist: {facts.algorithm} on {facts.dataset}",
+        "By the topics of NIST SP 800-226, in words of our own. A line is answered by the run or by the curator, or it "
+        "is open. An answer may be a bad one: read it.",
+        {
+            "Parameters and unit": _parameters(facts),
+            "Algorithm": _algorithm(facts),
+            "Utility and bias": _utility(facts),
+            "Security and side channels": _security(facts),
+            "Trust": _trust(facts),
+            "Data collection": _collection(facts),
+        },
+        facts.warning,
+        {},
+    )
+
+
+def _parameters(facts: Facts) -> list[Line]:
+    privacy = facts.privacy
+    epsilon, delta, size, unit = privacy["epsilon"], privacy["delta"], privacy["records"], privacy["unit"]
+    caught = recognised(privacy, 0.01)
+    worth = "At this ε that says little." if caught > 0.5 else "Blind guessing recognises 1 %."
+    small = delta < 1 / size
+    return [
+        Line(
+            "definition",
+            "Is it differential privacy, and which kind?",
+            f"Yes: (ε, δ)-differential privacy in the central model. Neighbouring data sets: {privacy['adjacency']}.",
+            {"kind": "approximate", "adjacency": privacy["adjacency"]},
+        ),
+        Line(
+            "epsilon",
+            "Is ε small enough to mean something?",
+            f"ε = {epsilon_text(epsilon)}. At 1 % false alarms an attacker recognises at most {share(caught)}. {worth}",
+            {"epsilon": epsilon, "recognised_at_1_percent": caught},
+        ),
+        Line(
+            "delta",
+            "Is δ below one over the number of units?",
+            f"δ = {delta:g}, {'below' if small else 'NOT below'} 1/N = {1 / size:.2g}."
+            + ("" if small else " Publishing one record outright could satisfy it. Choose a smaller δ."),
+            {"delta": delta, "below_one_over_n": small},
+        ),
+        Line(
+            "unit",
+            "Whom does one unit stand for?",
+            f"The unit is one {unit}. "
+            + (
+                "A person with several records has a weaker guarantee. The curator knows whether there are such people."
+                if unit == "record"
+                else "Records of other units are not protected by it, if a person is behind several units."
+            ),
+            unit,
+        ),
+        trials(facts),
+    ]
+
+
+def _algorithm(facts: Facts) -> list[Line]:
+    privacy = facts.privacy
+    audit = facts.audit and facts.audit["gradient_canaries"]
+    tested = "The code's own tests attack every algorithm and plant faults that must be found."
+    if audit:
+        verdict = "did not refute" if audit["consistent"] else "REFUTED"
+        tested += f" An audit of a training with the same plan {verdict} the claim (reidentification.md)."
+    return [
+        Line(
+            "bounded",
+            "Is every unit's influence bounded?",
+            f"Yes: each {privacy['unit']}'s gradient is weighted so that its contribution has a bound that depends on "
+            "public values only. The noise is proportional to that bound.",
+        ),
+        Line(
+            "sampling",
+            "Does the sampling match the accounting?",
+            f"Yes: {privacy['sampling']}; sums are divided by the expected batch size, and empty batches are charged.",
+            {"sampling_rate": privacy["sampling_rate"], "expected_batch_size": privacy["expected_batch_size"]},
+        ),
+        accounting(facts),
+        Line(
+            "preprocessing",
+            "Did preprocessing look at the records?",
+            "No: it follows a schema that was declared in advance. Whoever wrote the schema must not have taken it "
+            "from these records.",
+        ),
+        Line(
+            "split",
+            "Does a record's place in the training part depend on other records?",
+            _split(privacy),
+            (privacy.get("membership") or {}).get("how"),
+            open=not privacy.get("membership"),
+        ),
+        Line("tests", "Was the implementation tested?", tested, None if audit is None else audit["consistent"]),
+    ]
+
+
+def _split(privacy: Mapping[str, Any]) -> str:
+    match (privacy.get("membership") or {}).get("how"):
+        case "hash":
+            return "No: each record's part follows from the record itself and a public key."
+        case "provider":
+            return "No: the data say it of each record."
+        case "strata":
+            return "Yes: the draw moves other records when one is added. ε holds for the training part as it was drawn."
+        case _:
+            return "The statement takes the split as given: ε compares training parts that differ in one unit."
+
+
+def _utility(facts: Facts) -> list[Line]:
+    place = "Figures are in README.md"
+    if facts.metrics:
+        utility = Line("utility", "How good is the model?", f"{place}, released with noise.", dict(facts.metrics))
+    elif facts.exact_metrics:
+        text = f"{place}, exact and without protection for the test records."
+        utility = Line("utility", "How good is the model?", text, dict(facts.exact_metrics))
+    else:
+        utility = Line(
+            "utility",
+            "How good is the model?",
+            "Measured inside, on private test records: exact figures of them are not published here.",
+            open=True,
+        )
+    groups = ", ".join(facts.schema["groupings"])
+    return [
+        utility,
+        Line(
+            "groups",
+            "Whom does the noise cost most?",
+            f"Measured inside for the groups by {groups}. "
+            + (
+                "README.md has the model's figures of every group."
+                if facts.metrics or facts.exact_metrics
+                else "The figures are exact and not published here."
+            ),
+            open=not (facts.metrics or facts.exact_metrics),
+        ),
+        Line(
+            "cost_of_privacy",
+            "What did privacy cost against a model without it?",
+            "Measured inside. The comparison is an exact function of the training records, so it cannot be published.",
+        ),
+        stated("bias", "Bias of the data and of people who use the model", facts.curator, "No run can tell."),
+    ]
+
+
+def _security(facts: Facts) -> list[Line]:
+    exact = bool(facts.privacy.get("diagnostics_published"))
+    return [
+        randomness(facts),
+        Line(
+            "diagnostics",
+            "Were exact figures of training records recorded?",
+            "Yes, inside the curator's systems: gradient norms and the like. None is in this folder."
+            if exact
+            else "No.",
+            exact,
+        ),
+        Line(
+            "timing",
+            "Can time or memory betray records?",
+            "How long a step takes depends on the size of its batch. The folder holds no times, and its files were "
+            "written without their dates. Whoever can watch the training learns more.",
+        ),
+        Line(
+            "intermediate",
+            "Are intermediate states released?",
+            "No, the final weights alone. The guarantee would cover the model after every step.",
+        ),
+        stated("security", "Security of the raw data, checkpoints and logs", facts.curator, "The run does not know."),
+    ]
+
+
+def _trust(facts: Facts) -> list[Line]:
+    return [
+        Line(
+            "model",
+            "Who must be trusted?",
+            "The curator, who holds the records, and the machines that train. Nobody who receives the release.",
+            "central",
+        ),
+        unprotected(facts),
+        Line(
+            "queries",
+            "Are queries limited?",
+            "They need not be: the weights themselves are released, and any number of queries is covered by ε.",
+        ),
+        stated("access", "Who may receive the release", facts.curator, "The run does not know."),
+    ]
+
+
+def _collection(facts: Facts) -> list[Line]:
+    names = facts.schema.get("feature_names") or ()
+    features = f"The model uses {len(names)} declared features (config.json)." if names else "Declared in config.json."
+    return [
+        stated("data_origin", "Whose data, how collected, on what ground", facts.curator, "The run does not know."),
+        Line(
+            "minimised",
+            "Are no more data used than needed?",
+            f"{features} Whether it needs them all is open.",
+            open=True,
+        ),
+        Line(
+            "elsewhere",
+            "Are the same people in other releases?",
+            "ε of several releases about one person adds up, whoever publishes them. The run knows of none.",
+            open=True,
+        ),
+    ]

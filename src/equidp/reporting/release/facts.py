@@ -1,0 +1,273 @@
+"""What may go out with a model: the one place that decides it.
+
+`released_facts` copies, by name, what the guarantee covers or what is taken as public. Everything else stays behind:
+exact figures of private records (counts of groups, baseline, cost of privacy, diagnostics), per-record data, options of
+the source (they name files), digests and dates of files. The documents are written from `Facts` alone, so that none of
+them can hold more. A key that is not named here does not go out: who adds one to a run's documents decides it here.
+
+Two kinds of exact figures go out where the user asks for them by `release.unprotected`, and the documents then say that
+nothing protects them: the model's figures of the test records, and an audit's figures of real records.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from equidp.data.records import MIN_TEST_RECORDS
+from equidp.errors import EquidpError
+from equidp.evaluation.metrics import METRICS
+from equidp.parameters import ReleaseSettings
+from equidp.reporting.tables import BASELINE
+
+STATEMENT = (
+    "algorithm", "private", "epsilon", "delta", "epsilon_rdp", "epsilon_pld", "epsilon_published",
+    "epsilon_fixed_before_training", "target_epsilon", "target_epsilon_as", "noise_multiplier", "adjacency", "sampling",
+    "sampling_rate", "unit", "records", "records_declared", "public_records", "expected_batch_size", "steps", "epochs",
+    "groups", "ledger", "filter_order", "filter_total", "charged", "accepted_steps", "releases", "secure", "seed",
+    "trials", "epsilon_replace_one", "trade_off", "membership", "assumptions", "notes",
+    "diagnostics_published",
+)  # fmt: skip
+"""Keys of `privacy.json` that go out: all that `training.statement` writes, and all that its readers look for."""
+
+MEMBERSHIP = ("how", "records_declared", "units_declared", "keeps")
+"""Keys of the statement's `membership` that go out: how the training part was drawn; not the key it was drawn by."""
+
+SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary", "words")
+"""Keys of a schema that go out. They are declared: none is learnt from the records."""
+
+ENCODING = ("label", "classes", "features")
+"""Options of the source that go out: declared columns with their categories and bounds. Others name files."""
+
+TRAINING = ("epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights", "options")
+"""Keys of a model's training settings that go out; settings are public."""
+
+CANARIES = (
+    "canaries", "guesses", "correct", "delta", "confidence", "epsilon_lower_bound", "epsilon_claimed",
+    "epsilon_within_reach", "consistent", "refutable",
+)  # fmt: skip
+EXPOSURE = ("auc", "auc_interval", "tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr_interval")
+"""Figures of membership inference that may be asked for. The numbers of members are exact counts, and stay."""
+
+DECIMALS = 3
+"""Of exact figures that go out on request."""
+
+MATCHED = ("records", "expected_batch_size", "steps", "noise_multiplier")
+"""Facts of `privacy.json` in which an audit's training must agree with the run for its findings to be the run's."""
+
+SOFTWARE = ("equidp", "torch", "dp-accounting")
+
+RESEARCH_MODE = (
+    "Research mode: batches and noise came from an ordinary random generator with a seed. Whoever knows or guesses the "
+    "seed can recompute the noise, and ε does not hold against them. Not for publication: keep this document and the "
+    "model inside. A model that goes out is trained with privacy.secure=true."
+)
+LARGE_DELTA = (
+    "δ is not below one over the number of units: publishing one of them outright would satisfy the guarantee. Not for "
+    "publication: train again with a smaller privacy.delta."
+)
+REFUTED = (
+    "An audit of this training refuted its ε. Not for publication: keep this document and the model inside until the "
+    "cause is found."
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the documents know of a run; JSON types.
+
+    Attributes:
+        schema: the declared schema. `network`: name and options of the model. Together they rebuild it.
+        encoding: the source's name and, of a table that was described by options, its declared columns.
+        parameters: number of the model's parameters.
+        training: settings of the training; empty where the model's file does not have them.
+        privacy: the privacy statement.
+        audit: findings of an audit of the same training, or None.
+        metrics: figures of test records released under differential privacy, or None.
+        exact_metrics: exact figures of test records, or None where the user did not ask for them.
+        curator: what the user states in the settings.
+        software: versions of what trained the model and computed ε.
+        warning: why nothing of this is for publication, or None.
+    """
+
+    schema: Mapping[str, Any]
+    encoding: Mapping[str, Any]
+    network: Mapping[str, Any]
+    parameters: int
+    training: Mapping[str, Any]
+    privacy: Mapping[str, Any]
+    audit: Mapping[str, Any] | None
+    metrics: Mapping[str, Any] | None
+    exact_metrics: Mapping[str, Any] | None
+    curator: Mapping[str, str]
+    software: Mapping[str, str]
+    warning: str | None
+
+    @property
+    def dataset(self) -> str:
+        """What the user calls the dataset."""
+        return str(self.schema["name"])
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return str(self.privacy["algorithm"])
+
+
+def released_facts(
+    card: Mapping[str, Any],
+    parameters: int,
+    privacy: Mapping[str, Any],
+    settings: ReleaseSettings,
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    released_metrics: Mapping[str, Any] | None = None,
+    audit: Mapping[str, Any] | None = None,
+) -> Facts:
+    """The facts that may go out.
+
+    Args:
+        card: what the model's file says of the model.
+        parameters: number of the model's parameters.
+        privacy: `privacy.json`.
+        settings: what the user asked for, and what the user states.
+        metrics: `metrics.json`, read only for `release.unprotected=test`.
+        released_metrics: `metrics_release.json`, where the run has one.
+        audit: `audit.json`, where there is one; used if it is of this training.
+
+    Raises:
+        EquidpError: for a model without differential privacy, for files of two runs, or where figures were asked for
+            that the run does not have or that may not go out at all.
+    """
+    if not privacy.get("private"):
+        raise EquidpError(
+            f"{privacy.get('algorithm', 'This model')} was trained without differential privacy: nothing of it may go "
+            "out. Name a private algorithm, such as algorithm=dpsgd."
+        )
+    if card.get("algorithm") != privacy["algorithm"]:
+        raise EquidpError(
+            f"The model is {card.get('algorithm')}'s and the privacy statement {privacy['algorithm']}'s: train again."
+        )
+    found = _audit(audit, privacy, exact="audit" in settings.unprotected)
+    statement = _only(privacy, STATEMENT)
+    if statement.get("secure"):
+        statement["seed"] = None
+    if statement.get("membership"):
+        statement["membership"] = _only(statement["membership"], MEMBERSHIP)
+    return Facts(
+        schema=_only(card["schema"], SCHEMA),
+        encoding=_only(card, ("source",)) | _only(card.get("source_options") or {}, ENCODING),
+        network={"name": card["model"], "options": dict(card["options"])},
+        parameters=parameters,
+        training=_only(card.get("training") or {}, TRAINING),
+        privacy=statement,
+        audit=found,
+        metrics=None if not released_metrics else _released(released_metrics),
+        exact_metrics=_exact(metrics) if "test" in settings.unprotected else None,
+        curator=settings.statements(),
+        software={name: importlib.metadata.version(name) for name in SOFTWARE},
+        warning=_warning(statement, found),
+    )
+
+
+def _warning(privacy: Mapping[str, Any], audit: Mapping[str, Any] | None) -> str | None:
+    if not privacy.get("secure"):
+        return RESEARCH_MODE
+    if privacy["delta"] >= 1 / privacy["records"]:
+        return LARGE_DELTA
+    found = [audit[kind] for kind in ("gradient_canaries", "input_canaries") if audit and audit.get(kind)]
+    return None if all(one["consistent"] for one in found) else REFUTED
+
+
+def _audit(audit: Mapping[str, Any] | None, privacy: Mapping[str, Any], *, exact: bool) -> dict[str, Any] | None:
+    """The findings that may go out, if they are of a training with the run's algorithm, N, B, T and noise.
+
+    Gradient canaries are records of the auditor's own: what was guessed about them goes out. Mislabelled records and
+    membership inference are of real records, and go out only where the user asks; the baseline's figures never do.
+    """
+    if not audit or audit["algorithm"] != privacy["algorithm"]:
+        return None
+    audited = audit.get("training") or {}
+    if any(audited.get(name) != privacy.get(name) for name in MATCHED):
+        return None
+    found = {name: audit[name] and _only(audit[name], CANARIES) for name in ("gradient_canaries", "input_canaries")}
+    if not exact:
+        # whether mislabelled records refute ε does go out: a claim that fell is withdrawn
+        known = found["input_canaries"]
+        found["input_canaries"] = None if not known or known["consistent"] else {"consistent": False}
+    attacks = (audit.get("membership") or {}).get(privacy["algorithm"], {}) if exact else {}
+    return found | {
+        "confidence": audit["confidence"],
+        "membership": _rounded(
+            {
+                attack: {
+                    "overall": _only(figures["overall"], EXPOSURE),
+                    "groups": {
+                        grouping: {group: _only(of, EXPOSURE) for group, of in groups.items()}
+                        for grouping, groups in figures["groups"].items()
+                    },
+                }
+                for attack, figures in attacks.items()
+            }
+        ),
+    }
+
+
+def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Overall and group figures of the private model, without numbers of records, intervals, baseline and costs.
+
+    They are rounded, as a fraction in full tells the number of records, and groups so small that a figure is about
+    single persons are left out.
+    """
+    if not metrics:
+        raise EquidpError("release.unprotected=test: the run has no metrics.json: evaluate it first.")
+    if metrics.get("evaluated_on", "test") != "test":
+        raise EquidpError(
+            "release.unprotected=test: this run was evaluated on validation records, which were taken from the "
+            "training records: their exact figures may not go out. Train with data.evaluate_on=test."
+        )
+    groups = {
+        grouping: {group: of for group, of in groups.items() if of["count"] >= MIN_TEST_RECORDS}
+        for grouping, groups in metrics["groups"].items()
+    }
+    return _rounded(_figures({**metrics, "groups": groups}))
+
+
+def _rounded(figures: Any) -> Any:
+    """Nested figures with `DECIMALS` each."""
+    if isinstance(figures, dict):
+        return {name: _rounded(value) for name, value in figures.items()}
+    if isinstance(figures, list):
+        return [_rounded(value) for value in figures]
+    return round(figures, DECIMALS) if isinstance(figures, float) else figures
+
+
+def _released(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures with noise, and their own ε."""
+    if metrics.get("epsilon") is None:
+        raise EquidpError("metrics_release.json has no epsilon: its figures may not go out. Evaluate the run again.")
+    return _only(metrics, ("epsilon", "delta", "adjacency", "unit")) | _figures(metrics)
+
+
+def _figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    groups = metrics.get("groups") or {}
+    return {
+        "overall": _only(metrics["overall"], METRICS),
+        "groups": {
+            grouping: {group: _only(figures, METRICS) for group, figures in of.items()}
+            for grouping, of in groups.items()
+        },
+    }
+
+
+def _only(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
+
+
+def wanted(settings: ReleaseSettings, privacy: Mapping[str, Any]) -> bool:
+    """Whether a run writes its documents: a secure run does by itself, any other one on request."""
+    if settings.documents is None:
+        return bool(privacy.get("secure"))
+    return settings.documents and privacy.get("algorithm") != BASELINE

@@ -1,0 +1,191 @@
+"""The entry for a registry of deployments of differential privacy, by its three tiers of transparency.
+
+Tier 1 says who releases what and why, tier 2 the guarantee, tier 3 the details that let somebody check it. The entry
+names the tier that its answered lines reach.
+"""
+
+from __future__ import annotations
+
+from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.release.facts import Facts
+from equidp.reporting.release.lines import Document, Line, stated
+
+BASICS, GUARANTEE, DETAILS = "Tier 1: what is released", "Tier 2: the guarantee", "Tier 3: details"
+
+
+def registry_entry(facts: Facts) -> Document:
+    """The entry."""
+    topics = {BASICS: _basics(facts), GUARANTEE: _guarantee(facts), DETAILS: _details(facts)}
+    reached = 0
+    for lines in topics.values():
+        if any(line.open for line in lines):
+            break
+        reached += 1
+    return Document(
+        f"Registry entry: {facts.algorithm} on {facts.dataset}",
+        "For a public registry of deployments of differential privacy. A tier is reached when its lines, and those of "
+        "the tiers before it, are answered.",
+        topics,
+        facts.warning,
+        {"tier": reached},
+    )
+
+
+def _basics(facts: Facts) -> list[Line]:
+    schema, stated_by = facts.schema, facts.curator
+    product = (
+        f"Weights of a classifier ({facts.network['name']}, {facts.parameters:,} parameters) of {schema['kind']} data "
+        f"into {len(schema['classes'])} classes, with its documents."
+    )
+    return [
+        stated("curator", "Who releases it", stated_by, "The run does not know its curator."),
+        stated("purpose", "Intended use", stated_by, "The run does not know what the model is for."),
+        Line("product", "Data product", product, {"type": "machine learning model", "parameters": facts.parameters}),
+        Line("dataset", "Data", f"The dataset is called {facts.dataset}.", facts.dataset),
+        stated("data_origin", "Whose data, and how collected", stated_by, "The run does not know."),
+        stated("published_on", "Date of publication", stated_by, "A run records no date here."),
+    ]
+
+
+def _guarantee(facts: Facts) -> list[Line]:
+    privacy = facts.privacy
+    several = (
+        "One person may be behind several of them." if privacy["unit"] == "record" else "All its records together."
+    )
+    return [
+        Line("flavour", "Flavour", "(ε, δ)-differential privacy, approximate.", "approximate"),
+        Line("adjacency", "Neighbouring data sets", f"{privacy['adjacency']}.", privacy["adjacency"]),
+        Line("unit", "Privacy unit", f"One {privacy['unit']}. {several}", privacy["unit"]),
+        Line(
+            "parameters",
+            "Privacy loss",
+            f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:g}.",
+            {"epsilon": privacy["epsilon"], "delta": privacy["delta"]},
+        ),
+        Line(
+            "model", "Deployment model", "Central: the curator holds the records and is trusted with them.", "central"
+        ),
+        Line("release_type", "Kind of release", "Static: one release of the final weights and documents.", "static"),
+    ]
+
+
+def _details(facts: Facts) -> list[Line]:
+    privacy = facts.privacy
+    return [
+        Line(
+            "domain",
+            "Data domain",
+            "Declared in advance in config.json: kind, shape, classes, groups and features.",
+            {"kind": facts.schema["kind"], "shape": facts.schema["shape"]},
+        ),
+        Line(
+            "mechanism",
+            "Mechanism",
+            f"{facts.algorithm}: in every step a sample is drawn ({privacy['sampling']}), each {privacy['unit']}'s "
+            "gradient is bounded, the sum gets Gaussian noise, and the model takes a step. "
+            f"Noise multiplier {privacy['noise_multiplier']:.6g}, {privacy['steps']:,} steps.",
+            {key: privacy[key] for key in ("noise_multiplier", "sampling_rate", "steps", "expected_batch_size")},
+        ),
+        Line("releases", "What the guarantee covers", " ".join(privacy["releases"]), list(privacy["releases"])),
+        unprotected(facts),
+        accounting(facts),
+        trials(facts),
+        Line(
+            "post_processing",
+            "Post-processing",
+            "Whatever is computed from the released weights alone is covered by the same ε: predictions, any number of "
+            "queries, further training on other data.",
+        ),
+        Line(
+            "preprocessing",
+            "Preprocessing",
+            "Scaling, categories and vocabulary come from the declared schema. Nothing was learnt from the records "
+            "before training.",
+        ),
+        randomness(facts),
+        Line(
+            "implementation",
+            "Implementation",
+            ", ".join(f"{name} {version}" for name, version in facts.software.items()) + ".",
+            dict(facts.software),
+        ),
+        stated("rationale", "Why this unit, ε and δ", facts.curator, "The run knows the numbers, not the reasons."),
+        stated("security", "Security of the raw data", facts.curator, "The run does not know who can reach them."),
+    ]
+
+
+def unprotected(facts: Facts) -> Line:
+    """Quantities that go out, or are taken as public, without the guarantee."""
+    privacy = facts.privacy
+    size = "declared number" if privacy.get("records_declared") else "number"
+    quantities = [
+        f"the {size} of training {privacy['unit']}s, {privacy['records']:,}",
+        "batch size, number of steps and all settings",
+        "the schema, with names of classes and groups",
+    ]
+    if privacy.get("public_records"):
+        quantities.append(f"{privacy['public_records']:,} records used as public data")
+    if facts.exact_metrics:
+        quantities.append("the exact figures of the test records, which the curator chose to publish")
+    if facts.audit:
+        quantities.append("an audit's count of right guesses about records of the auditor's own")
+        if facts.audit["membership"]:
+            quantities.append("the audit's exact figures of real records, which the curator chose to publish")
+    return Line(
+        "unprotected",
+        "Unprotected quantities",
+        f"Public, or taken as public: {'; '.join(quantities)}. No more is here.",
+        quantities,
+    )
+
+
+def accounting(facts: Facts) -> Line:
+    """How ε was computed, and how to check it."""
+    privacy = facts.privacy
+    if privacy.get("epsilon_fixed_before_training", True):
+        how = "the smaller of Rényi DP and privacy loss distributions over all events, which were fixed before training"
+    else:
+        how = "that of a cap or a budget fixed before training, as the events depended on outputs"
+    return Line(
+        "accounting",
+        "Accounting",
+        f"ε is {how}. Every event is in privacy.json; the library dp_accounting recomputes ε from it.",
+        {key: privacy.get(key) for key in ("epsilon_rdp", "epsilon_pld", "epsilon_fixed_before_training")},
+    )
+
+
+def trials(facts: Facts) -> Line:
+    """What the choice of settings cost."""
+    privacy = facts.privacy
+    found = privacy["trials"]
+    question = "Choice of settings, and other releases"
+    if found == {"max": 1}:
+        return Line(
+            "trials",
+            question,
+            "One training was charged. If settings were chosen by other trainings on these records, "
+            "ε does not cover the choice; nor does it cover other releases from the same records. The curator knows.",
+            found,
+        )
+    declared = ", ".join(f"{name} {value}" for name, value in found.items())
+    text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
+    return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
+
+
+def randomness(facts: Facts) -> Line:
+    """Where the noise came from."""
+    if facts.privacy.get("secure"):
+        return Line(
+            "randomness",
+            "Source of randomness",
+            "A cryptographic generator under a key of the operating system that was never stored. No seed exists. "
+            "Values and noise are added on a public grid, which withstands floating-point attacks.",
+            {"cryptographic": True, "floating_point_protected": True},
+        )
+    return Line(
+        "randomness",
+        "Source of randomness",
+        "An ordinary generator with a seed, without protection against floating-point attacks: ε does not hold against "
+        "whoever recomputes the noise.",
+        {"cryptographic": False, "floating_point_protected": False},
+    )

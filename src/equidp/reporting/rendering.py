@@ -1,0 +1,147 @@
+"""An HTML page as text: one self-contained file that loads nothing from anywhere.
+
+Names from data reach the page in three places, each made inert in its own way: HTML text by Jinja's autoescape, Plotly
+labels by `style.label`, JSON inside `<script>` by `_json_for_script`. A content security policy that allows only this
+file's own scripts, by hash, and no request at all stands behind the three.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+import plotly.graph_objects as go
+from markupsafe import Markup
+
+from equidp.system.notebooks import without_ipython
+
+with without_ipython():
+    from plotly.offline import get_plotlyjs
+
+WIDE_FROM = 25
+"""A chart with more bars than this takes the page's full width."""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A table cell: what is shown, and what it is sorted by (None sorts last)."""
+
+    text: str
+    key: float | str | None
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table: caption (empty if none), column headings with whether numbers stand below, rows of cells."""
+
+    caption: str
+    header: tuple[tuple[str, bool], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure on the page: its id, heading, what it shows in a sentence, and its JSON."""
+
+    id: str
+    title: str
+    caption: str
+    wide: bool
+    json: Markup
+
+
+def render(
+    template: str,
+    *,
+    title: str,
+    drawn: Iterator[tuple[go.Figure, str]],
+    settings: Mapping[str, Mapping],
+    provenance: Mapping,
+    warnings: Sequence[str],
+    **content: Any,
+) -> str:
+    """A page from one of the templates that extend `base.html.j2`.
+
+    Args:
+        template: its file in `assets`.
+        title: heading, and the browser's title.
+        drawn: figures with their captions; those without data are left out.
+        settings: nested or flat, by a caption ("" for none).
+        provenance: nested or flat.
+        warnings: sentences on top of the page.
+        content: what the template itself asks for.
+    """
+    plotly, script = get_plotlyjs(), _asset("report.js")
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            title=title,
+            policy=_policy(plotly, script),
+            style=Markup(_asset("report.css")),
+            plotly=Markup(plotly),
+            script=Markup(script),
+            warnings=warnings,
+            charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
+            settings={caption: list(flat_texts(of)) for caption, of in settings.items()},
+            provenance={"": list(flat_texts(provenance))},
+            **content,
+        )
+    )
+
+
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("equidp.reporting").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(*scripts: str) -> str:
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+
+
+def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
+    """Figures as the page holds them: the title becomes a heading, which wraps on a narrow screen."""
+    for number, (chart, caption) in enumerate(drawn, start=1):
+        facts = json.loads(chart.to_json())
+        title = html.unescape(facts["layout"]["title"].pop("text"))
+        facts["layout"]["margin"] = {"t": 40}
+        yield Chart(
+            id=f"figure-{number}",
+            title=title,
+            caption=caption,
+            wide=sum(len(trace["x"]) for trace in facts["data"] if trace["type"] in ("bar", "heatmap")) > WIDE_FROM,
+            json=_json_for_script(facts),
+        )
+
+
+def _json_for_script(facts: Mapping) -> Markup:
+    """JSON that no HTML parser can mistake for the end of its `<script>` element."""
+    text = json.dumps(facts, ensure_ascii=True, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def flat_texts(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as dotted names and texts."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_texts(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", "–" if value is None else str(value)

@@ -1,0 +1,377 @@
+"""Documents that go out: what may is there, what may not is in no file, and readers find what they look for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import pytest
+import torch
+import yaml
+from dp_accounting.pld import PLDAccountant
+from safetensors.torch import load
+
+from equidp.accounting.plan import Plan
+from equidp.algorithms import algorithm_settings
+from equidp.data.records import Schema
+from equidp.errors import EquidpError
+from equidp.mechanism.algorithm import Outcome
+from equidp.models import build_model
+from equidp.parameters import PrivacySettings, ReleaseSettings, TrainingSettings, resolve
+from equidp.reporting.release import facts as what_goes_out
+from equidp.reporting.release import release_files, released_facts, wanted
+from equidp.reporting.release.attack import recognised, share
+from equidp.training import privacy_statement
+
+SCHEMA = Schema(
+    "clinic", "tabular", (3,), ("no", "yes"), {"class": ("no", "yes"), "sex": ("f", "m|n")}, ("a", "b", "c")
+)
+READABLE = ("README.md", "privacy.md", "registry.md", "checklist.md", "reidentification.md")
+MACHINE = ("config.json", "privacy.json", "registry.json", "checklist.json", "reidentification.json")
+PLAN = {"records": 900, "expected_batch_size": 90, "steps": 20, "noise_multiplier": 1.5}
+
+
+def statement(**changes: Any) -> dict[str, Any]:
+    """`privacy.json` of a secure run."""
+    algorithm = algorithm_settings("dpsgd").build()
+    privacy = PrivacySettings(noise_multiplier=1.5, delta=1e-5, secure=True)
+    plan = Plan(records=900, batch_size=90, epochs=2, groups=2, delta=1e-5, noise_multiplier=1.5)
+    outcome = Outcome(algorithm.events(plan), plan.steps, plan.steps)
+    found = privacy_statement(algorithm, plan, outcome, privacy=privacy, training=TrainingSettings(), seed=987_654_321)
+    return found | changes
+
+
+def network() -> torch.nn.Module:
+    return build_model("logistic", SCHEMA, options={}, seed=1, files=False)
+
+
+def card(**changes: Any) -> dict[str, Any]:
+    training = {"epochs": 2, "batch_size": 90, "learning_rate": 0.25, "optimizer": "sgd", "options": {"clip_norm": 0.5}}
+    facts = {"model": "logistic", "options": {}, "schema": SCHEMA.to_dict(), "algorithm": "dpsgd", "training": training}
+    return facts | {"source": "csv", "source_options": {"label": "ill"}} | changes
+
+
+def exposure(auc: float) -> dict[str, Any]:
+    ends = [auc - 0.01, auc + 0.01]
+    rates = {"tpr_at_1_percent_fpr": 0.0123, "tpr_at_1_percent_fpr_interval": [0.01, 0.02]}
+    return {"members": 31_337, "non_members": 54_987, "auc": auc, "auc_interval": ends, **rates}
+
+
+def attacked(auc: float) -> dict[str, Any]:
+    return {"loss": {"overall": exposure(auc), "groups": {"sex": {"f": exposure(auc), "m|n": exposure(auc)}}}}
+
+
+def canaries(bound: float = 0.4321, correct: int = 77) -> dict[str, Any]:
+    figures = {"canaries": 4000, "guesses": 200, "correct": correct, "delta": 7e-5, "confidence": 0.95}
+    verdict = {"epsilon_claimed": 1.5, "epsilon_within_reach": 4.0, "consistent": bound <= 1.5, "refutable": True}
+    return figures | verdict | {"epsilon_lower_bound": bound}
+
+
+def audit(**changes: Any) -> dict[str, Any]:
+    """`audit.json` of the same training."""
+    found = {"algorithm": "dpsgd", "seed": 5, "confidence": 0.95, "claim": {}, "training": PLAN}
+    found |= {"gradient_canaries": canaries(), "input_canaries": canaries(0.3456, correct=88_811)}
+    return found | {"membership": {"sgd": attacked(0.9191), "dpsgd": attacked(0.5757)}} | changes
+
+
+def metrics(accuracy: float = 0.818181) -> dict[str, Any]:
+    figures = {"count": 271_828, "accuracy": accuracy, "macro_f1": 0.5454}
+    return {
+        "overall": dict(figures),
+        "groups": {"sex": {"f": dict(figures), "m|n": dict(figures), "tiny-group": {"count": 9, "accuracy": 0.4646}}},
+        "intervals": {"overall": [0.616161, 0.626262], "groups": {}},
+        "worst": {"sex": {"group": "f", "accuracy": 0.717171}},
+        "baseline": {"overall": {"count": 271_828, "accuracy": 0.929292}, "groups": {}},
+        "cost_of_privacy": {"overall": {"accuracy": -0.111333}, "groups": {}, "gap": {"sex": {"accuracy": 0.222444}}},
+        "scores": [0.123123123],
+    }
+
+
+def files(release: ReleaseSettings | None = None, **given: Any) -> dict[str, bytes]:
+    """The folder of a secure run with an audit, as `given` changes it."""
+    model = network()
+    inputs = {"metrics": metrics(), "audit": audit()} | {k: v for k, v in given.items() if k not in ("card", "privacy")}
+    facts = released_facts(
+        given.get("card", card()), 8, given.get("privacy", statement()), release or ReleaseSettings(), **inputs
+    )
+    return release_files(facts, model.state_dict())
+
+
+def document(found: dict[str, bytes], name: str) -> dict[str, Any]:
+    return json.loads(found[f"{name}.json"])
+
+
+def lines_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {key: line for lines in document["topics"].values() for key, line in lines.items()}
+
+
+PLANTED = {
+    "/home/jane": lambda given: given["card"]["source_options"].update(path="/home/jane/clinic.csv"),
+    "wards.csv": lambda given: given["card"]["source_options"].update(files=["wards.csv"]),
+    "cafe1234": lambda given: given["privacy"].update(raw_fingerprint="cafe1234"),
+    "jane-laptop": lambda given: given["privacy"].update(host="jane-laptop"),
+    "987654321": lambda given: given["privacy"].update(seed=987_654_321),
+    "key-of-split": lambda given: given["privacy"].update(membership={"how": "hash", "key": "key-of-split"}),
+    "0.777001": lambda given: given["privacy"].update({"nonprivate/cosine": 0.777001}),
+    "5551212": lambda given: given["privacy"].update(group_sizes={"sex": {"f": 5551212}}),
+    "6661212": lambda given: given["card"]["schema"].update(sizes=[6661212, 1]),
+    "0.777002": lambda given: given["metrics"]["overall"].update({"nonprivate/loss": 0.777002}),
+    "7771212": lambda given: given["audit"].update(records=[7771212]),
+    "0.777003": lambda given: given["card"]["training"].update(clip_rate=0.777003),
+    "0.777004": lambda given: given["metrics_release"].update(exact={"overall": 0.777004}),
+    "8881212": lambda given: given["metrics_release"]["groups"]["sex"]["f"].update(exact_count=8881212),
+}
+"""What may not go out, and where a run's documents could hold it one day."""
+
+NEVER = (
+    "0.81818",
+    "0.5757",
+    "tiny-group",
+    "271828",
+    "0.616161",
+    "0.717171",
+    "0.929292",
+    "0.111333",
+    "0.222444",
+    "0.123123123",
+    "31337",
+    "54987",
+    "0.9191",
+)
+"""Exact counts, figures in full, intervals, baseline, costs, scores, the baseline's exposure and groups of few."""
+
+ON_REQUEST = {"test": ("0.818", "0.545"), "audit": ("0.576", "88811")}
+"""Exact figures that go out where the user asks for them."""
+
+
+@pytest.mark.parametrize("asked", [(), ("test",), ("audit",), ("test", "audit")])
+def test_what_may_not_go_out_is_in_no_file(asked):
+    noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8}, "groups": {"sex": {"f": {"accuracy": 0.7}}}}
+    given: dict[str, Any] = {"card": card(), "privacy": statement(), "metrics": metrics(), "audit": audit()}
+    given |= {"metrics_release": noised}
+    for plant in PLANTED.values():
+        plant(given)
+    given["released_metrics"] = given.pop("metrics_release")
+    found = files(ReleaseSettings(unprotected=asked), **given)
+    left_out = [text for kind, texts in ON_REQUEST.items() if kind not in asked for text in texts]
+    plain = {name: content.decode("utf-8", errors="replace").replace(",", "") for name, content in found.items()}
+    for secret in (*PLANTED, *NEVER, *left_out):
+        assert [name for name, text in plain.items() if secret.replace(",", "") in text] == [], secret
+
+
+@pytest.mark.parametrize("kind", ["test", "audit"])
+def test_exact_figures_that_were_asked_for_are_stated_as_unprotected(kind):
+    found = files(ReleaseSettings(unprotected=(kind,)))
+    place = {"test": "README.md", "audit": "reidentification.json"}[kind]
+    shown = {"test": "0.818", "audit": "0.576"}[kind]
+    assert shown in found[place].decode()
+    assert "chose to publish" in lines_of(document(found, "registry"))["unprotected"]["answer"]
+
+
+def test_every_key_of_the_statement_was_decided():
+    """A new key stays behind until somebody decides; this test asks for the decision."""
+    assert set(statement()) <= set(what_goes_out.STATEMENT)
+    from_schema = {name for name in SCHEMA.to_dict() if name not in what_goes_out.SCHEMA}
+    assert from_schema <= {"sizes", "unit_sizes"}
+
+
+def test_epsilon_can_be_recomputed_from_the_folder_alone():
+    privacy = document(files(), "privacy")
+    events = [
+        dp.SelfComposedDpEvent(
+            dp.PoissonSampledDpEvent(e["sampling_rate"], dp.GaussianDpEvent(e["noise_multiplier"])), e["count"]
+        )
+        for e in privacy["ledger"]
+    ]
+    recomputed = PLDAccountant().compose(dp.ComposedDpEvent(events)).get_epsilon(privacy["delta"])
+    assert recomputed == pytest.approx(privacy["epsilon"], rel=1e-3)
+
+
+def test_the_code_of_the_card_loads_the_model(tmp_path, monkeypatch):
+    found = files()
+    for name, content in found.items():
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", found["README.md"].decode(), flags=re.S)
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    inputs = torch.rand(5, 3)
+    assert torch.equal(names["model"](inputs), network()(inputs))
+    assert load(found["model.safetensors"]).keys() == network().state_dict().keys()
+
+
+def test_the_header_is_what_model_hubs_read():
+    settings = ReleaseSettings(license="cc-by-4.0", purpose="Triage: 'yes'\nor #no")
+    readme = files(settings)["README.md"].decode()
+    header = yaml.safe_load(readme.split("---\n")[1])
+    assert header["license"] == "cc-by-4.0"
+    assert header["pipeline_tag"] == "tabular-classification"
+    assert {"differential-privacy", "dpsgd"} <= set(header["tags"])
+    assert "model-index" not in header  # no figure of the test records may go out
+    shown = yaml.safe_load(files(ReleaseSettings(unprotected=("test",)))["README.md"].decode().split("---\n")[1])
+    (result,) = shown["model-index"][0]["results"]
+    assert result["metrics"][0] == {"type": "accuracy", "value": 0.818}
+
+
+def test_figures_released_with_noise_are_told_with_their_cost():
+    noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8091}, "groups": {"sex": {"f": {"auroc": 0.6}}}}
+    found = files(released_metrics=noised)
+    assert "0.809" in found["README.md"].decode()
+    assert "ε = 0.5000" in found["README.md"].decode()
+    assert document(found, "metrics_release")["overall"] == {"accuracy": 0.8091}
+    with pytest.raises(EquidpError, match="no epsilon"):
+        files(released_metrics={"overall": {"accuracy": 0.8}})
+
+
+@pytest.mark.parametrize("name", ["registry", "checklist", "reidentification"])
+def test_every_line_is_answered_or_marked_open_in_both_forms(name):
+    found = files()
+    told, text = document(found, name), found[f"{name}.md"].decode()
+    lines = lines_of(told)
+    assert [key for key, line in lines.items() if line["status"] == "open"] == told["open"]
+    assert all(line["answer"] for line in lines.values())
+    assert text.count("- [ ] **") == len(told["open"])
+    assert text.count("- [x] **") == len(lines) - len(told["open"])
+
+
+def test_the_curators_answers_close_lines_and_raise_the_tier():
+    assert document(files(), "registry")["tier"] == 0
+    basics = {"curator": "Clinic", "purpose": "Triage", "data_origin": "Visits", "published_on": "2030-01-01"}
+    found = document(files(ReleaseSettings(**basics)), "registry")
+    assert found["tier"] == 2
+    assert lines_of(found)["purpose"] == {
+        "question": "Intended use",
+        "status": "answered",
+        "answer": "Triage (stated by the curator)",
+        "value": "Triage",
+    }
+    assert document(files(ReleaseSettings(**basics, rationale="r", security="s")), "registry")["tier"] == 3
+
+
+RESEARCH = statement(secure=False, seed=7)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"privacy": RESEARCH}, "Research mode"),
+        ({"privacy": statement(delta=0.01)}, "δ is not below"),
+        ({"audit": audit(gradient_canaries=canaries(1.75))}, "An audit of this training refuted"),
+        ({"audit": audit(input_canaries=canaries(1.75))}, "An audit of this training refuted"),
+    ],
+)
+def test_a_model_that_may_not_be_published_says_so_in_every_document(given, why):
+    found = files(**given)
+    for name in MACHINE:
+        told = json.loads(found[name])
+        assert told["for_publication"] is False
+        assert told["warning"].startswith(why)
+    readable = [name for name in READABLE if name != "privacy.md" or why == "Research mode"]
+    missing = "not for release" if why == "Research mode" else why
+    assert [name for name in readable if why not in found[name].decode() and missing not in found[name].decode()] == []
+    assert (
+        yaml.safe_load(found["README.md"].decode().split("---\n")[1])["differential_privacy"]["for_publication"]
+        is False
+    )
+    assert b'for_publication\\": false' in found["model.safetensors"]
+
+
+def test_a_secure_run_may_be_published():
+    found = files()
+    assert all(json.loads(found[name])["for_publication"] is True for name in MACHINE)
+    assert not any(b"Not for publication" in content for content in found.values())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"algorithm": "naive"}, {"training": PLAN | {"noise_multiplier": 1.0}}, {"training": {}}]
+)
+def test_an_audit_of_another_training_is_not_the_runs(changes):
+    found = document(files(audit=audit(**changes)), "reidentification")
+    assert {"audit", "membership"} <= set(found["open"])
+
+
+def test_an_audits_bound_is_told_beside_the_claim():
+    line = lines_of(document(files(), "reidentification"))["audit"]
+    assert line["status"] == "answered"
+    assert "ε ≥ 0.4321" in line["answer"]
+    assert "does not refute" in line["answer"]
+
+
+def test_an_audit_that_could_not_refute_leaves_the_line_open():
+    weak = canaries() | {"refutable": False}
+    assert "audit" in document(files(audit=audit(gradient_canaries=weak)), "reidentification")["open"]
+
+
+def test_the_attack_is_bounded_by_the_curve_where_there_is_one():
+    privacy = statement()
+    bound = recognised(privacy, 0.01)
+    curve = {
+        "bound": "pld",
+        "mu": 0.5,
+        "mu_from": 1e-5,
+        "false_alarms": [1e-5, 0.01, 1.0],
+        "misses": [1.0, 1 - bound / 2, 0.0],
+        "recognised_at_1_percent": bound / 2,
+    }
+    assert recognised(privacy | {"trade_off": curve}, 0.01) == pytest.approx(bound / 2)
+    assert recognised(privacy | {"trade_off": curve}, 0.009) == pytest.approx(
+        bound / 2
+    )  # the next point's rate still bounds
+    assert recognised(privacy | {"trade_off": curve}, 0.5) <= 1
+    found = files(privacy=privacy | {"trade_off": curve})
+    assert lines_of(document(found, "reidentification"))["membership_bound"]["value"]["trade_off"] == curve
+
+
+def test_the_attack_without_a_curve_is_that_of_epsilon_and_delta():
+    assert recognised({"epsilon": 0.0, "delta": 0.0}, 0.01) == pytest.approx(0.01)
+    assert recognised({"epsilon": 1.0, "delta": 1e-6}, 0.01) == pytest.approx(0.0271838, rel=1e-4)
+    assert recognised({"epsilon": 50.0, "delta": 1e-6}, 0.01) == pytest.approx(1.0)
+    assert share(0.02601) == "2.7 %"
+
+
+def test_names_from_data_are_text_in_markdown():
+    schema = SCHEMA.to_dict()
+    schema["groupings"]["sex"] = ["<script>", "m|n\n# x"]
+    readme = files(card=card(schema=schema))["README.md"].decode()
+    assert "<script>" not in readme
+    assert "m\\|n \\# x" in readme
+
+
+def test_a_model_without_privacy_or_of_another_run_is_refused():
+    with pytest.raises(EquidpError, match="without differential privacy: nothing of it may go out"):
+        files(privacy={"algorithm": "sgd", "private": False})
+    with pytest.raises(EquidpError, match="The model is naive's and the privacy statement dpsgd's"):
+        files(card=card(algorithm="naive"))
+
+
+def test_figures_of_validation_records_are_refused():
+    with pytest.raises(EquidpError, match="validation records"):
+        files(ReleaseSettings(unprotected=("test",)), metrics=metrics() | {"evaluated_on": "validation"})
+    settings = {"dataset": "digits", "privacy": {"epsilon": 1.0}, "data": {"evaluate_on": "validation"}}
+    with pytest.raises(EquidpError, match="validation records"):
+        resolve(settings | {"release": {"unprotected": "test"}})
+    assert resolve(settings).release.documents is None
+
+
+def test_a_secure_run_writes_its_documents_and_any_other_on_request():
+    secure, research, baseline = statement(), statement(secure=False), {"algorithm": "sgd", "private": False}
+    asked, refused = ReleaseSettings(documents=True), ReleaseSettings(documents=False)
+    assert [wanted(ReleaseSettings(), one) for one in (secure, research, baseline)] == [True, False, False]
+    assert [wanted(asked, one) for one in (secure, research, baseline)] == [True, True, False]
+    assert not wanted(refused, secure)
+
+
+def test_the_run_is_not_changed_by_its_documents():
+    given = {"card": card(), "privacy": statement(), "metrics": metrics(), "audit": audit()}
+    before = copy.deepcopy(given)
+    files(ReleaseSettings(unprotected=("test", "audit")), **given)
+    assert given == before
+
+
+def test_the_page_about_the_folder_names_every_file():
+    page = (Path(__file__).parents[2] / "docs" / "release.md").read_text(encoding="utf-8")
+    assert [name for name in files() if f"`{name}`" not in page] == []

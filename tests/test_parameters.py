@@ -1,0 +1,65 @@
+"""Settings are one frozen object, and what they say is built once."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import equidp
+from equidp.algorithms import ALGORITHMS
+from equidp.parameters import OperationSettings, TrainingSettings, resolve
+
+GIVEN = {"dataset": "digits", "privacy": {"epsilon": 3.0}, "training": {"epochs": 3, "checkpoint_every": 2}}
+
+
+def test_settings_are_frozen() -> None:
+    settings = resolve(GIVEN)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.seed = 1  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.training.epochs = 4
+
+
+def test_what_changes_no_release_is_apart_and_a_user_finds_it_below_training() -> None:
+    settings = resolve(GIVEN)
+    assert (settings.training.epochs, settings.operation.checkpoint_every) == (3, 2)
+    assert not TrainingSettings.model_fields.keys() & OperationSettings.model_fields.keys()
+    told = settings.to_dict()["training"]
+    assert told.keys() == TrainingSettings.model_fields.keys() | OperationSettings.model_fields.keys()
+
+
+def test_plain_values_resolve_to_the_settings_that_they_are_of() -> None:
+    settings = resolve(GIVEN | {"algorithm": "dpis", "dpsgd": {"options": {"clip_norm": 2}}})
+    told = settings.to_dict()
+    audited = told.pop("audited")
+    told["custom"] = told["custom"]["options"]  # its settings stand below its name
+    again = resolve(told | {"algorithm": audited["algorithm"]})
+    assert again == settings
+    assert again.algorithm("dpsgd").initial["clip_norm"] == 2.0
+
+
+def test_an_algorithm_is_built_once() -> None:
+    settings = resolve(GIVEN)
+    for name in ALGORITHMS:
+        assert settings.algorithm(name) is settings.algorithm(name)
+        assert settings.algorithm(name).name == name
+
+
+def test_algorithms_are_built_by_the_settings_and_where_a_rank_begins_only() -> None:
+    root = Path(equidp.__file__).parent
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    built = {name for name, path in files.items() if not name.startswith("algorithms/") and _builds(path)}
+    assert built == {"parameters/resolved.py", "training/ranks/job.py"}
+
+
+def _builds(path: Path) -> bool:
+    """Whether a file calls `build()` of something that it calls an algorithm."""
+    calls = (node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
+    return any(
+        isinstance(call, ast.Attribute) and call.attr == "build" and "algorithm" in ast.unparse(call.value)
+        for call in calls
+    )
