@@ -69,7 +69,7 @@ def one_difference(before: Counter, after: Counter) -> int:
 
 
 row = st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 1), st.integers(0, 5), st.integers(0, 1))
-ALWAYS: list[Row] = [(10 + i, i % 2, i // 2 % 2, 10 + i % 30, i % 3 == 0) for i in range(120)]  # type: ignore[misc]
+ALWAYS: list[Row] = [(10 + i, i // 2 % 2, i % 2, 10 + i // 2, i % 3 == 0) for i in range(240)]  # type: ignore[misc]
 """So that no part is empty."""
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ def test_a_row_repeated_moves_no_other(some: list[Row], again: int, seed: int) -
     assert not before - after
 
 
-@given(order=st.permutations(range(120)), seed=st.integers(0, 2**31))
+@given(order=st.permutations(range(240)), seed=st.integers(0, 2**31))
 @settings(max_examples=20)
 def test_the_order_of_the_rows_is_nothing_to_their_parts(order: list[int], seed: int) -> None:
     rows = [(feature % 7, *others) for feature, *others in ALWAYS]  # many copies
@@ -261,14 +261,14 @@ def test_what_is_planned_for_is_expected_and_not_what_came() -> None:
         assert units_in(train, privacy) == round((60 * 0.8 + 8) * 0.75) == train.membership.records
         assert train.membership.declares(by_unit=False)
     train = split(table(ALWAYS), seed=0, keep={"dog": 0.5}, public_fraction=0.25).train
-    assert units_in(train, privacy) == round((60 + 30) * 0.8 * 0.75) != len(train)
+    assert units_in(train, privacy) == round((120 + 60) * 0.8 * 0.75) != len(train)
     assert not train.membership.declares(by_unit=False)
 
 
 def test_units_are_planned_for_as_expected_too() -> None:
     by_unit = PrivacySettings(noise_multiplier=1.0, unit="unit")
     train = split(table(ALWAYS, unit=True), seed=0, split_by="unit").train
-    assert units_in(train, by_unit) == 24  # of 30
+    assert units_in(train, by_unit) == 96  # of 120
     declared = split(table(ALWAYS, unit=True, sizes=True), seed=0, split_by="unit").train
     assert units_in(declared, by_unit) == 40  # of 50
     two_each = torch.tensor([0, 0, 1, 1])

@@ -27,6 +27,11 @@ class Section(Declared, BaseModel):  # the second for ruff, which knows by it th
     model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+def _as_text(value: Any) -> Any:
+    """A number as it is typed: `data.key=2024` is a text to whoever types it."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 class DataSettings(Section):
     """Which records, how they are split, and by which groups results are told."""
 
@@ -42,7 +47,7 @@ class DataSettings(Section):
     draws exact sizes, and one record more in the table exchanges many training records: for the papers' tables."""
     id: str = ""
     """Column with an id for each record of a `csv` or an `image_folder`: its identity; else its content is."""
-    key: str = ""
+    key: Annotated[str, BeforeValidator(_as_text)] = ""
     """What the public key is made of; empty: of the seed, so that every seed has parts of its own."""
     accept_strata: bool = False
     """Let a secure run take `strata`, although its ε then does not hold for the table."""
