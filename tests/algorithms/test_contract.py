@@ -725,7 +725,8 @@ class TestLedger:
         assert algorithm.covers(plan, spent)
         assert not algorithm.covers(plan, [*spent] * 30)
         if algorithm.fixed and not algorithm.acceptance.candidate_events(plan):
-            assert spent == algorithm.events(plan)
+            # in any order: releases at chosen steps stand between others, which epochs divide
+            assert counted(spent) == counted(algorithm.events(plan))
         assert len(run.history) == 3
 
     def test_a_step_is_charged_before_it_is_seen(self, lab: Any, name: str) -> None:

@@ -36,7 +36,7 @@ from equidp.mechanism.trainer import Trainer
 def bound_is_public(lab: Laboratory, name: str) -> None:
     """Δ is the same whoever is in the batch: an empty one, one group, another, everybody, loud or quiet."""
     trainer = lab.trainer(name)
-    public = contract.TestSensitivity().released(trainer, (3.0, 1.0))
+    public = contract.TestSensitivity().released(lab, trainer, (3.0, 1.0))
     found = []
     for groups in ([], [0], [1], [2], [0, 1, 2], [1, 0]):
         for size in (0.01, 100.0):
