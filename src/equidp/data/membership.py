@@ -208,9 +208,8 @@ def told(membership: Membership | None, unit: str) -> str:
     """What the split means for the guarantee, in one or two sentences of the privacy statement."""
     match membership.how if membership is not None else "given":
         case "hash":
-            assert membership is not None
-            return (
-                f"Which part a record is in depends on its own identity and the public key {membership.key} alone "
+            return (  # without the key: who has it and a person's identity knows that person's part
+                "Which part a record is in depends on its own identity and a public key alone "
                 f"(data.membership=hash): tables that differ in one {unit} give training parts that differ in that "
                 f"{unit} at most, so that ε holds for tables too."
             )
