@@ -92,7 +92,7 @@ def privacy_statement(
             "are public.",
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
-            told(membership, privacy.unit),
+            told(membership, privacy.unit, public=algorithm.needs_public),
             _trials(plan)
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],
