@@ -128,6 +128,16 @@ def test_epsilon_is_not_said_to_hold_for_tables_that_differ_in_a_public_record(n
     assert ("unless the key puts that record into the public part" in said) == uses
 
 
+def test_under_a_law_of_trials_the_statement_assumes_a_score_of_records_that_nobody_trains_on() -> None:
+    """By the test figures of trials that draw their test parts anew, records would choose that others protect."""
+    algorithm = algorithm_settings("dpsgd").build()
+    privacy = PrivacySettings(noise_multiplier=1.0, trials_law="geometric", trials_mean=5.0)
+    plan = dataclasses.replace(PLAN, trials=privacy.trials)
+    spent = Outcome(algorithm.events(plan), plan.steps, plan.steps)
+    found = privacy_statement(algorithm, plan, spent, privacy=privacy, training=TrainingSettings(), seed=0)
+    assert any("measured on records that none of them trains on" in text for text in found["assumptions"])
+
+
 @pytest.mark.parametrize(("name", "told"), [("sa_dpsgd", 30), ("dpsgd", 0)])
 def test_a_public_part_is_told_of_where_it_is_used(name: str, told: int) -> None:
     """Of others it would be untrue, and its size, a share of all records, tells DPIS's N, which may be private."""

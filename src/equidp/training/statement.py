@@ -125,7 +125,8 @@ def _trials(plan: Plan) -> str:
     return (
         f"The number of trainings was drawn before the first of them, from the {trials.law} law of mean "
         f"{trials.mean:g}, each with at most this run's ledger. Nothing but the chosen one is ever "
-        "shown: ε is that of the choice and the chosen model together."
+        "shown, and what chose it was private itself, or measured on records that none of them trains on: ε is that of "
+        "the choice and the chosen model together."
     )
 
 
