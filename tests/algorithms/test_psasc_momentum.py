@@ -207,6 +207,18 @@ class TestGD:
         with pytest.raises(EquidpError, match="GiB are allowed"):
             lab.trainer("custom", options)
 
+    def test_one_record_more_decides_on_no_refusal(self, lab: Any) -> None:
+        """40 are declared, and 40 × d numbers fit."""
+        numbers = lab.trainer("psasc_momentum_gd").engine.dimension
+        options = {
+            "sampler": "full_batch",
+            "contribution": {"name": "record_momentum", "memory_limit": 40.5 * numbers * 4 / 2**30},
+            "weights": "psasc",
+        }
+        for present in (40, 41):
+            found = lab.trainer("custom", options, records=lab.records(present), plan=lab.plan())
+            assert found.population.size == present
+
     def test_batch_size_is_the_number_of_records(self, lab: Any) -> None:
         trainer = lab.trainer("psasc_momentum_gd", plan=lab.plan(epochs=5))
         assert (trainer.plan.batch_size, trainer.plan.steps) == (40, 5)

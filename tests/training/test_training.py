@@ -13,7 +13,7 @@ from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.data.records import Records, Schema
+from equidp.data.records import Membership, Records, Schema
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
@@ -115,6 +115,27 @@ def test_the_history_of_a_run_that_stops_early_ends_in_its_epsilon() -> None:
     assert capped == [Event(1 / 6, 1.0, 30)]
     assert path.iloc[-1] == trained.privacy["epsilon"] == epsilon(capped, 1e-5).value
     assert path.is_monotonic_increasing
+
+
+@pytest.mark.parametrize(("name", "uses"), [("sa_dpsgd", True), ("dpsgd", False)])
+def test_epsilon_is_not_said_to_hold_for_tables_that_differ_in_a_public_record(name: str, uses: bool) -> None:
+    algorithm = algorithm_settings(name).build()
+    spent = Outcome(algorithm.events(PLAN), PLAN.steps, PLAN.steps)
+    settings = {"privacy": PrivacySettings(noise_multiplier=1.0), "training": TrainingSettings(), "seed": 0}
+    drawn = Membership("hash", key="seed=0", records=PLAN.records)
+    found = privacy_statement(algorithm, PLAN, spent, public=30, membership=drawn, **settings)
+    (said,) = (text for text in found["assumptions"] if "ε holds for tables too" in text)
+    assert ("unless the key puts that record into the public part" in said) == uses
+
+
+def test_under_a_law_of_trials_the_statement_assumes_a_score_of_records_that_nobody_trains_on() -> None:
+    """By the test figures of trials that draw their test parts anew, records would choose that others protect."""
+    algorithm = algorithm_settings("dpsgd").build()
+    privacy = PrivacySettings(noise_multiplier=1.0, trials_law="geometric", trials_mean=5.0)
+    plan = dataclasses.replace(PLAN, trials=privacy.trials)
+    spent = Outcome(algorithm.events(plan), plan.steps, plan.steps)
+    found = privacy_statement(algorithm, plan, spent, privacy=privacy, training=TrainingSettings(), seed=0)
+    assert any("measured on records that none of them trains on" in text for text in found["assumptions"])
 
 
 @pytest.mark.parametrize(("name", "told"), [("sa_dpsgd", 30), ("dpsgd", 0)])

@@ -52,7 +52,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from equidp.accounting.calibration import calibrate, smallest_noise
-from equidp.accounting.epsilon import Epsilon, epsilon, epsilon_path, orders_left_out_in_silence
+from equidp.accounting.epsilon import Epsilon, epsilon, epsilon_path, live_epsilon, orders_left_out_in_silence
 from equidp.accounting.events import Event, canonical, merged
 from equidp.errors import EquidpError
 
@@ -115,6 +115,12 @@ class Trials:
         if self.law is None:
             return epsilon(self.charged(run, planned), delta)
         return Epsilon(self._selected(run).get_epsilon(delta), None)
+
+    def live_epsilon(self, run: Sequence[Event], delta: float) -> float:
+        """A quick bound on `epsilon` of trials that are all as far as this one, for a run that is under way."""
+        if self.law is None:
+            return live_epsilon(self.charged(run), delta)
+        return self.epsilon(run, delta).value
 
     def epsilon_path(self, epochs: Sequence[Sequence[Event]], delta: float) -> list[float]:
         """`epsilon` of trials that ended after each of the epochs."""

@@ -77,10 +77,11 @@ class RecordMomentum(Contribution):
         Raises:
             EquidpError: where m would take more memory than allowed.
         """
-        needed = run.population.size * run.engine.dimension * 4 / GIB
+        records = run.plan.records  # as declared: how many there are may be protected, so nothing is refused by it
+        needed = records * run.engine.dimension * 4 / GIB
         if needed > self.memory_limit:
             raise EquidpError(
-                f"Per-record momentum keeps {run.population.size} × {run.engine.dimension} numbers, {needed:.1f} GiB, "
+                f"Per-record momentum keeps {records} × {run.engine.dimension} numbers, {needed:.1f} GiB, "
                 f"where {self.memory_limit:g} GiB are allowed. Use psasc_momentum, a smaller model or fewer records."
             )
         return RunningMeans(self, run)

@@ -204,15 +204,19 @@ def told_size(membership: Membership | None, unit: str, size: int, *, by_unit: b
     return f"The number of {unit}s in the table{of_classes} and so the expected number of training {unit}s ({size})"
 
 
-def told(membership: Membership | None, unit: str) -> str:
-    """What the split means for the guarantee, in one or two sentences of the privacy statement."""
+def told(membership: Membership | None, unit: str, *, public: bool = False) -> str:
+    """What the split means for the guarantee, in one or two sentences of the privacy statement.
+
+    Args:
+        public: the run uses a public part, of which the model is an exact function.
+    """
     match membership.how if membership is not None else "given":
         case "hash":
-            assert membership is not None
-            return (
-                f"Which part a record is in depends on its own identity and the public key {membership.key} alone "
+            return (  # without the key: who has it and a person's identity knows that person's part
+                "Which part a record is in depends on its own identity and a public key alone "
                 f"(data.membership=hash): tables that differ in one {unit} give training parts that differ in that "
-                f"{unit} at most, so that ε holds for tables too."
+                f"{unit} at most, so that ε holds for tables too"
+                + (f", unless the key puts that {unit} into the public part, which nothing protects." if public else ".")
             )
         case "strata":
             return (

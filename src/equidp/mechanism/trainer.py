@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from equidp.accounting.epsilon import live_epsilon
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan, Segment, segment_at
 from equidp.errors import EquidpError
@@ -212,8 +211,8 @@ class Trainer(Looking):
     def _epsilon_so_far(self) -> float:
         """RDP of what was charged; where a budget was fixed for the run, that budget's ε from the start."""
         budget = self.algorithm.sampler.budget(self.plan)
-        charged = self.plan.trials.charged(self.ledger.done)
-        return live_epsilon(charged, self.plan.delta) if budget is None else budget.epsilon
+        live = self.plan.trials.live_epsilon
+        return live(self.ledger.done, self.plan.delta) if budget is None else budget.epsilon
 
     # -------------------------------------------------------------------------------------------------------- step
 

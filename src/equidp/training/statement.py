@@ -92,7 +92,7 @@ def privacy_statement(
             "are public.",
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
-            told(membership, privacy.unit),
+            told(membership, privacy.unit, public=algorithm.needs_public),
             _trials(plan)
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],
@@ -125,7 +125,8 @@ def _trials(plan: Plan) -> str:
     return (
         f"The number of trainings was drawn before the first of them, from the {trials.law} law of mean "
         f"{trials.mean:g}, each with at most this run's ledger. Nothing but the chosen one is ever "
-        "shown: ε is that of the choice and the chosen model together."
+        "shown, and what chose it was private itself, or measured on records that none of them trains on: ε is that of "
+        "the choice and the chosen model together."
     )
 
 
