@@ -206,6 +206,12 @@ class Algorithm:
             return Event(rate, noise_multiplier)
         return Event(rate, joint_noise(side, rule, plan, noise_multiplier))
 
+    def rides_free(self, plan: Plan) -> bool:
+        """Whether there is no side release, or one that costs nothing beside the gradients."""
+        rate, noises = self.sampler.sampling_rate(plan), {s.noise for s in self.schedule.segments(plan)}
+        steps = [(rate, plan.noise_multiplier * noise) for noise in noises]
+        return all(self.step_event(plan, *step) == Event(*step) for step in steps)
+
     def events(self, plan: Plan) -> tuple[Event, ...]:
         """Everything the whole run can charge, known before it starts.
 
@@ -351,7 +357,7 @@ def published_by(conversion: Conversion) -> PublishedRule:
 
     def figure(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
         beside = [*algorithm.sampler.releases(plan), *algorithm.acceptance.candidate_events(plan)]
-        left_out = "" if algorithm.side_release is None else "; the side release's cost is left out"
+        left_out = "" if algorithm.rides_free(plan) else "; the side release's cost is left out"
         if beside:
             left_out = "; the cost of what is released beside them is left out"
         formula = f"RDP of the noisy gradients, {conversion} conversion, integer orders 2 to 64{left_out}"

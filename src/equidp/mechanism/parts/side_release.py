@@ -45,6 +45,8 @@ class SideRelease(Part, ABC):
     defaults: ClassVar[Mapping[str, float]] = {}
     """Start values of what it steers or compares with, unless given otherwise."""
 
+    promised = "added", ("statistic", "sensitivity")
+
     @abstractmethod
     def noise(self, plan: Plan) -> float:
         """Standard deviation of the noise on each entry."""

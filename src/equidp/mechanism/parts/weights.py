@@ -21,6 +21,8 @@ class WeightRule(Part, ABC):
     defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
     """What those values are unless given otherwise."""
 
+    promised = "reach", ("weights", "bound")
+
     @abstractmethod
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """`[u]` finite weights ≥ 0 from `[u]` finite norms ≥ 0; public values are `()` or one per record, `[u]`."""
