@@ -15,15 +15,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, stats
 from torch import Tensor, nn
 
 from equidp.accounting.events import Event, fuse
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.errors import EquidpError
-from equidp.mechanism.parts import Released, Update, Updating, per_record, scheduled, sensitivity, tensors
+from equidp.mechanism.parts import (
+    Added,
+    FlatClip,
+    Released,
+    Update,
+    Updating,
+    per_record,
+    scheduled,
+    sensitivity,
+    tensors,
+)
 from equidp.mechanism.sampling import Population
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
@@ -238,6 +249,25 @@ GOLDEN: dict[str, list[Golden]] = {
             later={"strict_clip_norm": 9.9317061},
             events=[Event(QUARTER, 1.25**-0.5, 4)],
         ),
+        # those below: b̃ = 1 − 7/10, as above. A counted one adds τ·Δ: 0.36 + 1 > 1, and at 1.25: 0.36 + 0.64 = 1
+        Golden(
+            options={"counted": "below", "threshold": 0.6, "count_noise_multiplier": 1.0},
+            norms=(0, 50, 100),
+            weights=(0.02, 0.02, 0.01),
+            sensitivity=1.0,
+            released=(7,),
+            later={"strict_clip_norm": 61.070138},
+            events=[Event(QUARTER, 1.36**-0.5, 4)],
+        ),
+        Golden(
+            options={"counted": "below", "threshold": 0.6, "count_noise_multiplier": 1.25},
+            norms=(0, 50, 100),
+            weights=(0.02, 0.02, 0.01),
+            sensitivity=1.0,
+            released=(7,),
+            later={"strict_clip_norm": 61.070138},
+            events=[Event(QUARTER, 1.0, 4)],
+        ),
     ],
     # σ_b = B/20 = 0.5: σ^eff = (1 + 4)^(−1/2); b̃ = 8/10: C' = 1·e^(−0.2·0.3) = 0.941765
     "dpsgd_quantile": [
@@ -268,6 +298,35 @@ GOLDEN: dict[str, list[Golden]] = {
             released=(50,),
             later={"clip_norm": 0.9},
             events=[Event(QUARTER, TENFOLD, 4)],
+        ),
+        # κ = 0.6: a counted gradient adds 0.6·Δ, 0.36 + 1 > 1; b̃ = 8/10 as above
+        Golden(
+            options={"counts_below": 0.6, "count_noise_multiplier": 1.0},
+            norms=(0.5, 4),
+            weights=(1, 0.25),
+            sensitivity=1.0,
+            released=(8,),
+            later={"clip_norm": 0.94176453},
+            events=[Event(QUARTER, 1.36**-0.5, 4)],
+        ),
+        # at σ_b = 1.25·σ the count is free; centred it is not, as those beyond move it too: 1 + 1/1.25²/4
+        Golden(
+            options={"counts_below": 0.6, "count_noise_multiplier": "1.25x"},
+            norms=(0.5, 4),
+            weights=(1, 0.25),
+            sensitivity=1.0,
+            released=(8,),
+            later={"clip_norm": 0.94176453},
+            events=[Event(QUARTER, 1.0, 4)],
+        ),
+        Golden(
+            options={"counts_below": 0.6, "count_noise_multiplier": "1.25x", "centred": True},
+            norms=(0.5, 4),
+            weights=(1, 0.25),
+            sensitivity=1.0,
+            released=(-1,),
+            later={"clip_norm": 1.0202013},
+            events=[Event(QUARTER, 1.16**-0.5, 4)],
         ),
     ],
     # 1/(n + 0.01)
@@ -437,10 +496,13 @@ STATISTICS: dict[str, list[tuple[dict[str, Any], Sequence[float], Sequence[int],
     "dpsgd_quantile": [
         ({}, (0.5, 1, 2, 3, 4), (0, 1, 1, 2, 0), (2,)),
         ({"centred": True}, (0.5, 1, 2), (0, 1, 1), (0.5,)),
+        ({"counts_below": 0.5}, (0.5, 0.6, 1, 2), (0, 1, 1, 0), (1,)),
+        ({"counts_below": 0.5, "centred": True}, (0.5, 0.6, 1, 2), (0, 1, 1, 0), (-1,)),
     ],
     # above τ·Z = 0.7·50, and 0.5·50: at it is not above
     "dpsgd_global_adapt": [
         ({"threshold": 0.7}, (20, 34, 36, 60), (0, 1, 1, 2), (2,)),
+        ({"threshold": 0.5, "counted": "below"}, (20, 25, 26, 60), (0, 1, 1, 2), (2,)),
         ({"threshold": 0.5}, (25, 26), (0, 1), (1,)),
     ],
 }
@@ -643,6 +705,168 @@ class TestSensitivity:
         trainers = [lab.trainer(name, records=r, plan=plan) for r in (full, fewer)]
         assert trainers[0].plan == trainers[1].plan
         assert trainers[0].algorithm.events(plan) == trainers[1].algorithm.events(plan)
+
+
+JOINT: dict[str, list[dict[str, Any]]] = {
+    "dpsgd_quantile": [
+        {"counts_below": kappa, "count_noise_multiplier": level, "centred": centred}
+        for kappa, level in ((0.6, 1.25), (0.6, 1.0), (0.99, "2x"), (0.01, 0.3))
+        for centred in (False, True)
+    ],
+    "dpsgd_global_adapt": [
+        {"counted": "below", "threshold": tau, "count_noise_multiplier": level}
+        for tau, level in ((0.6, 1.25), (0.6, 1.0), (1.0, 1.0), (1.5, 1.0))
+    ],
+    "custom": [
+        {"weights": rule, "side_release": {"count_noise_multiplier": 1.1, **release}, "schedule": "phases"}
+        for rule, release in (
+            ("scale_or_drop", {"name": "strict_bound", "counted": "below", "threshold": 0.8}),
+            ("scale_or_clip", {"name": "strict_bound", "counted": "below", "threshold": 0.8}),
+            ("scale_or_clip", {"name": "quantile", "counts_below": 0.5}),
+            ("own_threshold", {"name": "quantile", "counts_below": 0.5}),
+            ("psasc", {"name": "quantile", "counts_below": 0.5}),
+            ("flat", {"name": "quantile", "counts_below": 0.5}),
+            ("flat", {"name": "balanced_clip_counts"}),
+        )
+    ],
+}
+"""Settings of side releases whose joint bound depends on what a short gradient adds."""
+BESIDE = [
+    pytest.param(name, options, id=f"{name}-{number}")
+    for name in STATISTICS
+    for number, options in enumerate([{}, *JOINT.get(name, [])])
+] + [pytest.param("custom", options, id=f"custom-{number}") for number, options in enumerate(JOINT["custom"])]
+
+
+def edges(values: list[float]) -> list[float]:
+    """Each value in float32, and its two neighbours."""
+    exact = torch.tensor(values)
+    ends = [torch.nextafter(exact, torch.tensor(towards)) for towards in (0.0, math.inf)]
+    return torch.cat([exact, *ends]).tolist()
+
+
+def furthest(algorithm: Any, plan: Any, carried: dict[str, Tensor], facts: Any, noise: float) -> tuple[float, float]:
+    """The largest (w·n/Δ)²/σ² + h²/σ_1² that a search over records finds, and the norm it is found at.
+
+    The record is put into a batch; its statistic and weight are read off, and nothing that the parts say of themselves.
+    """
+    release, rule, worst = algorithm.side_release, algorithm.weights, (0.0, 0.0)
+    sizes = sorted({1.0, *(float(value) for value in carried.values())})
+    shares = [0.0, 0.01, 0.5, 0.6, 0.8, 0.99, 1.0, 1.5, 1e-30, 1e9]
+    shares += [10 ** (power / 8) for power in range(-32, 33)]
+    norms = torch.tensor(edges([size * share for size in sizes for share in shares]))
+    others, of_others = torch.tensor([0.3, 2.0, 0.0]) * sizes[-1], torch.tensor([0, 1, 1])
+    without = release.statistic(others, of_others, carried, plan)
+    for group in range(plan.groups):
+        ids = torch.cat([of_others, torch.tensor([group])])
+        moved = torch.stack([release.statistic(torch.cat([others, n]), ids, carried, plan) for n in norms.split(1)])
+        moved = (moved - without).double().norm(dim=1) / release.noise(plan)
+        for noised in (without, torch.zeros_like(without), torch.linspace(40, -5, len(without))):
+            public = carried | release.consequences(noised, carried, carried, facts)[1]
+            seen = per_record(public, torch.full((len(norms),), group))
+            added = (rule.weights(norms, seen) * seen["scale"]).double() * norms
+            joint = (added / (float(sensitivity(rule, public)) * noise)) ** 2 + moved**2
+            worst = max(worst, (float(joint.max()), float(norms[joint.argmax()])))
+    return worst
+
+
+class TestJointBound:
+    """A side release and the weighted sum beside it: no record moves both by more than the step is charged for."""
+
+    @pytest.mark.parametrize(("name", "options"), BESIDE)
+    @pytest.mark.parametrize("size", [1e-6, 1.0, 3e4])
+    def test_no_record_is_found_that_moves_both_by_more(
+        self, lab: Any, name: str, options: dict[str, Any], size: float
+    ) -> None:
+        algorithm, plan = lab.trainer(name, options).algorithm, lab.plan()
+        start = tensors(algorithm.initial, "cpu")
+        led = {key: value * size for key, value in start.items() if key in algorithm.side_release.steers - {"scale"}}
+        for segment in algorithm.schedule.segments(plan):
+            noise = plan.noise_multiplier * segment.noise
+            charged = algorithm.step_event(plan, QUARTER, noise).noise_multiplier
+            found, norm = furthest(algorithm, plan, scheduled(start | led, segment), lab.facts(plan), noise)
+            assert found * charged**2 <= 1 + 1e-5, norm
+            tight = type(algorithm.weights).__name__ not in ("ScaleOrClip", "OwnThreshold", "AdaptiveScaling")
+            assert found * charged**2 > (0.99 if tight else 0.5), "far from tight"
+
+    def test_a_release_without_a_bound_of_its_own_is_charged_as_if_one_record_moved_both(self, lab: Any) -> None:
+        plan = lab.plan()
+        for name in STATISTICS:
+            algorithm = algorithm_settings(name).build()
+            side = algorithm.side_release
+            assert algorithm.step_event(plan, 0.5, 0.9) == Event(0.5, fuse(0.9, side.noise(plan) / side.sensitivity()))
+
+    def test_a_count_that_is_free_leaves_events_and_published_figure_as_they_are_without_it(self, lab: Any) -> None:
+        plan, plain = lab.plan(epochs=3), algorithm_settings("dpsgd").build()
+        for name in ("dpsgd_quantile", "dpsgd_global_adapt"):
+            free = algorithm_settings(name, JOINT[name][0]).build()
+            assert free.events(plan) == plain.events(plan)
+            assert free.published_epsilon(plan) == plain.published_epsilon(plan)
+            louder = algorithm_settings(name, {**JOINT[name][0], "count_noise_multiplier": 1.2}).build()
+            assert louder.events(plan)[0].noise_multiplier < 1.0
+            assert "left out" in louder.published_epsilon(plan).formula
+
+    def test_epsilon_of_one_joint_release_by_hand(self, lab: Any) -> None:
+        # one step on everybody: a Gaussian of μ² = 0.6²/1 + 1/1² = 1.36, δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ)
+        release = {"name": "quantile", "counts_below": 0.6, "count_noise_multiplier": 1.0}
+        algorithm = algorithm_settings("custom", {"sampler": "full_batch", "side_release": release}).build()
+        mu = 1.36**0.5
+
+        def delta(epsilon: float) -> float:
+            far = stats.norm.cdf(-mu / 2 - epsilon / mu)
+            return stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * far - 1e-5
+
+        expected = optimize.brentq(delta, 0, 50)
+        assert algorithm.epsilon(lab.plan()).value == pytest.approx(expected, rel=1e-3)
+        assert expected == pytest.approx(5.17, abs=0.2)
+
+    @pytest.mark.parametrize("chunk", [None, 3])
+    def test_a_model_that_draws_is_weighed_at_the_norm_it_was_counted_at(self, lab: Any, chunk: int | None) -> None:
+        model = nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, 3))
+        options = {"counts_below": 0.6, "count_noise_multiplier": 1.25}
+        trainer = lab.trainer("dpsgd_quantile", options, model=model, physical_batch_size=chunk)
+        seen, norms = [], trainer.contributing.norms
+        trainer.contributing.norms = lambda batch: seen.append(norms(batch).clone()) or seen[-1]
+        for _ in range(4):
+            seen.clear()
+            trainer.run_steps(1)
+            if chunk is None:
+                assert len(seen) == 1
+                continue
+            counted, weighed = torch.cat(seen[: len(seen) // 2]), torch.cat(seen[len(seen) // 2 :])
+            assert len(counted) > chunk
+            assert torch.equal(counted, weighed)
+
+    def test_a_part_that_changes_what_it_adds_does_not_inherit_the_bound(self, lab: Any) -> None:
+        class Longer(FlatClip):
+            def weights(self, norms: Tensor, public: Any) -> Tensor:
+                return public["clip_norm"] / norms.clamp(min=1e-12)
+
+        class Everyone(QuantileCount):
+            def statistic(self, norms: Tensor, groups: Tensor, public: Any, plan: Any) -> Tensor:
+                return torch.full((1,), float(len(norms)))
+
+        class Later(QuantileCount):
+            every: int = 2
+
+        free = algorithm_settings("dpsgd_quantile", {"counts_below": 0.6, "count_noise_multiplier": 1.25}).build()
+        settings = free.side_release.model_dump()
+        full, plan = fuse(1.0, 1.25), lab.plan()
+        for changed, expected in (
+            ({"weights": Longer()}, full),
+            ({"side_release": Everyone(**settings)}, full),
+            ({"side_release": Later(**settings)}, 1.0),
+        ):
+            assert replace(free, **changed).step_event(plan, 0.5, 1.0).noise_multiplier == pytest.approx(expected)
+
+    def test_a_bound_that_leaves_long_gradients_out_is_refused(self, lab: Any) -> None:
+        class Short(QuantileCount):
+            def added(self) -> tuple[Added, ...]:
+                return super().added()[:1]
+
+        algorithm = algorithm_settings("dpsgd_quantile").build()
+        with pytest.raises(ValueError, match=r"Short\.added must end with a piece for every norm"):
+            replace(algorithm, side_release=Short(counts_below=0.5)).events(lab.plan())
 
 
 def heard(part: Any, method: str) -> list[Tensor]:

@@ -168,8 +168,17 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "dpsgd_f_smooth": [{"count_noise_multiplier": 1.0}],
     "dpsgd_f_balanced": [{"count_noise_multiplier": 1.0, "balance": 1.0}],
     "dpsgd_f_adjusted": [{"count_noise_multiplier": 1.0, "adjustment": 5.0, "memory": 0.5}],
-    "dpsgd_quantile": [{"centred": True, "count_noise_multiplier": 0.5}, {"clip_learning_rate": 5.0}],
-    "dpsgd_global_adapt": [{"strict_clip_norm": 1.0, "count_noise_multiplier": 1.0}],
+    "dpsgd_quantile": [
+        {"centred": True, "count_noise_multiplier": 0.5},
+        {"clip_learning_rate": 5.0},
+        {"counts_below": 0.6, "count_noise_multiplier": "1.25x"},
+        {"counts_below": 0.9, "count_noise_multiplier": 0.3, "clip_norm": 20.0},
+    ],
+    "dpsgd_global_adapt": [
+        {"strict_clip_norm": 1.0, "count_noise_multiplier": 1.0},
+        {"strict_clip_norm": 1.0, "counted": "below", "threshold": 0.6, "count_noise_multiplier": "1.25x"},
+        {"strict_clip_norm": 30.0, "counted": "below", "threshold": 0.9, "count_noise_multiplier": 0.3},
+    ],
     "psasc_momentum": [{"momentum_length": 3, "inner_momentum": 1.0, "outer_momentum": 1.0}],
     "psasc_momentum_gd": [{"momentum": 0.05}],
     "sa_dpsgd": [

@@ -22,11 +22,13 @@ from torch import Tensor
 
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS
 from equidp.algorithms.auto_dpsgd import OwnThreshold
 from equidp.algorithms.dpis import ImportanceSampler
+from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import Draw, FlatClip, PoissonSampler, Public, Run, Sampling, sensitivity
+from equidp.mechanism.parts import Added, Draw, FlatClip, PoissonSampler, Public, Run, Sampling, sensitivity
 from equidp.mechanism.parts.sampler import PoissonSampling
 from equidp.mechanism.trainer import Trainer
 
@@ -127,6 +129,44 @@ class BadlyBounded(FlatClip):
 
     def bound(self, public: Public) -> Tensor:
         return super().bound(public) / 2
+
+
+class CountsBeyond(QuantileCount):
+    """Says that it counts within κ·C, and counts within C."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return (norms <= public["clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
+
+    def added(self) -> tuple[Added, ...]:
+        return Added(1.0, self.counts_below), Added(0.0)
+
+
+class CentredForFree(QuantileCount):
+    """Centred, and forgets that who is not counted moves the statistic too."""
+
+    def added(self) -> tuple[Added, ...]:
+        return Added(0.5, self.counts_below), Added(0.0)
+
+
+class HalfAdded(QuantileCount):
+    """Says half of what a counted record adds."""
+
+    def added(self) -> tuple[Added, ...]:
+        return Added(0.5, self.counts_below), Added(0.0)
+
+
+class OtherUnit(QuantileCount):
+    """Compares with one public value and says another."""
+
+    def added(self) -> tuple[Added, ...]:
+        return Added(1.0, self.counts_below, "strict_clip_norm"), Added(0.0)
+
+
+class ShortReach(FlatClip):
+    """Says κ²·C of what it lets gradients within κ·C add."""
+
+    def reach(self, unit: str, upto: float) -> float:
+        return super().reach(unit, upto) ** 2
 
 
 class Shuffled(PoissonSampler):
@@ -239,6 +279,12 @@ def _charged(lab: Any, name: str) -> None:
     contract.TestLedger().test_a_run_charges_what_was_announced(lab, name)
 
 
+def _together(lab: Any, name: str) -> None:
+    for options in contract.JOINT[name][:3]:
+        for size in (1.0, 3e4):
+            contract.TestJointBound().test_no_record_is_found_that_moves_both_by_more(lab, name, options, size)
+
+
 def _charged_when_refusing(lab: Any, name: str) -> None:
     # many candidates of an energy that is hardly better: some are refused
     run = lab.trained(name, plan=lab.plan(epochs=10))
@@ -261,6 +307,8 @@ def parts(**changed: Any) -> Any:
     return laboratory(Broken, mutate=lambda algorithm: dataclasses.replace(algorithm, **changed))
 
 
+COUNTING: dict[str, Any] = {"counts_below": 0.6, "count_noise_multiplier": 1.25}
+
 PLANTS = [
     Plant("half the noise", "dpsgd", _noise, laboratory(random=HalfNoise)),
     Plant("half the noise", "dpsgd_f", side_releases_are_noised, laboratory(random=HalfNoise)),
@@ -274,6 +322,23 @@ PLANTS = [
     Plant("shuffled, not Poisson", "dpsgd", _sampled, parts(sampler=Shuffled())),
     Plant("weights by the batch's maximum", "dpsgd", _apart, parts(weights=MaxScaled())),
     Plant("half the bound", "dpsgd", _bounded, parts(weights=BadlyBounded())),
+    Plant("counts more than it says", "dpsgd_quantile", _together, parts(side_release=CountsBeyond(**COUNTING))),
+    Plant(
+        "centred for free", "dpsgd_quantile", _together, parts(side_release=CentredForFree(**COUNTING, centred=True))
+    ),
+    Plant(
+        "half a count",
+        "dpsgd_quantile",
+        _together,
+        parts(side_release=HalfAdded(**{**COUNTING, "count_noise_multiplier": 1.0})),
+    ),
+    Plant("a rule that understates short gradients", "dpsgd_quantile", _together, parts(weights=ShortReach())),
+    Plant(
+        "another unit",
+        "dpsgd_global_adapt",
+        _together,
+        parts(side_release=OtherUnit(**COUNTING)),
+    ),
 ]
 
 

@@ -6,14 +6,18 @@ Privacy from Gradient Misalignment"): w = C/max(Z_t, n), with Z_t led by the noi
 
     b̃ = (#{n_i > τ·Z_t} + N(0, σ_b²))/B,   Z_{t+1} = Z_t·exp(−η_Z + b̃)
 
-Δ = C in both. The count and the gradient come from one sample and are one event. Where we depart from the text: the
-count is divided by the expected B, not by |S|, which is private; and Z_t is kept in a range of finite numbers.
+Δ = C in both. The count and the gradient come from one sample and are one event, (σ⁻² + σ_b⁻²)^(−1/2). With `counted:
+below` the others are counted, b̃ = 1 − (#{n_i ≤ τ·Z_t} + N(0, σ_b²))/B. A gradient that is counted adds at most τ·Δ to
+the sum, and one that adds Δ is not counted, so that the event is max(τ²/σ² + 1/σ_b², 1/σ²)^(−1/2): σ itself once
+σ_b ≥ σ/√(1 − τ²), where the count costs nothing (proof: `joint_noise`). The price is that b̃ also moves with |S|, by
+about √B/B. Where we depart from the text: the count is divided by the expected B, not by |S|, which is private; and
+Z_t is kept in a range of finite numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +28,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
     HUGE,
     TINY,
+    Added,
     NoiseLevel,
     Positive,
     Public,
@@ -32,6 +37,8 @@ from equidp.mechanism.parts import (
     WeightRule,
     noise_level,
 )
+
+Counted = Literal["above", "below"]
 
 START: Mapping[str, float] = {"clip_norm": 1.0, "strict_clip_norm": 50.0}
 
@@ -51,6 +58,10 @@ class ScaleOrDrop(WeightRule):
         """C, reached at n = Z."""
         return public["clip_norm"]
 
+    def reach(self, unit: str, upto: float) -> float:
+        """n ≤ τ·Z adds C·n/Z ≤ min(τ, 1)·C, or nothing."""
+        return min(1.0, upto) if unit == "strict_clip_norm" else 1.0
+
 
 class ScaleOrClip(WeightRule):
     """w = C/max(Z, n)."""
@@ -66,9 +77,13 @@ class ScaleOrClip(WeightRule):
         """C, for every n ≥ Z."""
         return public["clip_norm"]
 
+    def reach(self, unit: str, upto: float) -> float:
+        """n ≤ τ·Z adds C·n/max(Z, n) ≤ min(τ, 1)·C."""
+        return min(1.0, upto) if unit == "strict_clip_norm" else 1.0
+
 
 class StrictBoundCount(SideRelease):
-    """The noised number of gradients above τ·Z, which leads Z."""
+    """The noised number of gradients above τ·Z, or not above it, which leads Z."""
 
     steers: ClassVar[frozenset[str]] = frozenset({"strict_clip_norm"})
     defaults: ClassVar[Mapping[str, float]] = {"strict_clip_norm": 50.0}
@@ -79,23 +94,36 @@ class StrictBoundCount(SideRelease):
     """τ."""
     count_noise_multiplier: NoiseLevel = 10.0
     """σ_b."""
+    counted: Counted = "above"
+    """Which gradients are counted."""
 
     @property
     def released(self) -> str:
         """The count."""
-        return "The noised number of gradients near the strict bound, in every batch."
+        which = "near" if self.counted == "above" else "not near"
+        return f"The noised number of gradients {which} the strict bound, in every batch."
 
     def noise(self, plan: Plan) -> float:
         """σ_b."""
         return noise_level(self.count_noise_multiplier, plan)
 
+    def added(self) -> tuple[Added, ...]:
+        """1 for those that are counted; only where these are the short ones does it help."""
+        if self.counted == "above":
+            return super().added()
+        return Added(1.0, self.threshold, "strict_clip_norm"), Added(0.0)
+
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
-        """#{n_i > τ·Z}, `[1]`."""
-        return (norms > self.threshold * public["strict_clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
+        """#{n_i > τ·Z} or #{n_i ≤ τ·Z}, `[1]`."""
+        threshold = self.threshold * public["strict_clip_norm"]
+        found = norms > threshold if self.counted == "above" else norms <= threshold
+        return found.sum(0, keepdim=True, dtype=torch.float32)
 
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """Z_{t+1}."""
         share = noised.squeeze(0) / facts.plan.batch_size
+        if self.counted == "below":
+            share = 1.0 - share
         grown = share.sub_(self.strict_clip_learning_rate).exp_().mul_(public["strict_clip_norm"])
         return {"strict_clip_norm": grown.clamp_(TINY, HUGE)}
 
@@ -126,6 +154,9 @@ class DPSGDGlobalAdapt(AlgorithmSettings):
     """τ: a gradient counts as near when it exceeds τ·Z."""
     count_noise_multiplier: NoiseLevel = 10.0
     """σ_b, noise on that count; a ratio such as "10x" is to the noise multiplier."""
+    counted: Counted = "above"
+    """Count those `above` τ·Z, as the paper does, or those `below`, which is free from σ_b = σ/√(1 − τ²) on ("1.41x" at
+    0.7)."""
 
     def build(self) -> Algorithm:
         """Scaling by C/max(Z, n), Z adapted."""
@@ -137,5 +168,6 @@ class DPSGDGlobalAdapt(AlgorithmSettings):
                 strict_clip_learning_rate=self.strict_clip_learning_rate,
                 threshold=self.threshold,
                 count_noise_multiplier=self.count_noise_multiplier,
+                counted=self.counted,
             ),
         )

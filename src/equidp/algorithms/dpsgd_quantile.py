@@ -4,8 +4,14 @@
 
 Flat clipping at C_t, Δ = C_t. Count and gradient come from one sample and are one event, (σ⁻² + σ_b⁻²)^(−1/2). With
 `centred` the released statistic is Σ(1[n_i ≤ C_t] − ½), of sensitivity ½, so that σ_b counts double; b̃ is then that
-over B, plus ½. Where we depart from the text: B is the expected batch size; `min_clip_norm` is a floor of ours (0 is
-the paper's rule), and C_t is kept in a range of finite numbers.
+over B, plus ½. With `counts_below` κ only gradients within κ·C_t are counted, and κ·C_t is led to the quantile. A
+gradient that is counted adds at most κ·Δ to the sum, and one that adds Δ is not counted, so that the event is
+
+    σ^eff = max(κ²/σ² + 1/σ_b², 1/σ²)^(−1/2),   σ itself once σ_b ≥ σ/√(1 − κ²): the count then costs nothing
+
+(proof: `joint_noise`; κ = 1 is the paper's count). Centred, every record moves the count, and nothing is saved.
+Where we depart from the text: B is the expected batch size; `min_clip_norm` is a floor of ours (0 is the paper's
+rule), and C_t is kept in a range of finite numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
     HUGE,
     TINY,
+    Added,
     FlatClip,
     NoiseLevel,
     Positive,
@@ -33,6 +40,7 @@ from equidp.mechanism.parts import (
 )
 
 Share = Annotated[float, Field(gt=0, lt=1)]
+Within = Annotated[float, Field(gt=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, le=HUGE)]
 
 
@@ -51,11 +59,14 @@ class QuantileCount(SideRelease):
     """C_min."""
     centred: bool = False
     """Count each record as ±½ instead of 0 or 1."""
+    counts_below: Within = 1.0
+    """κ: the gradients within κ·C are counted."""
 
     @property
     def released(self) -> str:
         """The count."""
-        return "The noised number of gradients within the bound, in every batch."
+        part = "" if self.counts_below == 1 else f"{self.counts_below:g} of "
+        return f"The noised number of gradients within {part}the bound, in every batch."
 
     def noise(self, plan: Plan) -> float:
         """σ_b."""
@@ -66,9 +77,15 @@ class QuantileCount(SideRelease):
         """1, or ½ where the count is centred."""
         return 0.5 if self.centred else 1.0
 
+    def added(self) -> tuple[Added, ...]:
+        """1 within κ·C and 0 beyond it; ½ for all where the count is centred."""
+        if self.centred or self.counts_below == 1:
+            return super().added()
+        return Added(1.0, self.counts_below, "clip_norm"), Added(0.0)
+
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
-        """#{n_i ≤ C}, `[1]`, each less ½ where centred."""
-        within = (norms <= public["clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
+        """#{n_i ≤ κ·C}, `[1]`, each less ½ where centred."""
+        within = (norms <= self.counts_below * public["clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
         return within - len(norms) / 2 if self.centred else within
 
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
@@ -93,6 +110,9 @@ class DPSGDQuantile(AlgorithmSettings):
     """C_min, a floor under the bound."""
     centred: bool = False
     """Count each record as ±½: half the sensitivity, so σ_b counts double."""
+    counts_below: Within = 1.0
+    """κ: count gradients within κ·C, which then follows the quantile. Below 1 the count is free from σ_b = σ/√(1 − κ²)
+    on ("1.16x" at 0.5), unless it is centred."""
 
     def build(self) -> Algorithm:
         """Flat clipping at an adapted bound."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from equidp.accounting.budget import Budget
 from equidp.accounting.calibration import smallest_noise
 from equidp.accounting.epsilon import Conversion, Epsilon, published_epsilon
-from equidp.accounting.events import Event, counted, fuse, merged
+from equidp.accounting.events import Event, counted, merged
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError, unknown_name
 from equidp.mechanism.optimizers import OPTIMIZERS, MakeOptimizer
@@ -30,6 +30,7 @@ from equidp.mechanism.parts import (
     SideRelease,
     Update,
     WeightRule,
+    joint_noise,
     tensors,
 )
 from equidp.mechanism.parts.base import listed
@@ -196,14 +197,20 @@ class Algorithm:
         return steps
 
     def step_event(self, plan: Plan, rate: float, noise_multiplier: float, *, released: bool = True) -> Event:
-        """The event of one step: gradient and side release of one sample are one Gaussian release.
+        """The event of one step: gradient and side release of one sample are one Gaussian release (`joint_noise`).
 
         `released`: whether the side release, if there is one, happens at this step.
         """
-        side = self.side_release
-        if side is None or not released:
+        side, rule = self.side_release, self.weights
+        if side is None or rule is None or not released:
             return Event(rate, noise_multiplier)
-        return Event(rate, fuse(noise_multiplier, side.noise(plan) / side.sensitivity()))
+        return Event(rate, joint_noise(side, rule, plan, noise_multiplier))
+
+    def rides_free(self, plan: Plan) -> bool:
+        """Whether there is no side release, or one that costs nothing beside the gradients."""
+        rate, noises = self.sampler.sampling_rate(plan), {s.noise for s in self.schedule.segments(plan)}
+        steps = [(rate, plan.noise_multiplier * noise) for noise in noises]
+        return all(self.step_event(plan, *step) == Event(*step) for step in steps)
 
     def events(self, plan: Plan) -> tuple[Event, ...]:
         """Everything the whole run can charge, known before it starts.
@@ -350,7 +357,7 @@ def published_by(conversion: Conversion) -> PublishedRule:
 
     def figure(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:
         beside = [*algorithm.sampler.releases(plan), *algorithm.acceptance.candidate_events(plan)]
-        left_out = "" if algorithm.side_release is None else "; the side release's cost is left out"
+        left_out = "" if algorithm.rides_free(plan) else "; the side release's cost is left out"
         if beside:
             left_out = "; the cost of what is released beside them is left out"
         formula = f"RDP of the noisy gradients, {conversion} conversion, integer orders 2 to 64{left_out}"

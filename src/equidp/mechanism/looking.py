@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
 from equidp.gradients.engine import GradientEngine
-from equidp.mechanism.parts import Contributing
+from equidp.mechanism.parts import Contributing, SideRelease
 from equidp.mechanism.sampling import Batch, Labelled, Population
+from equidp.mechanism.states import global_random, set_global_random
 
 LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
@@ -22,6 +25,29 @@ class Looking:
     contributing: Contributing
     public_part: Labelled | None
     physical_batch_size: int | None
+    drawn: Iterator[Mapping[str, Tensor]] = iter(())
+    """States of torch's generators before the chunks that are still to be looked at again."""
+
+    def first_norms(self, batches: Sequence[Batch], release: SideRelease | None) -> list[Tensor]:
+        """Contribution norms `[u]` of each chunk of a batch, which that release counts.
+
+        Where what a record adds to it is bounded by the norm, `norms_again` draws what a model with dropout drew here:
+        a record that is counted as short must not be weighed as a long one.
+        """
+        tied = len(batches) > 1 and release is not None and len(release.added()) > 1
+        states, found = [], []
+        for batch in batches:
+            if tied:
+                states.append(global_random(self.population.device))
+            found.append(self.contributing.norms(batch))
+        self.drawn = iter(states)
+        return found
+
+    def norms_again(self, batch: Batch) -> Tensor:
+        """Contribution norms of the next chunk, with its gradients at hand."""
+        if (state := next(self.drawn, None)) is not None:
+            set_global_random(state, self.population.device)
+        return self.contributing.norms(batch)
 
     def norms_of_all(self) -> Tensor:
         """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""

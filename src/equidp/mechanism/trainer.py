@@ -273,7 +273,7 @@ class Trainer(Looking):
         if not released:
             public |= self.given
         else:
-            norms = [self.contributing.norms(batch) for batch in batches]
+            norms = self.first_norms(batches, release)
             together = _joined(norms)
             finite = all_finite(together)
             facts = self._facts(noise_multiplier, known_sensitivity(rule, public))
@@ -322,7 +322,7 @@ class Trainer(Looking):
         kept = len(batches) == 1 and norms is not None
         grouped = any(value.dim() for value in public.values())
         for index, batch in enumerate(batches):
-            fresh = norms[index] if kept and norms is not None else self.contributing.norms(batch)
+            fresh = norms[index] if kept and norms is not None else self.norms_again(batch)
             known = finite if kept else None
             weights = self.weights(fresh, batch.groups if grouped else None, public, finite=known)
             if draws is not None and (mask := self.sampling.kept(draws[index], fresh)) is not None:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from equidp.accounting.events import fuse
 from equidp.accounting.plan import Plan
 from equidp.mechanism.parts.base import Combination, Part, listed
 from equidp.mechanism.parts.facts import StepFacts
 from equidp.mechanism.parts.public import Public
+from equidp.mechanism.parts.weights import WeightRule
+
+
+@dataclass(frozen=True)
+class Added:
+    """What a record of norm n ≤ `upto`·public[`unit`] adds to a statistic: at most `most`, in L2."""
+
+    most: float
+    upto: float = math.inf
+    unit: str = "clip_norm"
 
 
 class SideRelease(Part, ABC):
@@ -32,6 +45,8 @@ class SideRelease(Part, ABC):
     defaults: ClassVar[Mapping[str, float]] = {}
     """Start values of what it steers or compares with, unless given otherwise."""
 
+    promised = "added", ("statistic", "sensitivity")
+
     @abstractmethod
     def noise(self, plan: Plan) -> float:
         """Standard deviation of the noise on each entry."""
@@ -39,6 +54,15 @@ class SideRelease(Part, ABC):
     def sensitivity(self) -> float:
         """L2 sensitivity of `statistic` to one record."""
         return 1.0
+
+    def added(self) -> tuple[Added, ...]:
+        """h(n), what a record of norm n moves `statistic` by, whether it joins or leaves, as a function of steps.
+
+        A record belongs to the first of these that it is within, so the last one is for every n. `unit` is the public
+        value, the record's own where there is one per group, as `statistic` sees it. What a
+        record moves that is not counted belongs here too: each moves a centred count by ½.
+        """
+        return (Added(self.sensitivity()),)
 
     @abstractmethod
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
@@ -70,6 +94,45 @@ class SideRelease(Part, ABC):
         if used & (self.gives | self.steers):
             return None
         return f"it releases {listed(self.gives | self.steers)}, which {type(rule).__name__} does not use"
+
+
+def joint_noise(release: SideRelease, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
+    """σ^eff = (max_n [ (w(n)·n/Δ)²/σ² + h(n)²/σ_1² ])^(−1/2) of a weighted sum and a release of the same sample.
+
+    Proof. Fix the run so far, hence the model and all carried values, what the model draws, and so a record's norm n.
+    Compare a sample with the record and without. The noises of statistic and sum are independent, of σ_1 and σ·Δ per
+    coordinate. Divided by these, the statistic is a Gaussian of variance 1 that the record moves by at most h(n)/σ_1;
+    and, given whatever value of it came out, the sum is another that it moves by at most w(n)·n/(σ·Δ), whatever weights
+    and Δ were made of that value. Together they are one Gaussian of variance 1 whose coordinates may be chosen as it is
+    released, and the record moves it by at most the root of the sum of both squares. If that is at most μ in every
+    outcome, N(0, 1) against N(μ, 1) dominates; 1/σ^eff is such a μ, as it is one for every n. A record that joins moves
+    both by as much as one that leaves, and Poisson sampling preserves domination in both directions.
+
+    The maximum. `added` cuts n ≥ 0 into finitely many pieces on each of which h is at most a constant, and a piece lies
+    within n ≤ upto·u, u a public value. There w(n)·n/Δ is at most `rule.reach(unit, upto)` for every value of u that
+    could have been carried. So each piece is bounded by the sum of two constants, and all n by the largest of these: no
+    n is tried out. A bound by u needs weights that are made of the same u, so it is not used where the release itself
+    gives another u to the weights of this step. The norm that is counted is the one that is weighed: also in chunks,
+    whose norms are computed twice (`Looking.first_norms`).
+
+    With one piece this is `fuse`: one record is thought to move both fully.
+    """
+    return min(_of_piece(piece, release, rule, release.noise(plan), noise_multiplier) for piece in _whole(release))
+
+
+def _whole(release: SideRelease) -> tuple[Added, ...]:
+    pieces = release.added()
+    if not pieces or pieces[-1].upto != math.inf:
+        raise ValueError(f"{type(release).__name__}.added must end with a piece for every norm: leave its `upto` out.")
+    return pieces
+
+
+def _of_piece(piece: Added, release: SideRelease, rule: WeightRule, noise: float, noise_multiplier: float) -> float:
+    """The noise multiplier of both releases for the records of one piece; what they do not move costs nothing."""
+    bounded = piece.upto < math.inf and piece.unit not in release.gives
+    reach = rule.reach(piece.unit, piece.upto) if bounded else 1.0
+    moved = [level / share for level, share in ((noise_multiplier, reach), (noise, piece.most)) if share > 0]
+    return fuse(*moved) if len(moved) > 1 else min(moved, default=math.inf)
 
 
 def counts(ids: Tensor, size: int) -> Tensor:

@@ -21,6 +21,8 @@ class WeightRule(Part, ABC):
     defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
     """What those values are unless given otherwise."""
 
+    promised = "reach", ("weights", "bound")
+
     @abstractmethod
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """`[u]` finite weights ≥ 0 from `[u]` finite norms ≥ 0; public values are `()` or one per record, `[u]`."""
@@ -28,6 +30,13 @@ class WeightRule(Part, ABC):
     @abstractmethod
     def bound(self, public: Public) -> Tensor:
         """sup over all norms n ≥ 0 of w(n)·n; shape of the public values, `()` or `[K]`."""
+
+    def reach(self, unit: str, upto: float) -> float:
+        """sup of w(n)·n over `bound`, for norms n ≤ `upto`·public[`unit`] and *whatever* the public values are.
+
+        1 holds always; a rule that knows better says so, for a side release that counts by the same unit.
+        """
+        return 1.0
 
 
 class FlatClip(WeightRule):
@@ -40,6 +49,10 @@ class FlatClip(WeightRule):
     def bound(self, public: Public) -> Tensor:
         """C."""
         return public["clip_norm"]
+
+    def reach(self, unit: str, upto: float) -> float:
+        """n ≤ κ·C adds min(n, C) ≤ min(κ, 1)·C."""
+        return min(1.0, upto) if unit == "clip_norm" else 1.0
 
 
 class UnitWeight(WeightRule):
