@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from torch import Tensor, nn
 
-from equidp.accounting.events import Event, fuse
+from equidp.accounting.events import Event, counted, fuse
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import segment_at
 from equidp.algorithms import ALGORITHMS, algorithm_settings

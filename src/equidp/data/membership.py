@@ -216,7 +216,11 @@ def told(membership: Membership | None, unit: str, *, public: bool = False) -> s
                 "Which part a record is in depends on its own identity and a public key alone "
                 f"(data.membership=hash): tables that differ in one {unit} give training parts that differ in that "
                 f"{unit} at most, so that ε holds for tables too"
-                + (f", unless the key puts that {unit} into the public part, which nothing protects." if public else ".")
+                + (
+                    f", unless the key puts that {unit} into the public part, which nothing protects."
+                    if public
+                    else "."
+                )
             )
         case "strata":
             return (
