@@ -221,7 +221,9 @@ class TestBudget:
 
     @settings(max_examples=5)
     @given(norms=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=10, max_size=10), first=st.floats(0, 1))
-    def test_nor_with_adaptive_clipping_and_other_phases(self, lab: Any, norms: list[float], first: float) -> None:
+    def test_is_never_exceeded_with_adaptive_clipping_and_other_phases(
+        self, lab: Any, norms: list[float], first: float
+    ) -> None:
         options = {"adaptive_clip": True, "first_phase_fraction": first}
         plan = algorithm_settings("dpis", options).build().calibrated(PLAN, 2.0)
         puppet = Puppet(lab, plan, iter(torch.tensor(norms)), **options)

@@ -66,7 +66,7 @@ def test_a_steps_loss_is_that_of_the_counts_of_earlier_steps(lab: Any) -> None:
     assert torch.equal(trainer.engine.loss(outputs, labels), expected)
 
 
-def test_it_costs_what_dpsgd_f_costs_with_such_counts(lab: Any) -> None:
+def test_dpsgd_f_adjusted_costs_what_dpsgd_f_costs_with_the_same_counts(lab: Any) -> None:
     options = {"count_noise_multiplier": "5x"}
     plain, adjusted = algorithm_settings("dpsgd_f", options), algorithm_settings("dpsgd_f_adjusted")
     assert plain.build().events(lab.plan()) == adjusted.build().events(lab.plan())
@@ -98,7 +98,7 @@ def test_an_adjusted_loss_without_shares_is_refused() -> None:
 
 
 class TestShifted:
-    def test_it_is_the_loss_of_the_sum_and_knows_its_gradient(self) -> None:
+    def test_a_shifted_loss_is_the_loss_of_the_sum_and_knows_its_gradient(self) -> None:
         outputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 2])
         loss, leaf = Shifted(CrossEntropy(), SHARES.log()), (outputs + SHARES.log()).requires_grad_()
         values = F.cross_entropy(leaf, labels, reduction="none")

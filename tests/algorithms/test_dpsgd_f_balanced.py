@@ -64,7 +64,7 @@ def test_no_record_exceeds_the_sensitivity_whatever_is_released(lab: Any) -> Non
         assert moved.max() <= sensitivity(algorithm.weights, public) * (1 + 1e-6)
 
 
-def test_it_costs_what_dpsgd_f_costs(lab: Any) -> None:
+def test_dpsgd_f_balanced_costs_what_dpsgd_f_costs(lab: Any) -> None:
     events = [algorithm_settings(name).build().events(lab.plan()) for name in ("dpsgd_f", "dpsgd_f_balanced")]
     assert events[0] == events[1]
 

@@ -196,7 +196,7 @@ class TestEnergy:
         assert terms.isfinite().all()
         assert float(terms.abs().max()) <= 2.0
 
-    def test_its_noise_is_that_of_the_charge_times_the_loss_bound(
+    def test_the_noise_of_the_energy_is_that_of_the_charge_times_the_loss_bound(
         self, lab: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         options = {"energy": "private", "energy_records": 20, "energy_noise_multiplier": 7.0, "loss_bound": 2.5}
@@ -258,7 +258,9 @@ class TestEnergy:
         after = trainer.losses(everyone).clamp(0, 4)
         assert seen[0] == pytest.approx(float((after - before).mean()), abs=1e-6)
 
-    def test_that_mean_is_over_the_declared_number_of_records(self, lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_mean_of_the_energy_is_over_the_declared_number_of_records(
+        self, lab: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         # over the actual one, who has left would show in a decision, without any noise
         options, seen = {"energy": "private", "energy_records": 20}, list[float]()
         for size in (40, 30):
@@ -336,7 +338,7 @@ class TestStopping:
         assert published.value < published_count(plan, plan.sampling_rate, 20)
         assert sound.value == epsilon([Event(0.25, 1.0, 20)], 1e-5).value
 
-    def test_it_is_there_for_a_run_that_took_no_step(self, lab: Any) -> None:
+    def test_a_run_that_took_no_step_has_a_published_figure(self, lab: Any) -> None:
         trainer = lab.trainer("sa_dpsgd")
         trainer.accepting.decide = lambda change: False
         trainer.train(progress=False)

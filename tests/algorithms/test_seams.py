@@ -79,7 +79,7 @@ class TestFacts:
         found, expected = [float(first) / 10, float(then) / 10], [1.25, 0.045 / 0.19 / 0.001**0.5]
         assert (found == pytest.approx(expected, rel=1e-5)) == (sign < 0)
 
-    def test_they_are_those_of_the_step(self, lab: Any) -> None:
+    def test_the_facts_that_a_part_sees_are_those_of_the_step(self, lab: Any) -> None:
         seen: list[StepFacts] = []
 
         class Watching(QuantileCount):
@@ -184,13 +184,13 @@ class TestChosenSteps:
 class TestOptimizer:
     """An algorithm may bring its optimiser, and then has no other."""
 
-    def test_it_is_the_algorithms_own(self, lab: Any) -> None:
+    def test_an_algorithm_trains_with_its_own_optimiser(self, lab: Any) -> None:
         own = dataclasses.replace(algorithm_settings("dpsgd").build(), optimizer="adam")
         assert torch.equal(
             lab.trained("mine", algorithm=own).parameters, lab.trained("dpsgd", optimizer="adam").parameters
         )
 
-    def test_what_makes_one_will_do_too(self, lab: Any) -> None:
+    def test_a_function_that_makes_an_optimiser_is_accepted(self, lab: Any) -> None:
         def tripled(parameters: Any, rate: float) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters, lr=3 * rate)
 
@@ -198,7 +198,7 @@ class TestOptimizer:
         plain = lab.trained("dpsgd", learning_rate=0.3).parameters
         torch.testing.assert_close(lab.trained("mine", algorithm=own).parameters, plain)
 
-    def test_another_is_refused_before_anything_is_trained(self) -> None:
+    def test_another_optimiser_is_refused_before_anything_is_trained(self) -> None:
         training = TrainingSettings(optimizer="momentum", batch_size=10)
         with pytest.raises(EquidpError, match=r"psasc_momentum brings its own.*set training\.optimizer=sgd"):
             plan_run(
@@ -206,7 +206,7 @@ class TestOptimizer:
                 units=40, groups=3, privacy=PrivacySettings(noise_multiplier=1.0, delta=1e-5), training=training,
             )  # fmt: skip
 
-    def test_one_of_no_such_name_is_refused_with_the_nearest(self) -> None:
+    def test_a_misspelt_optimiser_is_refused_with_the_nearest_name(self) -> None:
         with pytest.raises(EquidpError, match="Did you mean 'adam'"):
             Algorithm(name="mine", weights=None, optimizer="adan")
 

@@ -59,7 +59,7 @@ def test_models_that_never_differ_are_not_known_to_be_equal() -> None:
 
 
 @pytest.mark.parametrize("records", [25, 400])
-def test_it_holds_the_true_difference_as_often_as_it_says(records: int) -> None:
+def test_an_interval_holds_the_true_difference_as_often_as_it_says(records: int) -> None:
     rng = np.random.default_rng(1)
     shares = np.array([0.70, 0.05, 0.13, 0.12])  # accuracies 0.75 and 0.83
     held = 0
@@ -71,7 +71,7 @@ def test_it_holds_the_true_difference_as_often_as_it_says(records: int) -> None:
 
 
 @pytest.mark.parametrize("alike", [0.3, 0.9])
-def test_it_holds_where_units_have_several_records(alike: float) -> None:
+def test_an_interval_holds_where_units_have_several_records(alike: float) -> None:
     """A unit's records are right or wrong together, mostly; taken for independent, intervals miss far too often."""
     rng = np.random.default_rng(3)
     held = dict.fromkeys(("accuracy", "difference", "as if independent"), 0)
@@ -107,7 +107,7 @@ def test_where_all_are_right_there_are_as_many_as_units() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[10, 10, 10, 10, 10], [40, 1, 1, 1, 1]])
-def test_it_holds_where_units_are_few(sizes: list[int]) -> None:
+def test_an_interval_holds_where_units_are_few(sizes: list[int]) -> None:
     """Five units do not tell how alike their records are: mostly right by luck, they would seem independent."""
     rng = np.random.default_rng(4)
     owners = np.repeat(np.arange(5), sizes)

@@ -14,7 +14,7 @@ from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import plan_run, train_model
 
 
-def test_it_counts_steps_that_were_charged_again(tmp_path: Path, power_cut: Any) -> None:
+def test_a_history_after_a_crash_counts_steps_that_were_charged_again(tmp_path: Path, power_cut: Any) -> None:
     features = torch.rand(500, 3, generator=torch.Generator().manual_seed(0))
     labels = (features[:, 0] > 0.5).long()
     schema = Schema(

@@ -18,7 +18,7 @@ def made(folder: Path) -> str:
     return uri
 
 
-def test_it_is_made_with_the_experiment_as_configured(tmp_path):
+def test_a_new_store_has_the_experiment_as_configured(tmp_path):
     client = MlflowClient(made(tmp_path))
 
     experiment = client.get_experiment_by_name("equidp")
@@ -28,13 +28,13 @@ def test_it_is_made_with_the_experiment_as_configured(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
-def test_what_is_there_is_left_alone(tmp_path):
+def test_an_existing_store_is_not_changed(tmp_path):
     (tmp_path / "mlflow.db").write_bytes(b"anything")
     made(tmp_path)
     assert (tmp_path / "mlflow.db").read_bytes() == b"anything"
 
 
-def test_one_stopped_half_way_leaves_nothing(tmp_path, monkeypatch):
+def test_a_store_that_is_stopped_while_it_is_made_leaves_nothing(tmp_path, monkeypatch):
     def stopped(*_):
         assert not (tmp_path / "mlflow.db").exists()
         raise KeyboardInterrupt
@@ -45,7 +45,7 @@ def test_one_stopped_half_way_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_another_run_has_made_meanwhile_stays(tmp_path, monkeypatch):
+def test_a_store_that_another_run_has_made_meanwhile_is_kept(tmp_path, monkeypatch):
     create = store.SqlAlchemyStore.create_experiment
 
     def overtaken(*given):
@@ -59,7 +59,7 @@ def test_one_that_another_run_has_made_meanwhile_stays(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "postgresql://host/name", "sqlite://", "file:///runs"])
-def test_other_stores_are_nobodys_to_make(tmp_path, monkeypatch, uri):
+def test_stores_that_are_no_sqlite_file_are_not_made(tmp_path, monkeypatch, uri):
     monkeypatch.chdir(tmp_path)
     store.make_store(uri, EXPERIMENT)
     assert list(tmp_path.iterdir()) == []

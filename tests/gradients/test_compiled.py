@@ -257,7 +257,7 @@ def test_room_that_is_not_its_own_is_refused_before_the_code_writes(wanted) -> N
 
 
 @pytest.mark.parametrize("lacking", ["openmp", "registers_here"])
-def test_so_is_everything_on_another_machine(lacking, monkeypatch) -> None:
+def test_a_machine_without_openmp_or_known_registers_leaves_gradients_to_torch(lacking, monkeypatch) -> None:
     kernel = Kernel((2, 3), (1, 1), (1, 1), (2, 7))
     monkeypatch.setattr(code, lacking, lambda: None)
     if lacking == "openmp":  # where llvmlite is not installed either

@@ -248,7 +248,7 @@ def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:
 
 
 @pytest.mark.parametrize("places", [3, 200])
-def test_nor_does_one_in_a_table_whose_backprops_are_not_finite(places: int) -> None:
+def test_a_record_with_infinite_backprops_in_a_table_leaves_no_trace(places: int) -> None:
     engine = GradientEngine(nn.Embedding(5, 4), signed)
     ids, signs, weights = torch.randint(0, 5, (4, places)), torch.randn(4, places, 4), torch.tensor([1, 0, 0.5, 2])
     engine.passes.norms(ids, signs)
@@ -429,7 +429,9 @@ def test_a_record_whose_gradient_cancels_does_not_move_the_sum_by_its_rounding(l
     ],
     ids=["sequence", "unit of sequences", "of 2000", "of 2000 vectors", "windows", "unit of images", "groups"],
 )
-def test_nor_where_it_nearly_cancels_over_a_thousand_positions(layer, shape, copies) -> None:
+def test_a_record_that_nearly_cancels_over_a_thousand_positions_moves_no_sum_by_its_rounding(
+    layer, shape, copies
+) -> None:
     """To a thousandth or two, where rounding is a part of the norm: float32 sums of other steps differ by up to 1 %."""
     torch.manual_seed(0)
     engine = GradientEngine(layer().requires_grad_(True), signed)
@@ -547,7 +549,7 @@ def test_layers_that_share_a_weight_cancel_as_positions_do() -> None:
         assert _excess(engine, torch.full((1, 2, 100, 8), 1e3 * (0.5 + entry)), signs.expand(1, 2, 100, 8)) < 1e-5
 
 
-def test_and_have_the_least_norm_of_what_all_of_them_add() -> None:
+def test_layers_that_share_a_weight_have_the_least_norm_of_all_their_terms() -> None:
     engine = GradientEngine(Halves(), signed)
     signs = torch.tensor([1.0, -1.0]).view(1, 2, 1).expand(1, 2, 8)  # each layer's gradient has a norm of 8
     assert float(engine.passes.norms(torch.ones(1, 2, 8), signs)) == pytest.approx(1e-3 * 16, rel=0.01)
@@ -579,7 +581,7 @@ def cancelling_words(records: int, words: int) -> tuple[GradientEngine, Tensor, 
 
 
 @pytest.mark.parametrize("words", [2, 10, 12, 14, 40])
-def test_nor_in_a_layer_that_sees_a_sequence(words: int) -> None:
+def test_the_number_of_records_does_not_change_norms_of_a_layer_over_sequences(words: int) -> None:
     """With 12 words Gram matrices and gradients cost the same: a batch's size could decide between them."""
     found = []
     for records in (1, 4, 200):
@@ -588,7 +590,7 @@ def test_nor_in_a_layer_that_sees_a_sequence(words: int) -> None:
     torch.testing.assert_close(torch.cat(found), found[0].expand(3), rtol=1e-6, atol=0)
 
 
-def test_nor_does_whether_another_unit_has_several_records() -> None:
+def test_a_unit_of_several_records_does_not_change_norms_of_other_units() -> None:
     """A unit of one record has a gradient of its own: were it taken for a record wherever all are, it would tell."""
     engine, features, labels = cancelling_words(4, words=4)
     alone = engine.passes.norms(features[:2], labels[:2], owners=torch.tensor([0, 1])).clone()
@@ -674,7 +676,7 @@ def test_a_twin_knows_nothing_of_the_last_batch() -> None:
         engine.passes.twin().weighted_sum(torch.ones(5))
 
 
-def test_nor_does_it_write_over_what_its_original_keeps() -> None:
+def test_a_twin_does_not_overwrite_what_its_original_keeps() -> None:
     model, features = windows()
     engine, labels, weights = GradientEngine(model, cross_entropy), torch.arange(5) % 3, torch.rand(5)
     engine.norms(features, labels)

@@ -312,7 +312,7 @@ def test_cancellation_in_a_gram_sum_never_understates_a_norm() -> None:
     assert (term.squared_norms().double() >= truth * (1 - 1e-4)).all()
 
 
-def test_nor_does_it_where_the_sums_of_equal_products_lose_more_than_others() -> None:
+def test_equal_products_in_a_gram_sum_never_understate_a_norm() -> None:
     """All entries equal is what float32 sums worst: by 1.4e-6 of the terms' size here, where 2.3e-5 of it is left."""
     inputs, backprops = torch.ones(1, 64, 512), torch.ones(1, 64, 512)
     inputs[:, :32], backprops[:, 32:] = 1.3, -1.3 * 1.01

@@ -139,7 +139,7 @@ class TestDevice:
 class TestLoopOfOnesOwn:
     """What a user's loop around `run_steps` may do."""
 
-    def test_it_ends_with_the_plan(self) -> None:
+    def test_a_loop_of_ones_own_ends_with_the_plan(self) -> None:
         run = trainer(records(), epochs=2)
         while not run.finished:
             run.run_steps(1)
@@ -258,11 +258,11 @@ class TestBuilding:
         [{"clip_norm": 1e-36, "noise_decay": 1e-3, "clip_decay": 1.0}, {"clip_norm": 1e-38, "clip_decay": 1e3}],
         ids=["noise of the first phase", "bound of the last"],
     )
-    def test_so_is_one_that_a_schedule_comes_to_in_some_step(self, options: dict[str, float]) -> None:
+    def test_a_noise_or_bound_beyond_float32_in_a_later_step_is_refused(self, options: dict[str, float]) -> None:
         with pytest.raises(EquidpError, match="in some step"):
             trainer(records(), "sad_dpsgd", phases=2, phase_decay=1.0, **options)
 
-    def test_so_is_one_that_a_side_release_gives_where_nobody_is_counted(self) -> None:
+    def test_a_noise_beyond_float32_for_empty_groups_is_refused(self) -> None:
         with pytest.raises(EquidpError, match=r"noise be 1\.5e\+37"):  # θ = B/K = 3; where 18 are counted it is 1/6
             trainer(records(), "naive", noise=5e36, count_noise_multiplier=1.0)
 
@@ -362,7 +362,9 @@ class TestStep:
         charged = rdp_epsilon(run.ledger.events, run.plan.delta)
         assert charged * (1 - 1e-9) <= row["epsilon_rdp"] <= charged * 1.02  # of integer orders alone
 
-    def test_it_leaves_out_what_is_charged_ahead_for_steps_that_are_yet_to_be_repeated(self, tmp_path: Path) -> None:
+    def test_a_history_leaves_out_what_is_charged_ahead_for_steps_that_are_yet_to_be_repeated(
+        self, tmp_path: Path
+    ) -> None:
         whole, again = trainer(records(), epochs=2), trainer(records(), epochs=2)
         ahead = whole.algorithm.events(whole.plan)
         with contextlib.closing(Journal(tmp_path / "journal.jsonl", {})) as journal:

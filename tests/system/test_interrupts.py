@@ -84,7 +84,7 @@ def _python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals end a process at once on Windows")
-def test_one_in_a_finaliser_comes_again() -> None:
+def test_an_interrupt_in_a_finaliser_is_raised_afterwards() -> None:
     stopped = _python(IN_A_FINALISER, "SIGINT")
     assert (stopped.stdout.split(), stopped.returncode) == (["lost", "Ctrl-C"], 0)
     assert _python(IN_A_FINALISER, "SIGTERM").returncode == SIGTERM_STATUS
@@ -101,13 +101,13 @@ def test_a_hook_that_hands_on_to_ours_is_no_circle() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals end a process at once on Windows")
-def test_one_while_kedro_imports_the_project_prints_no_traceback() -> None:
+def test_an_interrupt_while_kedro_imports_the_project_prints_no_traceback() -> None:
     stopped = _python(DURING_IMPORTS.format(error="KeyboardInterrupt"))
     assert (stopped.stderr.split(), stopped.returncode) == (["Aborted!"], -signal.SIGINT)
     assert "Traceback" in _python(DURING_IMPORTS.format(error="ZeroDivisionError")).stderr
 
 
-def test_one_waits_for_what_must_not_be_cut_and_a_second_does_not() -> None:
+def test_a_first_interrupt_waits_for_a_protected_block_and_a_second_does_not() -> None:
     def pressed(times: int, error: Exception | None = None) -> list[int]:
         reached: list[int] = []
 
@@ -129,7 +129,7 @@ def test_one_waits_for_what_must_not_be_cut_and_a_second_does_not() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_one_behind_an_error_is_raised() -> None:
+def test_an_interrupt_behind_an_error_is_raised() -> None:
     def closed(interrupt: BaseException) -> None:
         try:
             try:

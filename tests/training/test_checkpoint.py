@@ -402,7 +402,7 @@ class TestFile:
         write_checkpoint(path, EMPTY | {"history": [row]}, SETTINGS)
         assert read_checkpoint(path, SETTINGS).history == [{"a": 0.1, "b": 0.5, "c": 7}]
 
-    def test_it_holds_no_pickle(self, tmp_path: Path) -> None:
+    def test_a_checkpoint_holds_no_pickle(self, tmp_path: Path) -> None:
         path = tmp_path / CHECKPOINT_FILE
         write_checkpoint(path, EMPTY | {"state": {"weights": torch.ones(2)}}, SETTINGS)
         assert torch.equal(load_file(path)["0"], torch.ones(2))  # any safetensors reader will do

@@ -91,7 +91,7 @@ def test_an_image_of_more_than_eight_bits_is_refused_not_cut_off(tmp_path: Path,
             read(tmp_path, {**options, "channels": channels})
 
 
-def test_so_is_one_that_pillow_opens_as_eight_bits(tmp_path: Path, options: dict) -> None:
+def test_a_sixteen_bit_image_that_pillow_opens_as_eight_bits_is_refused(tmp_path: Path, options: dict) -> None:
     path, chunks = tmp_path / "mine" / "pets" / "dog" / "dog0.png", []
     for name, data in (
         (b"IHDR", struct.pack(">IIBBBBB", 16, 16, 16, 2, 0, 0, 0)),  # 16 bits of red, green and blue
@@ -137,7 +137,7 @@ def test_an_image_that_would_be_left_out_is_named(tmp_path: Path, options: dict)
         read(tmp_path, options)
 
 
-def test_so_is_a_dicom_file_without_a_suffix_and_a_note_is_not(tmp_path: Path, options: dict) -> None:
+def test_a_dicom_file_without_a_suffix_is_named_and_a_text_file_is_ignored(tmp_path: Path, options: dict) -> None:
     dog = tmp_path / "mine" / "pets" / "dog"
     (dog / "README").write_text("DICM")
     read(tmp_path, options)
@@ -146,7 +146,7 @@ def test_so_is_a_dicom_file_without_a_suffix_and_a_note_is_not(tmp_path: Path, o
         read(tmp_path, options)
 
 
-def test_so_is_a_scan_whose_kind_stands_before_gz(tmp_path: Path, options: dict) -> None:
+def test_a_gzipped_scan_is_named(tmp_path: Path, options: dict) -> None:
     (tmp_path / "mine" / "pets" / "dog" / "dog40.nii.gz").touch()
     with pytest.raises(EquidpError, match=r"dog40\.nii\.gz is neither JPEG nor PNG, and would be left out"):
         read(tmp_path, options)
