@@ -55,4 +55,6 @@ def test_an_epochs_row_calls_groups_by_their_names_as_the_history_does() -> None
 def test_what_is_told_of_epsilon_while_a_run_trains_is_of_all_declared_trials(trials: dict[str, Any]) -> None:
     finished, told = trained(PrivacySettings(noise_multiplier=1.0, **trials), "dpsgd")
     assert told[-1]["epsilon_rdp"] >= finished.privacy["epsilon_rdp"] * (1 - 1e-9)
-    assert all(row["epsilon_rdp"] >= path * (1 - 1e-9) for row, path in zip(told, finished.history["epsilon"], strict=True))
+    assert all(
+        row["epsilon_rdp"] >= path * (1 - 1e-9) for row, path in zip(told, finished.history["epsilon"], strict=True)
+    )
