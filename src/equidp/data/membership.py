@@ -212,15 +212,12 @@ def told(membership: Membership | None, unit: str, *, public: bool = False) -> s
     """
     match membership.how if membership is not None else "given":
         case "hash":
-            return (  # without the key: who has it and a person's identity knows that person's part
-                "Which part a record is in depends on its own identity and a public key alone "
+            assert membership is not None
+            unless = f", unless the key puts that {unit} into the public part, which nothing protects" if public else ""
+            return (
+                f"Which part a record is in depends on its own identity and the public key {membership.key} alone "
                 f"(data.membership=hash): tables that differ in one {unit} give training parts that differ in that "
-                f"{unit} at most, so that ε holds for tables too"
-                + (
-                    f", unless the key puts that {unit} into the public part, which nothing protects."
-                    if public
-                    else "."
-                )
+                f"{unit} at most, so that ε holds for tables too{unless}."
             )
         case "strata":
             return (
