@@ -818,7 +818,7 @@ class TestJointBound:
 
         expected = optimize.brentq(delta, 0, 50)
         assert algorithm.epsilon(lab.plan()).value == pytest.approx(expected, rel=1e-3)
-        assert expected == pytest.approx(5.17, abs=0.2)
+        assert expected == pytest.approx(5.2351, abs=1e-4)
 
     @pytest.mark.parametrize("chunk", [None, 3])
     def test_a_model_that_draws_is_weighed_at_the_norm_it_was_counted_at(self, lab: Any, chunk: int | None) -> None:
