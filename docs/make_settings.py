@@ -67,7 +67,7 @@ PRESETS = (
         "DPIS; its DP-SGD-HF is `dpsgd`",
         "`tramer_boneh_mnist` (33,066)",
         f"Table 2; network, batch, rate, C_1, epochs: {TB}",
-        "on MNIST: features normalised within groups",
+        "on MNIST: 25 epochs, features normalised within groups",
     ),
     (
         "`cifar10_dpis`",

@@ -8,20 +8,29 @@ import socket
 
 import pandas as pd
 import pytest
-from tests.end_to_end.kedro_project import QUICK, kedro_run, read_json, report_folder
+from mlflow import MlflowClient
+from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.errors import EquidpError
+from equidp.hooks.guard import LOCK
+from equidp.system.files import locked
 
 
 def texts(folder) -> dict[str, str]:
     return {path.name: path.read_bytes().decode("utf-8", errors="replace") for path in folder.iterdir()}
 
 
-def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_removes_it(project):
+def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_removes_it(project, capsys):
     kedro_run(project, "dpsgd", **{**QUICK, "privacy.secure": True})
 
     folder = report_folder(project, "dpsgd") / "release"
     found = texts(folder)
+    (run,) = mlflow_runs(project)
+    assert {item.path for item in MlflowClient().list_artifacts(run.info.run_id, "release")} == {
+        f"release/{name}" for name in found
+    }
+    assert not [name for name in run.data.params if name.startswith("release")]
+    assert f"dpsgd.release: {folder}" in capsys.readouterr().out
     assert json.loads(found["privacy.json"])["for_publication"] is True
     metrics = read_json(folder.parent / "metrics.json")
     groups = pd.read_csv(report_folder(project, "ingestion") / "groups.csv")
@@ -36,11 +45,58 @@ def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_re
 
     kedro_run(project, "dpsgd", **QUICK)
     assert not folder.exists()
+    assert "dpsgd.release" not in capsys.readouterr().out
+    assert "release" not in {item.path for item in MlflowClient().list_artifacts(mlflow_runs(project)[-1].info.run_id)}
 
     kedro_run(project, "release", algorithm="dpsgd")
+    assert f"finished.release: {folder}" in capsys.readouterr().out
+    assert len(mlflow_runs(project)) == 2
     found = texts(folder)
     assert all(json.loads(text)["for_publication"] is False for name, text in found.items() if name.endswith(".json"))
     assert "Research mode" in found["README.md"]
+
+
+def test_no_earlier_release_stays_beside_a_new_model(project):
+    kedro_run(project, "dpsgd", **{**QUICK, "privacy.secure": True})
+    folder = report_folder(project, "dpsgd")
+    (folder / "metrics_release.json").write_text("{}")
+    kedro_run(project, "dpsgd", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK)
+    assert {path.name for path in folder.iterdir()} == {"privacy.json", "history.parquet"}
+
+
+def test_a_release_waits_for_the_run_that_writes_its_model(project):
+    path = report_folder(project, "ingestion") / LOCK
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as other:
+        assert locked(other)
+        with pytest.raises(EquidpError, match="Another run of this dataset, seed and run_label is at work"):
+            kedro_run(project, "release", algorithm="dpsgd")
+
+
+def test_documents_of_the_baseline_alone_are_told_not_to_be_written(project, caplog):
+    kedro_run(project, "sgd", **QUICK, **{"release.documents": True})
+    assert "sgd trains without differential privacy, so nothing of it may go out" in caplog.text
+    assert not (report_folder(project, "sgd") / "release").exists()
+
+
+def test_a_release_of_the_baseline_is_refused(project):
+    kedro_run(project, "sgd", **QUICK)
+    with pytest.raises(EquidpError, match="sgd was trained without differential privacy"):
+        kedro_run(project, "release", algorithm="sgd")
+
+
+def test_findings_of_an_audit_made_since_go_out_with_a_finished_run(project):
+    weak = {"audit.gradient_canaries": 500, "audit.input_canaries": 0, "audit.reference_models": 0}
+    kedro_run(project, "dpsgd", **{**QUICK, "privacy.secure": True})
+    folder = report_folder(project, "dpsgd") / "release"
+    assert "No audit of this training is at hand" in texts(folder)["reidentification.md"]
+    kedro_run(project, "audit", **QUICK, **weak, algorithm="dpsgd")
+    kedro_run(project, "release", algorithm="dpsgd")
+    found = json.loads(texts(folder)["reidentification.json"])["topics"]
+    (line,) = [lines["audit"] for lines in found.values() if "audit" in lines]
+    assert line["value"]["canaries"] == 500
+    (bound,) = [lines["membership_bound"] for lines in found.values() if "membership_bound" in lines]
+    assert bound["value"]["source"] == "trade-off curve"
 
 
 def test_a_release_of_a_run_that_was_not_made_is_refused_in_one_sentence(project):

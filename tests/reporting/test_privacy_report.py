@@ -13,8 +13,8 @@ import pytest
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.trade_off import trade_off
+from equidp.reporting.attack import share_text
 from equidp.reporting.privacy_report import epsilon_text, privacy_report, privacy_sections, research_mode, understated
-from equidp.reporting.statement_sections import share_text
 
 from .conftest import privacy_facts
 

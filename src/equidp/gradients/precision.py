@@ -45,7 +45,7 @@ def refuse_short_products(device: torch.device) -> None:
     if torch.get_default_dtype() != torch.float32:
         name = str(torch.get_default_dtype()).removeprefix("torch.")
         raise EquidpError(
-            f"torch is told to make new tensors {name}, noise and sums among them, which are reckoned in float32: "
+            f"torch is told to make new tensors {name}, noise and sums among them, which are computed in float32: "
             "leave out torch.set_default_dtype, and give your own tensors their dtype."
         )
     cpu: Any = torch.backends.mkldnn  # torch does not declare them

@@ -84,7 +84,7 @@ class ScatterLinear(Head):
 
 
 class ScatterCnn(Head):
-    """Scattering transform, two convolutions and two linear layers."""
+    """Scattering transform, two convolutions and two linear layers: a network of ours, in no paper."""
 
     kinds = ("image",)
     Options = ScatterHeadOptions

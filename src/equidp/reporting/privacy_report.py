@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from equidp.data.sources import record_words
 from equidp.errors import UNSHOWN
+from equidp.reporting.attack import from_curve, recognised, share_text
 from equidp.reporting.statement_sections import (
     FALSE_ALARMS,
     Section,
     curve_section,
-    recognised,
-    share_text,
     trials_section,
 )
 
@@ -96,7 +95,8 @@ def research_mode(privacy: Mapping) -> str | None:
 def _guarantee(privacy: Mapping) -> Section:
     epsilon, delta, unit = privacy["epsilon"], privacy["delta"], _unit(privacy)
     factor = math.exp(min(epsilon, 700))
-    caught, source = recognised(privacy)
+    caught = recognised(privacy, FALSE_ALARMS)
+    source = "the trade-off curve" if from_curve(privacy) else "ε and δ"
     worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
         f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. Any result "

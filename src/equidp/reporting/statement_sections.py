@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from equidp.reporting.attack import share_text
 
 FALSE_ALARMS = 0.01
 """The rate of false accusations at which the attacker of the statement operates."""
@@ -18,22 +19,6 @@ class Section:
     paragraphs: tuple[str, ...]
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-
-
-def recognised(privacy: Mapping) -> tuple[float, str]:
-    """The largest share of members that is recognised at `FALSE_ALARMS`, and what says so: the curve, else (ε, δ)."""
-    factor, delta = math.exp(min(privacy["epsilon"], 700)), privacy["delta"]
-    # every test obeys both bounds: TPR ≤ e^ε·FPR + δ, and the same with members and others exchanged
-    caught = min(factor * FALSE_ALARMS + delta, 1 - (1 - delta - FALSE_ALARMS) / factor)
-    curve = privacy.get("trade_off")
-    if not curve or curve["recognised_at_1_percent"] > caught:
-        return caught, "ε and δ"
-    return curve["recognised_at_1_percent"], "the trade-off curve"
-
-
-def share_text(share: float) -> str:
-    """A share in percent, rounded up to two digits after the point, in the attacker's favour."""
-    return f"{math.ceil(share * 1e4 - 1e-9) / 100:.2f} %"
 
 
 def curve_section(privacy: Mapping) -> Section | None:

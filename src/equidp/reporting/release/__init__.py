@@ -2,7 +2,7 @@
 
 - `facts`: the one place that decides what may go out; every document is written from `Facts` alone.
 - `card`: the model card. `registry`: the entry for a registry of deployments. `checklist`: NIST SP 800-226.
-- `reidentification`: the annex that EDPB Opinion 28/2024 asks for. `attack`: what ε leaves an attacker.
+- `reidentification`: the annex that EDPB Opinion 28/2024 asks for.
 - `lines`: a line with question and answer, as JSON and as Markdown. `documents`: all files by name.
 
 It imports what `reporting` imports, and writes no file. Begin with `released_facts`, then `release_files`.

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
+from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.privacy_report import epsilon_text
-from equidp.reporting.release.attack import recognised, share
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import markdown_table, markdown_text
 from equidp.reporting.tables import METRIC_TITLES
@@ -135,9 +135,9 @@ def _privacy(facts: Facts) -> str:
     return (
         f"Trained with differential privacy: ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:g}, for "
         f"one {markdown_text(unit)} of the training data. An attacker who knows everything else, and accuses wrongly "
-        f"in 1 % of cases, recognises at most {share(recognised(privacy, 0.01))} of those whose {markdown_text(unit)} "
-        "was used. privacy.md states the guarantee, its limits and what is assumed; reidentification.md gives the "
-        "evidence."
+        f"in 1 % of cases, recognises at most {share_text(recognised(privacy, 0.01))} of those whose "
+        f"{markdown_text(unit)} was used. privacy.md states the guarantee, its limits and what is assumed; "
+        "reidentification.md gives the evidence."
     )
 
 

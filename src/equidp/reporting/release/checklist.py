@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.privacy_report import epsilon_text
-from equidp.reporting.release.attack import recognised, share
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, stated
 from equidp.reporting.release.registry import accounting, randomness, trials, unprotected
@@ -52,7 +52,8 @@ def _parameters(facts: Facts) -> list[Line]:
         Line(
             "epsilon",
             "Is ε small enough to mean something?",
-            f"ε = {epsilon_text(epsilon)}. At 1 % false alarms an attacker recognises at most {share(caught)}. {worth}",
+            f"ε = {epsilon_text(epsilon)}. At 1 % false alarms an attacker recognises at most {share_text(caught)}. "
+            f"{worth}",
             {"epsilon": epsilon, "recognised_at_1_percent": caught},
         ),
         Line(

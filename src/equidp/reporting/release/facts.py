@@ -32,8 +32,8 @@ STATEMENT = (
 )  # fmt: skip
 """Keys of `privacy.json` that go out: all that `training.statement` writes, and all that its readers look for."""
 
-MEMBERSHIP = ("how", "records_declared", "units_declared", "keeps")
-"""Keys of the statement's `membership` that go out: how the training part was drawn; not the key it was drawn by."""
+MEMBERSHIP = ("how", "key")
+"""Keys of the statement's `membership` that go out: how the training part was drawn, and by which public key."""
 
 SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary", "words")
 """Keys of a schema that go out. They are declared: none is learnt from the records."""

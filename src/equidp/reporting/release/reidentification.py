@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.reporting.attack import ALARMS, from_curve, recognised, share_text
 from equidp.reporting.privacy_report import epsilon_text
-from equidp.reporting.release.attack import ALARMS, from_curve, recognised, share
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, stated
 
@@ -56,7 +56,10 @@ def _proven(facts: Facts) -> list[Line]:
                 "recognised": [{"false_alarms": rate, "at_most": bound} for rate, bound in rows],
                 **curve,
             },
-            table=(("false alarms", "recognised at most"), *((f"{100 * r:g} %", share(bound)) for r, bound in rows)),
+            table=(
+                ("false alarms", "recognised at most"),
+                *((f"{100 * a:g} %", share_text(b)) for a, b in rows),
+            ),
         ),
         Line(
             "extraction_bound",

@@ -1,4 +1,4 @@
-"""What the guarantee leaves an attacker: how many he recognises at a rate of false alarms."""
+"""What the guarantee leaves an attacker: the share of members recognised at a rate of false alarms."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def from_curve(privacy: Mapping[str, Any]) -> bool:
     return bool(privacy.get("trade_off"))
 
 
-def share(value: float) -> str:
-    """A rate in per cent, rounded up: a guarantee must not be rounded in its favour."""
-    return f"{math.ceil(value * 1000 - 1e-9) / 10:.1f} %"
+def share_text(share: float) -> str:
+    """A share in per cent, rounded up to two digits after the point, in the attacker's favour."""
+    return f"{math.ceil(share * 1e4 - 1e-9) / 100:.2f} %"
