@@ -16,7 +16,7 @@ from kedro.framework.startup import bootstrap_project
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.cli import project_at, sweep
-from equidp.options import flat
+from equidp.options import dotted
 from equidp.pipeline_registry import register_pipelines
 from equidp.sweep.grid import choose_grid, nested
 
@@ -65,7 +65,7 @@ def test_a_run_names_what_exists(call: str, project: Path) -> None:
     for name in asked:
         assert pipelines()[name].nodes, name
     settings = resolved(project, options["params"])
-    for name, value in flat(options["params"]).items():
+    for name, value in dotted(options["params"]).items():
         assert setting(settings, name) == value, name
     for name in [*asked, settings["audited"]["algorithm"]]:
         if name in ALGORITHMS:
@@ -87,7 +87,7 @@ def test_a_sweep_names_what_exists(call: str, project: Path) -> None:
     bootstrap_project(project)
     home = project_at(project, options["env"])
     axes = {name: options[name] for name in ("algorithms", "datasets", "epsilons", "seeds")}
-    grid = choose_grid(home.grids(), options["name"], {**axes, "params": flat(nested(options["params"]))})
+    grid = choose_grid(home.grids(), options["name"], {**axes, "params": dotted(nested(options["params"]))})
     cells = home.cells(grid)  # every cell's settings are validated here
     points = [len(values.split(",")) for name, values in axes.items() if values and name != "seeds"]
     if options["name"] is None and options["seeds"]:

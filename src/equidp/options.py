@@ -16,7 +16,7 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 def _no_truth(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("true and false are no numbers")  # pydantic would take them for 1 and 0
+        raise ValueError("true and false are not numbers")  # pydantic would take them for 1 and 0
     return value
 
 
@@ -142,9 +142,11 @@ def _reason(error: ErrorDetails) -> str:
             return error["msg"].removeprefix("Value error, ")
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
+def dotted(settings: Mapping[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; an empty block is left out, or with `empty` kept as `{"a": {}}`."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        name = f"{prefix}{key}"
+        block = isinstance(value, Mapping) and (value or not empty)
+        found |= dotted(value, f"{name}.", empty=empty) if block else {name: value}
     return found

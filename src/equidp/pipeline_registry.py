@@ -15,7 +15,7 @@ DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
 """What `kedro run` shows, and what `compare` compares."""
 
 
-class Registry(dict[str, Pipeline]):
+class Pipelines(dict[str, Pipeline]):
     """Pipelines by name; an unknown name is an error that names the nearest."""
 
     def __missing__(self, name: str) -> Pipeline:
@@ -53,9 +53,9 @@ class Experiment(Pipeline):
         return self if other == 0 else self + other
 
 
-def register_pipelines() -> Registry:
+def register_pipelines() -> Pipelines:
     """All pipelines, built without `find_pipelines`: derived names must exist whichever one is asked for."""
-    pipelines = Registry({name: Experiment([name]) for name in ALGORITHMS})
+    pipelines = Pipelines({name: Experiment([name]) for name in ALGORITHMS})
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
     pipelines["release"] = release.create_release()

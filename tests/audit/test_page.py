@@ -98,8 +98,8 @@ def test_the_verdict_accuses_only_a_bound_above_its_claim(findings):
     assert verdict_sentence(alone).startswith("REFUTED at 95% confidence: mislabelled records show")
     assert rows(page(refuted)).count("REFUTED") == 1
     untried = findings | {"gradient_canaries": None, "input_canaries": None}
-    assert "not put to the test" in verdict_sentence(untried)
-    assert "not put to the test" in page(untried).text
+    assert "not tested" in verdict_sentence(untried)
+    assert "not tested" in page(untried).text
 
 
 def test_a_claim_beyond_what_all_guesses_could_show_was_not_put_to_the_test(findings):
@@ -110,7 +110,7 @@ def test_a_claim_beyond_what_all_guesses_could_show_was_not_put_to_the_test(find
     assert rows(page(one)).count("out of reach") == 1
     both = findings | {"gradient_canaries": beyond, "input_canaries": None}
     assert verdict_sentence(both).startswith(
-        "Not put to the test: with every guess right gradient canaries would have shown ε ≥ 4.1325, no more than dpsgd"
+        "Not tested: with every guess right gradient canaries would have shown ε ≥ 4.1325, no more than dpsgd"
     )
     assert "could not have shown more" not in verdict_sentence(findings)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from equidp.accounting.ledger import Ledger
 from equidp.algorithms import algorithm_settings
 from equidp.data import storage
-from equidp.data.membership import expected_units, identified, identities, numbers, told
+from equidp.data.membership import expected_units, identified, identities, numbers, split_sentence
 from equidp.data.records import Membership, Records, Schema, Split
 from equidp.data.sources import SOURCES, source
 from equidp.data.splitting import split
@@ -195,7 +195,7 @@ def test_rows_of_one_declared_id_stay_together_and_an_id_is_all_that_counts(tmp_
 
 
 def test_a_row_without_its_id_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EquidpError, match=r"row 3, column 'number': no id is named"):
+    with pytest.raises(EquidpError, match=r"row 3, column 'number': the id is missing"):
         people(tmp_path, [PEOPLE[0], PEOPLE[1].replace("n1", ""), *PEOPLE[2:]], id="number")
 
 
@@ -328,10 +328,10 @@ def test_how_a_part_was_drawn_is_kept_with_it(tmp_path: Path) -> None:
 
 
 def test_what_the_split_means_is_said_of_each_kind() -> None:
-    assert "ε holds for tables too" in told(Membership("hash", key="seed=0"), "record")
-    assert "ε says nothing of two tables that differ in one row" in told(Membership("strata"), "record")
-    assert "the provider's split" in told(Membership("provider"), "record")
-    assert "taken as given" in told(None, "record")
+    assert "ε holds for tables too" in split_sentence(Membership("hash", key="seed=0"), "record")
+    assert "ε says nothing about two tables that differ in one row" in split_sentence(Membership("strata"), "record")
+    assert "the provider's split" in split_sentence(Membership("provider"), "record")
+    assert "taken as given" in split_sentence(None, "record")
 
 
 # ----------------------------------------------------------------------------------------------------------- real data

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from equidp.data.raw_files import (
-    Published,
+    PublishedFile,
     digest,
     files_below,
     find,
@@ -40,9 +40,9 @@ def test_a_file_and_its_gzipped_copy_have_one_checksum(both) -> None:
 
 
 def test_the_plain_file_is_found_first(tmp_path: Path, both) -> None:
-    assert find(tmp_path, Published("a.txt", "")) == both[0]
-    assert find(tmp_path, Published("b.txt", "")) == both[1]
-    assert find(tmp_path, Published("c.txt", "")) is None
+    assert find(tmp_path, PublishedFile("a.txt", "")) == both[0]
+    assert find(tmp_path, PublishedFile("b.txt", "")) == both[1]
+    assert find(tmp_path, PublishedFile("c.txt", "")) is None
 
 
 def test_a_users_own_file_is_the_one_that_is_named(tmp_path: Path, both) -> None:
@@ -55,15 +55,16 @@ def test_a_users_own_file_is_the_one_that_is_named(tmp_path: Path, both) -> None
     assert find_own(tmp_path, "a.txt.gz") == both[0]
 
 
-@pytest.mark.parametrize("published", [Published("a", "page", sha256="0" * 64), Published("a", "page", md5="0" * 32)])
-def test_a_wrong_checksum_is_refused_unless_verification_is_off(both, published: Published) -> None:
+@pytest.mark.parametrize("checksum", [{"sha256": "0" * 64}, {"md5": "0" * 32}], ids=["sha256", "md5"])
+def test_a_wrong_checksum_is_refused_unless_verification_is_off(both, checksum: dict[str, str]) -> None:
+    published = PublishedFile("a", "page", **checksum)
     with pytest.raises(EquidpError, match=r"a\.txt is not the provider's file.*download it again from page"):
         verified(both[0], published, verify=True)
     assert verified(both[0], published, verify=False) == SHA256
 
 
 def test_a_right_checksum_passes(both) -> None:
-    for published in (Published("a", "", sha256=SHA256), Published("a", "", md5=MD5), Published("a", "")):
+    for published in (PublishedFile("a", "", sha256=SHA256), PublishedFile("a", "", md5=MD5), PublishedFile("a", "")):
         assert verified(both[0], published, verify=True) == SHA256
 
 
@@ -91,7 +92,7 @@ def test_a_file_in_a_folder_that_may_not_be_entered_is_named(both, monkeypatch: 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "is_file", refuse)
-    for search in (lambda: find(both[0].parent, Published("a.txt", "")), lambda: find_own(both[0].parent, "a.txt")):
+    for search in (lambda: find(both[0].parent, PublishedFile("a.txt", "")), lambda: find_own(both[0].parent, "a.txt")):
         with pytest.raises(EquidpError, match=r"a\.txt cannot be read \(Permission denied\)"):
             search()
 
@@ -104,7 +105,7 @@ def test_a_damaged_gzip_is_named(both, damage) -> None:
 
 
 def test_missing_folders_are_described(tmp_path: Path) -> None:
-    message = missing(tmp_path, Published("x", "page", contains="pictures"), download="it rained").message
+    message = missing(tmp_path, PublishedFile("x", "page", contains="pictures"), download="it rained").message
     assert "x, a folder with pictures, is missing: download it from page" in message
     assert message.endswith("(it rained).")
 
@@ -125,7 +126,7 @@ def test_files_of_linked_folders_are_found_and_a_ring_is_refused(tmp_path: Path)
     (folder / "link").symlink_to(outside)
     assert files_below(folder) == [folder / "link" / "deep" / "x.txt"]
     (outside / "deep" / "back").symlink_to(outside)
-    with pytest.raises(EquidpError, match="deep/back is a link to a folder that it lies in; remove it"):
+    with pytest.raises(EquidpError, match="deep/back is a link to a folder that contains it; remove it"):
         files_below(folder)
 
 

@@ -35,5 +35,5 @@ WHOLE = Records(torch.zeros(3, 2), LABELS, {"class": LABELS}, SCHEMA)
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(part: dict[str, Any], message: str) -> None:
-    with pytest.raises(EquidpError, match=f"^Records of dataset 'toy' do not fit together: {message}; mend its source"):
+    with pytest.raises(EquidpError, match=f"^Records of dataset 'toy' do not fit together: {message}; correct"):
         dataclasses.replace(WHOLE, **part)

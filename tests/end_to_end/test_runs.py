@@ -184,7 +184,7 @@ def test_an_audit_leaves_its_findings_and_its_page_here_and_in_mlflow(project, c
     logged = {item.path for item in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
     assert logged == {"audit.json", "bounds.json", "exposure.json", "report.html"}
     page = (folder / "report.html").read_text()
-    assert "Not put to the test" in page  # ten guesses show nothing, however right
+    assert "Not tested" in page  # ten guesses show nothing, however right
     assert f"{found['correct']:,}</td>" in page
     said = capsys.readouterr().out
     assert f"audit_report: {folder / 'report.html'}" in said

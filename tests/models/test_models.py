@@ -217,7 +217,7 @@ def test_a_model_that_starts_with_no_numbers_is_told(monkeypatch: pytest.MonkeyP
             return self.layer(features).sum(1, keepdim=True).expand(-1, 10) * torch.nan
 
     monkeypatch.setitem(MODELS, "lost", Lost)
-    with pytest.raises(EquidpError, match="Model 'lost' gives logits that are no numbers before it is trained"):
+    with pytest.raises(EquidpError, match="Model 'lost' gives logits that are not finite before it is trained"):
         build_model("lost", SCHEMAS["table"])
 
 

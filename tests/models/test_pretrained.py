@@ -121,7 +121,7 @@ def test_without_a_network_the_run_stops_and_says_what_to_fetch(name: str, monke
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refuse)
     with pytest.raises(
         EquidpError,
-        match=r"weights of resnet18 cannot be had \(.*no route to host\): download https://.*model\.options\.weights",
+        match=r"weights of resnet18 are not available \(.*no route to host\): download https://.*model\.options\.weights",
     ):
         build_model(name, SCHEMAS["mnist"])
 

@@ -193,7 +193,7 @@ def test_group_curves_tell_groups_of_one_slug_apart():
 
 def test_epsilon_by_accountant_with_the_published_figure_as_a_level(sample):
     chart = figures.epsilon_over_epochs(sample.histories["dpsgd"], sample.privacy["dpsgd"])
-    assert [t.name for t in chart.data] == ["ε we stand by", "RDP", "PLD", "as published, whole run"]
+    assert [t.name for t in chart.data] == ["guaranteed ε", "RDP", "PLD", "as published, whole run"]
     assert set(chart.data[3].y) == {3.9}
 
 

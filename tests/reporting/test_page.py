@@ -259,7 +259,7 @@ def test_several_doubtful_figures_are_told_in_one_sentence(sample):
     privacy = {name: {**one, "epsilon_published": facts} for name, one in sample.privacy.items()}
     page = Reader(html_report(**(sample.arguments() | {"privacy": privacy})))
     assert len([attrs for tag, attrs in page.tags if attrs.get("class") == "warning"]) == 2  # the seed's is the other
-    assert "do not pay for everything, in dpsgd, dpsgd_f: quote ε, not ε as published." in page.text
+    assert "leave out releases, in dpsgd, dpsgd_f: quote ε, not ε as published." in page.text
 
 
 def test_a_validation_part_is_announced(sample):
@@ -272,7 +272,7 @@ def test_a_validation_part_is_announced(sample):
 def test_the_test_part_counts_as_looked_at_where_only_some_rows_are_of_the_validation_part(sample):
     documents = sample.documents | {"dpsgd": {**sample.documents["dpsgd"], "evaluated_on": "validation"}}
     text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
-    assert "The test part was not looked at" not in text
+    assert "The test part was not used" not in text
     assert "The figures of dpsgd are of the validation part" in text
 
 

@@ -1,4 +1,4 @@
-"""Machines: what a terminal does to the processes of a sweep."""
+"""The cluster of a sweep: its processes, its dashboard, and what a terminal sends to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from distributed import Client
 
 from equidp.sweep import cluster
-from equidp.sweep.cluster import Machines
+from equidp.sweep.cluster import Cluster
 from equidp.sweep.signals import deaf_to_ctrl_c
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
@@ -39,12 +39,12 @@ def test_what_a_sweep_starts_does_not_hear_ctrl_c_and_it_does_again() -> None:
 def test_dask_starts_its_workers_so(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = []
 
-    def local(_: Machines) -> None:
+    def local(_: Cluster) -> None:
         heard.append(signal.getsignal(signal.SIGINT))
         raise RuntimeError("far enough")
 
-    monkeypatch.setattr(Machines, "_local", local)
-    with pytest.raises(RuntimeError, match="far enough"), Machines(workers=1).connect():
+    monkeypatch.setattr(Cluster, "_local", local)
+    with pytest.raises(RuntimeError, match="far enough"), Cluster(workers=1).connect():
         pass
     assert heard == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -53,7 +53,7 @@ def test_dask_starts_its_workers_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_busy_dashboard_port_is_no_cause_for_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        with Machines(workers=1, dashboard=port).connect() as client:
+        with Cluster(workers=1, dashboard=port).connect() as client:
             assert f":{port}/" not in client.dashboard_link
     assert not [one for one in recwarn if "already in use" in str(one.message)]
 
@@ -62,7 +62,7 @@ def test_a_busy_dashboard_port_is_no_cause_for_a_warning(recwarn: pytest.Warning
 def test_nobody_without_its_certificate_gives_the_cluster_orders(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other users of the machine reach its loopback, and would have code run with the data at hand."""
     monkeypatch.setattr(cluster, "gpus_here", lambda: gpus)
-    with Machines(workers=1, dashboard=0).connect() as client:
+    with Cluster(workers=1, dashboard=0).connect() as client:
         assert client.submit(sum, [1, 2]).result() == 3
         reached = [client.scheduler.address, *client.scheduler_info()["workers"]]
         stranger = ssl.create_default_context()
@@ -81,7 +81,7 @@ def test_nobody_else_says_where_modules_come_from(tmp_path: Path, monkeypatch: p
     (theirs := tmp_path / "dask-scratch-space").mkdir()
     (theirs / "antigravity.py").write_text("raise SystemExit('theirs was run')")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with Machines(workers=1, dashboard=0).connect() as client:
+    with Cluster(workers=1, dashboard=0).connect() as client:
         everywhere = [sys.path, client.run_on_scheduler(lambda: sys.path), *client.run(lambda: sys.path).values()]
         added = [Path(place) for places in everywhere for place in places if Path(place).is_relative_to(tmp_path)]
         assert theirs not in added

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from equidp.options import flat
+from equidp.options import dotted
 from equidp.sweep.command import time_left, unnamed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,4 +108,4 @@ def test_time_left_follows_from_the_cells_so_far(seconds, cells, workers, words)
 
 
 def test_nested_settings_by_dotted_name():
-    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
+    assert dotted({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}

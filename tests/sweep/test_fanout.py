@@ -14,8 +14,8 @@ import pytest
 from distributed import Client, Future
 
 from equidp.sweep import fanout
-from equidp.sweep.cell import Job, Outcome
-from equidp.sweep.cluster import Machines
+from equidp.sweep.cell import CellResult, Job
+from equidp.sweep.cluster import Cluster
 from equidp.sweep.fanout import Sweep
 from equidp.sweep.project import Cell
 from equidp.sweep.signals import stopping_on_sigterm
@@ -39,7 +39,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """Two workers in processes of their own."""
-    with Machines(workers=2, gpus_per_cell=0, dashboard=0).connect() as client:
+    with Cluster(workers=2, gpus_per_cell=0, dashboard=0).connect() as client:
         yield client
 
 
@@ -47,16 +47,16 @@ def cell(key: str, baseline: str = "b", records: str = "r") -> Cell:
     return Cell("dpsgd", {"seed": 0}, {"dataset": "digits", "seed": 0}, key, baseline, records, {}, Path(), Path())
 
 
-def record(job: Job) -> Outcome:
+def record(job: Job) -> CellResult:
     """Instead of a run: note when it began and ended."""
     job.folder.mkdir(parents=True, exist_ok=True)
     begun = time.time()
     time.sleep(0.1)
     (job.folder / "times").write_text(f"{begun} {time.time()}")
-    return Outcome(job.key, attempts=1, seconds=0.1)
+    return CellResult(job.key, attempts=1, seconds=0.1)
 
 
-def die_once(job: Job) -> Outcome:
+def die_once(job: Job) -> CellResult:
     """The first time, the worker is killed under it."""
     job.folder.mkdir(parents=True, exist_ok=True)
     if not (job.folder / "died").exists():
@@ -163,6 +163,6 @@ def test_sigterm_is_ctrl_c():
 
 
 def test_gpu_slots_are_dask_resources():
-    assert Machines(gpus_per_cell=0).resources is None
-    assert Machines(scheduler="tcp://there:1", gpus_per_cell=2).resources == {"GPU": 2.0}
-    assert Machines(scheduler="tcp://there:1").resources is None
+    assert Cluster(gpus_per_cell=0).resources is None
+    assert Cluster(scheduler="tcp://there:1", gpus_per_cell=2).resources == {"GPU": 2.0}
+    assert Cluster(scheduler="tcp://there:1").resources is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equidp.errors import EquidpError
-from equidp.options import flat
+from equidp.options import dotted
 from equidp.sweep.grid import choose_grid, grid_from, nested
 from equidp.sweep.project import Project, differing
 
@@ -101,7 +101,7 @@ def test_a_non_private_run_is_the_same_for_every_epsilon(here: Project):
 
 
 def test_custom_is_swept_by_its_parts_and_their_settings(here: Project):
-    given = flat(nested("custom.weights.name=psasc,custom.weights.scale=0.8,custom.schedule=steps"))
+    given = dotted(nested("custom.weights.name=psasc,custom.weights.scale=0.8,custom.schedule=steps"))
     axis = {"custom.initial.clip_norm": [0.1, 0.5]}
 
     cells = here.cells(grid_from({"algorithms": "custom,dpsgd", "datasets": "digits", "params": given | axis}))
@@ -115,7 +115,7 @@ def test_custom_is_swept_by_its_parts_and_their_settings(here: Project):
         assert (chosen["weights"], chosen["schedule"]) == ({"name": "psasc", "scale": 0.8}, {"name": "steps"})
     # what a cell's own command says is the same cell
     again = nested(custom[0].command.partition("--params=")[2])
-    assert here.cell("custom", {k: v for k, v in flat(again).items() if k != "run_label"}).key == custom[0].key
+    assert here.cell("custom", {k: v for k, v in dotted(again).items() if k != "run_label"}).key == custom[0].key
 
 
 @pytest.mark.parametrize(

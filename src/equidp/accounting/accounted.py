@@ -58,8 +58,8 @@ class Accounted:
             return trade_off_by(lambda one: self.plan.trials.delta(self.run, one), delta, value)
         return trade_off(self.charged, delta, value)
 
-    def told(self, *, fixed: bool, ledger: tuple[Event, ...]) -> dict[str, Any]:
-        """What privacy.json says of it beside the ledger, where ε is not the ledger's."""
+    def statement_entries(self, *, fixed: bool, ledger: tuple[Event, ...]) -> dict[str, Any]:
+        """Entries of privacy.json beside the ledger, if ε is not that of the ledger."""
         if self.budget is not None:
             return {"filter_order": self.budget.order, "filter_total": self.budget.total}
         if fixed and self.charged == ledger:

@@ -150,7 +150,7 @@ class ImportanceSampler(Sampler):
         """Proposals of every record."""
         return ImportanceSampling(self, run)
 
-    def told(self, unit: str) -> str:
+    def description(self, unit: str) -> str:
         """Importance sampling; the bound on a step's rates is b·C_e/K̃, above b/N_0 wherever norms are below C_e."""
         return (
             f"Poisson: every {unit} enters a batch independently, with a probability of its own that is at most the "

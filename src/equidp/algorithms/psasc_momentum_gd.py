@@ -46,7 +46,7 @@ class FullBatch(Sampler):
         """No coins."""
         return Everybody(self, run)
 
-    def told(self, unit: str) -> str:
+    def description(self, unit: str) -> str:
         """None."""
         return f"none: every {unit} takes part in every step"
 

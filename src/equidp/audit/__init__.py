@@ -1,7 +1,7 @@
 """Audit: attack a training run, and compare what the attack achieves with what the run claims.
 
 - `one_run`: the lower bound on ε from one training. `canaries`: the records that the attack guesses about.
-- `membership`: whose presence in the training part an attack recognises, per group.
+- `membership`: how well an attack recognises training records, per group.
 - `setup`: how an audit trains a model. `run`: one audit, from a split to `audit.json`.
 - `figures`, `page`: the audit's own figures and HTML page.
 

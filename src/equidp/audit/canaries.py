@@ -1,12 +1,12 @@
-"""Canaries: records put in or left out by fair coins, to see how well a run's releases give the coins away.
+"""Canaries: records included or left out by fair coins, to measure how well a run's releases reveal the coins.
 
 *Gradient canaries* are the strongest records there can be: each has a direction of its own, orthogonal to every other
 gradient, and the norm that the algorithm weights most. They need no change of the engine: the model gets one more
-parameter per canary, which nothing but that canary's loss depends on, linearly. So its gradient is that coordinate, and
-sampling, weights, side releases, noise and ledger are those of any record. What leaves the mechanism passes through
+parameter per canary, and only that canary's loss depends on it, linearly. So its gradient is that coordinate, and
+sampling, weights, side releases, noise and ledger are those of any record. Everything released passes through
 `RandomSource.perturb`, where the canaries' coordinates are read.
 
-*Input canaries* are what a person could be: training records with a wrong label. Their score is the loss of the
+*Input canaries* are records that could exist: training records with a wrong label. Their score is the loss of the
 finished model, so that everything an attacker lacks (gradients, intermediate models) counts as protection.
 
 Guesses are fixed in advance: the r/2 largest scores are guessed "in", the r/2 smallest "out", no other is guessed.
@@ -39,7 +39,7 @@ ID_BYTES = 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the guesses about one set of canaries came to.
+    """The result of the guesses about one set of canaries.
 
     Attributes:
         canaries, guesses, correct: m, r and v.
@@ -91,7 +91,7 @@ def gradient_scores(
         setup: how to train.
         records: the real training records.
         included: `[m]` bool, which canaries are in.
-        random: the streams of the run; wrapped, to listen to what is released.
+        random: the streams of the run; wrapped, to read what is released.
     """
     model = CanaryModel(setup.build_model(records.schema), records.schema, records.features.dtype, len(included))
     listener = Listener(random, model, setup.algorithm.sampler.sampling_rate(setup.algorithm.adapt(setup.plan)))
@@ -139,7 +139,7 @@ class CanaryModel(nn.Module):
 
 
 def canary_loss(loss: Loss) -> Loss:
-    """The setup's loss for a real record; for a canary minus its coordinate's part, so that training adds it up."""
+    """The setup's loss for a real record; for a canary, minus its coordinate's part, so that training sums it."""
 
     def per_record(outputs: Tensor, labels: Tensor) -> Tensor:
         return loss(outputs[:, :-2], labels) * outputs[:, -2].detach() + outputs[:, -1]
@@ -148,7 +148,7 @@ def canary_loss(loss: Loss) -> Loss:
 
 
 def with_canaries(records: Records, included: Tensor) -> Records:
-    """The records, and the canaries that are in behind them; every record carries its number (0: real) in front."""
+    """The records, followed by the included canaries; each record starts with its number (0: real)."""
     numbers = included.nonzero().squeeze(1).to(records.labels.device) + 1
     none = torch.zeros_like(records.labels)
     blank = records.features.new_zeros((len(numbers), *records.schema.shape))
@@ -169,7 +169,7 @@ def with_canaries(records: Records, included: Tensor) -> Records:
 
 
 class Listener:
-    """Passes everything through, and adds up what the releases say about each canary.
+    """Passes everything through, and sums the evidence of the releases about each canary.
 
     The score is the log-likelihood ratio of "in" to "out": a step of rate q releases, in the canary's coordinate and in
     units of Δ, either noise or, with probability q, 1 plus noise; hence Σ_t log(1 − q + q·exp((x_t − ½)/σ_t²)).
@@ -182,7 +182,7 @@ class Listener:
         self.scores = torch.zeros(model.canaries, dtype=torch.float64)
 
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
-        """As the wrapped source does; sums of gradients are listened to."""
+        """As the wrapped source does; sums of gradients are read."""
         released = self.random.perturb(values, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
         if len(released) == self._dimension:
             self._hear((released[self._where].double() / sensitivity).cpu(), float(noise_multiplier))
@@ -230,7 +230,7 @@ class Listener:
 
 
 def strongest_norm(rule: WeightRule, public: dict[str, Tensor]) -> float:
-    """The norm n at which w(n)·n is largest; of several, the largest, as bounds may still grow within the step."""
+    """The norm n at which w(n)·n is largest; of several, the largest, because bounds may still grow within the step."""
     seen = {name: value.max().cpu() for name, value in public.items()}
     norms = torch.cat([NORMS, torch.stack(list(seen.values())) * (1 - 1e-6)])
     norms = norms[norms > 0].sort().values
@@ -284,7 +284,7 @@ def input_scores(
 
 
 def mislabelled(records: Records, seed: int) -> Records:
-    """The records with a label each that is drawn uniformly from the wrong ones."""
+    """The records, each with a label drawn uniformly from the wrong ones."""
     generator = torch.Generator().manual_seed(derived_seed(seed, "audit/labels"))
     shift = torch.randint(1, len(records.schema.classes), (len(records),), generator=generator)
     labels = (records.labels + shift.to(records.labels)) % len(records.schema.classes)
@@ -293,7 +293,7 @@ def mislabelled(records: Records, seed: int) -> Records:
 
 
 def joined(one: Records, other: Records) -> Records:
-    """Both, one behind the other; where there are units, each record of `other` is a unit of its own."""
+    """Both, one after the other; if there are units, each record of `other` is a unit of its own."""
     return dataclasses.replace(
         one,
         features=torch.cat([one.features, other.features]),

@@ -1,4 +1,4 @@
-"""Figures of an audit: what the attacks achieved, drawn beside what the run claims."""
+"""Figures of an audit: the results of the attacks beside the claims of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEASURES = {
     "auc": ("AUC of membership inference", 0.5),
     "tpr_at_1_percent_fpr": ("True positive rate at 1 % false positives", 0.01),
 }
-"""Figures of exposure: their name, and their value where nothing leaks."""
+"""Figures of exposure: their name, and their value if nothing leaks."""
 
 ATTACKS = {"loss": "loss threshold", "reference": "reference models"}
 
@@ -45,7 +45,7 @@ def bounds_beside_claims(findings: Mapping[str, Any]) -> go.Figure:
 
 
 def exposure_by_group(findings: Mapping[str, Any], grouping: str, measure: str = "auc") -> go.Figure:
-    """Who is exposed most: an attack's figure for every group, before and after privacy, with its intervals."""
+    """Exposure of every group to an attack, before and after privacy, with its intervals."""
     name, harmless = MEASURES[measure]
     attack = "reference" if any("reference" in attacks for attacks in findings["membership"].values()) else "loss"
     chart = figure(f"{name} by {label(grouping)} ({ATTACKS[attack]})", label(grouping), name)

@@ -1,16 +1,16 @@
-"""Membership inference per group: whose presence in the training part does the trained model betray?
+"""Membership inference per group: which training records does the trained model reveal?
 
 Two attacks, each a score per record that is larger for records that seem to have been trained on:
 
-* *loss threshold* (Yeom et al. 2018): minus the model's loss. Cheap; confuses easy records with members.
+* *loss threshold* (Yeom et al. 2018): minus the model's loss. Cheap; takes easy records for members.
 * *reference model* (Watson et al. 2022; Ye et al. 2022, "Attack R"): the mean loss of models that did not see the
-  record minus the model's loss, so that each record's own difficulty is taken out. The reference models are trained
+  record minus the model's loss, which removes each record's own difficulty. The reference models are trained
   without privacy on halves of a pool of members and non-members; an attacker with such a pool is stronger than most.
 
 Members are records of the training part, non-members records of the test part. Where the two parts are not draws from
-one distribution (another year, another balance of the classes) an attack may tell them apart without any leak, so read
-the figures per group, and beside those of a model that cannot leak. Both the attacks and their figures use exact
-training data: they are an audit's findings, outside the guarantee.
+one distribution (another year, another balance of the classes) an attack may distinguish them without any leak. So read
+the figures per group, and compare them with those of a model that cannot leak. Both the attacks and their figures use
+exact training data: they are an audit's findings, outside the guarantee.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from equidp.data.records import MIN_TEST_RECORDS
 from equidp.mechanism.noise import derived_seed
 
 FALSE_POSITIVE_RATE = 0.01
-"""Where the true positive rate is read: an attacker who is hardly ever wrong (Carlini et al. 2022)."""
+"""The false positive rate of an attacker who is rarely wrong (Carlini et al. 2022)."""
 
 FEWEST = round(5 / FALSE_POSITIVE_RATE)
-"""Of fewer, on either side, next to none lies beyond such a threshold, and resampling does not tell how many might."""
+"""With fewer records on either side the rate is not reported: hardly any would be beyond such a threshold."""
 
 Scores = np.ndarray
 
@@ -81,8 +81,8 @@ def exposure(
     Returns:
         `members`, `non_members` (counts), `auc`, `auc_interval`, `tpr_at_1_percent_fpr` and its interval. Figures that
         the counts do not allow are None: both below `MIN_TEST_RECORDS` units on either side, where resampling finds no
-        spread (of one against one none at all), the second below `FEWEST`. So are both where a score is not finite: a
-        model that has diverged tells nobody apart.
+        spread (for one against one none at all), the second below `FEWEST`. Both are None if a score is not finite:
+        a model that has diverged distinguishes no records.
     """
     counts = {"members": len(member), "non_members": len(non_member)}
     sides = units or (np.arange(len(member)), np.arange(len(non_member)))
@@ -162,7 +162,7 @@ def _interval(
     generator = np.random.default_rng(derived_seed(seed, "audit/bootstrap"))
 
     def drawn(scores: Scores, owner: np.ndarray) -> Scores:
-        """As many units as there are, each with all its records: they leak, or do not, together."""
+        """A resample of as many units as there are, each with all its records, because these leak together."""
         count = int(owner.max()) + 1
         times = np.bincount(generator.integers(count, size=count), minlength=count)
         return np.repeat(scores, times[owner])

@@ -1,16 +1,16 @@
 """A lower bound on ε from one training run (Steinke, Nasr, Jagielski 2023, "Privacy Auditing with One Training Run").
 
 Each of m canaries was in the training data or not, by a fair coin of its own. From the run's output the auditor
-guesses r of the coins, chosen as he likes, and v guesses are right. Were the run (ε, δ)-private, how surprising is v?
+guesses r of the coins, of his own choice, and v guesses are right. Were the run (ε, δ)-private, how surprising is v?
 
 *δ = 0.* Condition on the output and reveal the coins one after the other. Given all earlier coins, the two values of
 the next one make the output's likelihoods differ by a factor of e^ε at most, and the coin was fair; so a guess is right
 with probability at most q = e^ε/(1 + e^ε), whatever came before. Hence the number of right guesses is stochastically
 smaller than W ~ Binomial(r, q), and P[right ≥ v] ≤ β = P[W ≥ v].
 
-*δ > 0.* The output obeys the factor e^ε for every coin, except for coins that the δ gives away. Their number F has mean
-at most 2mδ (each coin is given away with probability δ under either of its two values), but the mechanism may choose
-*when*: giving away i coins at once, with probability 2mδ/i, wins exactly where v − i ≤ W < v. So (their Theorem 5.2)
+*δ > 0.* The output obeys the factor e^ε for every coin, except for coins that the δ reveals. Their number F has mean
+at most 2mδ (each coin is revealed with probability δ under either of its two values), but the mechanism may choose
+*when*: revealing i coins at once, with probability 2mδ/i, wins exactly where v − i ≤ W < v. So (their Theorem 5.2)
 
     P[right ≥ v] ≤ β + 2mδ · max over i = 1…v of P[v − i ≤ W < v]/i.
 
@@ -29,7 +29,7 @@ CONFIDENCE = 0.95
 """Level of every audit."""
 
 LARGEST = 50.0
-"""No audit of countable canaries reaches beyond this ε."""
+"""No audit with a feasible number of canaries shows more than this ε."""
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -37,7 +37,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
     Args:
         canaries: m, each in or out by a fair coin.
-        guesses: r ≤ m; the auditor abstains from the others.
+        guesses: r ≤ m; the auditor does not guess the others.
         correct: v ≤ r.
         epsilon, delta: of the claim.
     """

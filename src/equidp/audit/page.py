@@ -1,4 +1,4 @@
-"""The page of an audit: its verdict, bounds beside claims, and who is exposed, in one self-contained HTML file."""
+"""The page of an audit: verdict, bounds beside claims, and exposure of groups, in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ READING = (
     (
         "What membership inference shows",
         "Whether the attack tells training records from test records, group by group. The loss threshold is what "
-        "anyone can do; reference models take out how hard each record is, and suppose an attacker who has such data. "
+        "anyone can do; reference models remove how hard each record is, and assume an attacker who has such data. "
         "The true positive rate at 1 % false positives is how many are recognised with hardly a false accusation, "
         "which is what exposes a person; the AUC is an average over all thresholds and can hide it.",
     ),
     (
         "Before trusting a difference between groups",
         "Small groups have wide intervals, and among many groups some interval misses the blind guess by chance alone. "
-        "Where training and test part are not draws of one distribution, an attack tells them apart without any leak: "
+        "If training and test part are not draws of one distribution, an attack distinguishes them without any leak: "
         "then what a model that cannot leak would show is not 0.5.",
     ),
 )
@@ -88,17 +88,17 @@ def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, pro
 
 
 def verdict_sentence(findings: Mapping[str, Any]) -> str:
-    """Whether the claim stood, in words."""
+    """The verdict on the claim, in words."""
     found = _attacks(findings)
     if not found:
-        return "No canaries were run: the claimed ε was not put to the test."
+        return "No canaries were run: the claimed ε was not tested."
     refuting = [name for name, one in found.items() if not one["consistent"]]
     if not refuting:
         beyond = [name for name, one in found.items() if not one["refutable"]]
         if len(beyond) == len(found):
             most = " and ".join(f"ε ≥ {_lower(one['epsilon_within_reach'])}" for one in found.values())
             return (
-                f"Not put to the test: with every guess right {' and '.join(found)} would have shown {most}, no more "
+                f"Not tested: with every guess right {' and '.join(found)} would have shown {most}, no more "
                 f"than {findings['algorithm']} claims. {REMEDY}"
             )
         return (
@@ -122,7 +122,7 @@ def _attacks(findings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(name, value, remark): what is claimed, what was shown, and who is exposed most."""
+    """(name, value, remark): the claim, the bounds that were shown, and the most exposed group."""
     claim = findings["claim"]
     cards = [("claimed by the run", f"ε ≤ {epsilon_text(claim['epsilon'])}", f"at δ = {claim['delta']:.2g}")]
     for name, found in _attacks(findings).items():
@@ -241,5 +241,5 @@ def _words(text: str) -> TableCell:
 
 
 def _lower(value: float) -> str:
-    """A lower bound with four decimals, rounded down: an accusation must not be rounded in its favour."""
+    """A lower bound with four decimals, rounded down: rounding must not strengthen an accusation."""
     return f"{math.floor(value * 1e4 + 1e-9) / 1e4:.4f}"

@@ -1,7 +1,7 @@
 """Run an audit: canaries against the claimed ε, and membership inference per group, before and after privacy.
 
-Findings, not guarantees: a bound below the claim fails to refute it, one above refutes it at the level stated. The
-figures are computed from exact training data and are outside the guarantee.
+Results are findings, not guarantees. A bound below the claim does not refute it; one above refutes it at the level
+stated. The figures are computed from exact training data and are outside the guarantee.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from equidp.parameters import AuditSettings
 REMEDY = (
     "Audit it at a smaller privacy.epsilon, or with more canaries and guesses (audit.gradient_canaries, audit.guesses)."
 )
-"""What to do about a claim that even an attack without an error could not have refuted."""
+"""What to do if even an attack without an error could not have refuted the claim."""
 
 
 FALSE_ALARMS = (0.01, 0.03, 0.1, 0.3)
-"""Rates at which what the canaries' scores achieve is put beside the trade-off curve."""
+"""Rates of false alarms at which the canaries' results are compared with the trade-off curve."""
 
 
 def run(
@@ -49,16 +49,16 @@ def run(
         setup: how to train.
         settings: what to attack with.
         seed: of coins, labels, batches and noise.
-        groupings: whose groups membership inference is reported for.
+        groupings: those for whose groups membership inference is reported.
         progress: show progress bars.
 
     Returns:
-        Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `training` (public facts that tell which
-        training was audited), `gradient_canaries`, `input_canaries` (each None if left out) and `membership` (per model
+        Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `training` (public facts that identify the
+        audited training), `gradient_canaries`, `input_canaries` (each None if left out) and `membership` (per model
         `sgd` and the algorithm, per attack, `overall` and `groups`).
 
     Raises:
-        EquidpError: where there is nothing to audit.
+        EquidpError: if the run claims no ε.
     """
     if not setup.algorithm.private:
         raise EquidpError(
@@ -95,7 +95,7 @@ def claimed(setup: TrainingSetup, delta: float) -> float:
 
 
 def claimed_curve(setup: TrainingSetup) -> dict[str, Any] | None:
-    """The trade-off curve that the setup's run claims, as in privacy.json; None where none is known."""
+    """The trade-off curve that the setup's run claims, as in privacy.json; None if none is known."""
     algorithm, plan = setup.algorithm, setup.algorithm.adapt(setup.plan)
     events = algorithm.events(plan)
     curve = Accounted(plan, events, events, algorithm.budget(plan)).trade_off()

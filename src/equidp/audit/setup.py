@@ -1,4 +1,4 @@
-"""How an audit trains a model: everything that a training fixes, apart from its data and its random numbers."""
+"""How an audit trains a model: everything except its data and its random numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TrainingSetup:
         learning_rate, optimizer, physical_batch_size, precision, device: as for a training run.
         grouping: the partition that group-aware algorithms use.
         by_unit: units of privacy span several records.
-        public: records without guarantee, for an algorithm that asks for them.
+        public: records without guarantee, for an algorithm that needs them.
         baseline: what "before privacy" means.
     """
 
@@ -63,7 +63,7 @@ class TrainingSetup:
         before: Callable[[Trainer], None] = lambda trainer: None,
         progress: bool = False,
     ) -> nn.Module:
-        """Train on `records`; returns what leaves the run, in evaluation mode.
+        """Train on `records`; returns the released model, in evaluation mode.
 
         Args:
             records: the training part; its size need not be the plan's, which is what was declared.

@@ -99,7 +99,7 @@ def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
 
 
 def composed(name: object) -> str:
-    """As text in which an accented letter is one sign: on a Mac it may be two, and is the same letter."""
+    """The text with each accented letter as one character; a Mac may write it as two."""
     return unicodedata.normalize("NFC", str(name))
 
 
@@ -122,7 +122,7 @@ def codes(column: pd.Series, categories: Sequence[str], where: str, *, otherwise
 
 
 def numbers(column: pd.Series, minimum: float, maximum: float, where: str, *, otherwise: str = "") -> Tensor:
-    """The column as float64 `[N]`; `otherwise` is what else may be done about a value that is none.
+    """The column as float64 `[N]`; `otherwise` says what else can be done about an invalid value.
 
     Raises:
         EquidpError: a value that is no number or lies outside the declared bounds.
@@ -142,7 +142,7 @@ def numbers(column: pd.Series, minimum: float, maximum: float, where: str, *, ot
 
 
 def _is_absent(value: object) -> bool:
-    """An empty cell: of a file it is an empty word, of a table that is served it is NaN or None."""
+    """Whether a cell is empty: an empty string in a file, NaN or None in a table given to a served model."""
     return value is None or value is pd.NA or value == "" or (isinstance(value, float) and math.isnan(value))
 
 

@@ -1,7 +1,7 @@
 """Encoding: from raw files to Records, once per raw files, options and code.
 
-`encode` keeps what it has made in a folder, under a name that is a digest of everything the records depend on: whatever
-changes, changes the name, so that records of other settings are never found.
+`encode` stores encoded records in a folder. The file's name is a digest of everything the records depend on. Any change
+changes the name, so records of other settings are never used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
 
 ENCODING = 5
-"""Raised with every change of what all sources share: records that were kept are then encoded anew."""
+"""Increase it with every change of the code that all sources share: stored records are then encoded again."""
 
 
 def encode(
@@ -36,7 +36,7 @@ def encode(
         source_name: registry name of the source.
         options: `data.options`.
         raw_folder: of the raw files.
-        cache: folder where encoded records are kept.
+        cache: folder where encoded records are stored.
 
     Raises:
         EquidpError: a file is missing or not as declared, or a record has a feature that is not finite.
@@ -57,7 +57,7 @@ def encode(
 
 
 def kept(cache: Path, key: str, make: Callable[[], Records]) -> Records:
-    """The records that `cache` holds under a digest; made and written there where it holds none."""
+    """The records stored in `cache` under a digest; if there are none, they are made and stored."""
     path = cache / f"{key[:16]}.safetensors"
     if not path.exists():
         storage.save(make(), path)
@@ -65,19 +65,19 @@ def kept(cache: Path, key: str, make: Callable[[], Records]) -> Records:
 
 
 def _finite(records: Records) -> Records:
-    """The records. One with a feature that is not finite has no finite gradient: it would silently weigh nothing."""
+    """Return the records; refuse a feature that is not finite, as its record would silently get the weight 0."""
     if records.features.is_floating_point():
         finite = records.features.flatten(1).isfinite().all(1)
         if not finite.all():
             raise EquidpError(
                 f"Record {int(finite.int().argmin())} of dataset {records.schema.name!r}, counted from 0, has a "
-                "feature that is no finite number; mend the file or its source."
+                "feature that is not a finite number; correct the file or its source."
             )
     return records
 
 
 def _code_digest(chosen: Source) -> str:
-    """Of the modules that a source's class is written in: whoever edits one wants its records encoded anew."""
+    """Digest of the modules that define a source's class: after an edit its records are encoded again."""
     kinds = [kind for kind in type(chosen).__mro__ if issubclass(kind, Source)]
     return hashlib.sha256(b"".join(map(_module_code, kinds))).hexdigest()
 

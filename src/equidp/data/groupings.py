@@ -18,7 +18,7 @@ from equidp.options import Declared, Number
 
 UNKNOWN = "unknown"
 MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "\\n", "none", UNKNOWN})
-"""How tables write that a value is not there, compared in lower case."""
+"""What tables write for a missing value, compared in lower case."""
 
 WHOLE = re.compile(r"^(-?)0*(\d+)(?:\.0+)?$")
 """A whole number as an id, however it is written."""
@@ -28,7 +28,7 @@ CUT_OFF = re.compile(r"-?\d(\.\d+)?[eE]\+\d+")
 
 
 def check_shown(names: Iterable[str]) -> None:
-    """Refuse names with which a table, a page or a terminal would show something else.
+    """Refuse names with control characters: a table, a page or a terminal would show something else.
 
     Raises:
         ValueError: for such a name, to be reported by the settings class.
@@ -132,20 +132,20 @@ def owners(frame: pd.DataFrame, unit: str, own: str, where: str) -> dict[str, An
 
 
 def id_names(column: pd.Series, where: str, of: str = "unit") -> pd.Series:
-    """A column's ids, each in one spelling, of whatever `of` says.
+    """A column's ids, each in one spelling, `of` says whose ids they are, for messages.
 
-    However accents are written: else one person could be two units, and have twice the influence.
+    Accents are written in one way; otherwise one person could be two units, and have twice the influence.
 
     Raises:
-        EquidpError: a row has none, or only what a spreadsheet left of one: taken together, such rows of many persons
-            would be protected as one person. Or two ids are one number, `17` and `17.0`: that may be one person too.
+        EquidpError: a row has no id, or a long id that a spreadsheet shortened: rows of many persons would then be
+            protected as one person. Or two ids are the same number, such as `17` and `17.0`: one person may have both.
     """
     names = column.astype(str).str.strip().map(composed)
     absent = column.isna() | names.str.lower().isin(MISSING)
     if absent.any():
         row = column.index[int(absent.to_numpy().argmax())]
         raise EquidpError(
-            f"{where}, row {row}, column {column.name!r}: no {of} is named. Give every row one, or an id of its own."
+            f"{where}, row {row}, column {column.name!r}: the {of} is missing. Give every row one, or an id of its own."
         )
     ids = names.drop_duplicates()
     if (cut := ids.str.fullmatch(CUT_OFF)).any():

@@ -54,7 +54,7 @@ def decode_all(
         count: number of images.
         side: height and width of the result.
         channels: 3, or 1 for grey.
-        crop: keep the aspect ratio and cut off what is over, instead of squeezing the whole image.
+        crop: keep the aspect ratio and cut off the edges, instead of squeezing the whole image.
         title: shown beside the progress bar.
 
     Raises:
@@ -85,7 +85,7 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
             image: Image.Image = opened.convert("RGB" if channels == 3 else "L")
     except UNREADABLE as error:
         raise EquidpError(
-            f"Image {name} is corrupt or no image in JPEG or PNG ({error}); replace it or remove its record."
+            f"Image {name} is corrupt, or neither JPEG nor PNG ({error}); replace it or remove its record."
         ) from error
     if image.size != (side, side):
         size = (side, side)
@@ -97,19 +97,19 @@ def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path
     """All JPEG and PNG files (or those of other kinds) below a folder, those of linked folders too, in a fixed order.
 
     Raises:
-        EquidpError: one is a link that leads nowhere, or no file (a pipe would be waited for), or a folder cannot be
-            read.
+        EquidpError: one is a broken link, or not a regular file (reading a pipe would wait for ever), or a folder
+            cannot be read.
     """
     found = [path for path in files_below(folder) if _is_of(path, suffixes)]
     if lost := next((path for path in found if not path.exists()), None):
-        raise EquidpError(f"{lost} is a link that leads nowhere; mend it, or remove it.")
+        raise EquidpError(f"{lost} is a broken link; repair it, or remove it.")
     if special := next((path for path in found if not path.is_file()), None):
-        raise EquidpError(f"{special} is no file, though called like one; remove it.")
+        raise EquidpError(f"{special} is not a file, although its name looks like one; remove it.")
     return found
 
 
 def _is_of(path: Path, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file is of one of these kinds, by its name; a DICOM file often has no suffix, and is a `.dcm`."""
+    """Whether a file is of one of these kinds, by its name; a DICOM file without a suffix counts as `.dcm`."""
     if path.name.lower().endswith(suffixes):
         return True
     if path.suffix or ".dcm" not in suffixes or not path.is_file():

@@ -5,16 +5,17 @@
 and by further hashes of the same identity: held back for validation, public, kept where its class is made rare. H is
 keyed BLAKE2b. Let T(D) be the training part of a table D. For every key, T(D + x) is T(D) + x, or T(D) where x goes
 elsewhere: no other record moves. So a mechanism that is (ε, δ)-differentially private for its training part is so for
-the table, *for every single key*. That is why a public key suffices: the guarantee rests on nothing hidden. The key
-spreads records over the parts regardless of what they are; it must not be chosen by looking at records or results.
-Who knows a person's identity and the key can tell in which part that person would be, not whether they are in the
-table. Records of the test and the public part are protected by nothing, as ever.
+the table, *for every single key*. That is why a public key suffices: the guarantee needs no secret. The key only has to
+spread records over the parts independently of their content; it must not be chosen by looking at records or results.
+A person who knows somebody's identity and the key can compute in which part they would be, but not whether they are in
+the table. Records of the test and the public part are not protected, as always.
 
 Identity is the id that a column declares, the unit's id where units stay whole, or else the record's content and its
-occurrence number among equal records: one copy more takes the next number, and leaves the others theirs.
+occurrence number among equal records: one more copy takes the next number, and the others keep theirs.
 
-Parts have random sizes. N, from which q, T and noise follow, is therefore not how many records train but how many are
-expected to: by the declared sizes of classes where there are some, else by the table's own, which are then public.
+Parts have random sizes. Therefore N, from which q, T and noise follow, is not the actual but the expected number of
+training records. It is computed from the declared sizes of classes, else from the table's own sizes, which are then
+taken as public.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def identities(names: Iterable[str]) -> Tensor:
 
 
 def identified(records: Records) -> Records:
-    """The records with an identity each, and one of their unit where they have units; those that are there stay."""
+    """The records, each with an identity and, where there are units, its unit's identity; existing ones are kept."""
     units = records.unit_identity
     if units is None and records.unit is not None:
         units = identities(f"unit {unit}" for unit in records.unit.tolist())
@@ -53,10 +54,9 @@ def identified(records: Records) -> Records:
 
 
 def _by_content(records: Records) -> Tensor:
-    """Of everything that training and evaluation see of a record, and its occurrence number.
+    """Identity from everything that training and evaluation see of a record, and its occurrence number.
 
-    Records that differ in their unit or their provider's part are no copies of each other: they do not stand in for one
-    another.
+    Records that differ in their unit or in their provider's part are not copies of each other.
     """
     small = [records.labels, *(records.groups[name] for name in records.schema.groupings)]
     small += [] if records.part is None else [records.part]
@@ -117,8 +117,8 @@ def class_shares(schema: Schema, keep: Mapping[str, int | float], training_share
         training_share: of the records that the sizes are of, how many are in the training part.
 
     Raises:
-        EquidpError: an unknown class, a number that is none, more records than are declared, or a count where no size
-            is declared.
+        EquidpError: an unknown class, an invalid number, more records than are declared, or a count where no size is
+            declared.
     """
     shares = torch.ones(len(schema.classes), dtype=torch.float64)
     for name, wanted in keep.items():
@@ -129,9 +129,9 @@ def class_shares(schema: Schema, keep: Mapping[str, int | float], training_share
             continue
         if not schema.sizes:
             raise EquidpError(
-                f"data.keep.{name}={wanted:g}: dataset {schema.name!r} declares no sizes of classes, and counting its "
-                "records would let each of them decide on the others: give a fraction below 1 (0.1), or declare "
-                "data.options.sizes, or take data.membership=strata."
+                f"data.keep.{name}={wanted:g}: dataset {schema.name!r} declares no sizes of classes, and with counted "
+                "sizes each record would affect the part of the others: give a fraction below 1 (0.1), or declare "
+                "data.options.sizes, or set data.membership=strata."
             )
         declared = schema.sizes[label] * training_share
         if wanted > declared:
@@ -157,7 +157,7 @@ def label_of(schema: Schema, name: str) -> int:
 
 
 def check_wanted(name: str, wanted: object) -> None:
-    """Refuse what is no count and no fraction."""
+    """Refuse a value that is neither a count nor a fraction."""
     if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not wanted >= 0:
         raise EquidpError(f"data.keep.{name}={wanted!r}: give a count (500) or a fraction below 1 (0.1).")
 
@@ -190,8 +190,8 @@ def expected_units(schema: Schema, labels: Tensor, unit: Tensor, shares: Tensor,
     return round(float((1 - absent).sum()))
 
 
-def told_size(membership: Membership | None, unit: str, size: int, *, by_unit: bool) -> str:
-    """What is public of the number of training records, as the subject of a sentence."""
+def size_sentence(membership: Membership | None, unit: str, size: int, *, by_unit: bool) -> str:
+    """What is public about the number of training records, as the subject of a sentence."""
     if membership is None or membership.expects(by_unit=by_unit) != size:
         return f"The number of training {unit}s ({size})"
     if membership.declares(by_unit=by_unit):
@@ -204,7 +204,7 @@ def told_size(membership: Membership | None, unit: str, size: int, *, by_unit: b
     return f"The number of {unit}s in the table{of_classes} and so the expected number of training {unit}s ({size})"
 
 
-def told(membership: Membership | None, unit: str, *, public: bool = False) -> str:
+def split_sentence(membership: Membership | None, unit: str, *, public: bool = False) -> str:
     """What the split means for the guarantee, in one or two sentences of the privacy statement.
 
     Args:
@@ -222,12 +222,12 @@ def told(membership: Membership | None, unit: str, *, public: bool = False) -> s
         case "strata":
             return (
                 "The parts were drawn by strata (data.membership=strata), from all records at once: one row more in "
-                "the table exchanges many training records (191 of 1,000 in one example), and ε says nothing of two "
+                "the table exchanges many training records (191 of 1,000 in one example), and ε says nothing about two "
                 f"tables that differ in one row. It compares training parts that differ in one {unit}."
             )
         case "provider":
             return (
-                "The data say of each record which part it is in (the provider's split): one record more moves no "
+                "The data contain each record's part (the provider's split): one record more moves no "
                 f"other, and ε compares training parts that differ in one {unit}."
             )
         case _:

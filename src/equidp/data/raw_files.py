@@ -1,4 +1,4 @@
-"""Raw files: where a provider's file lies, whether it is the provider's, and how to open it plain or gzipped.
+"""Raw files: where a provider's file is, whether its content is the provider's, and how to open it plain or gzipped.
 
 Checksums are taken over the unpacked content, so that one checksum covers a file and its gzipped copy.
 """
@@ -21,7 +21,7 @@ CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFile:
     """A file as its provider publishes it.
 
     Attributes:
@@ -52,16 +52,16 @@ class RawFiles:
     fingerprint: str
 
 
-def find(raw_dir: Path, published: Published) -> Path | None:
+def find(raw_dir: Path, published: PublishedFile) -> Path | None:
     """The file itself, or its gzipped copy, or None."""
     candidates = (raw_dir / f"{published.path}{suffix}" for suffix in ("", ".gz"))
     return next((path for path in candidates if _is_there(path)), None)
 
 
 def find_own(raw_dir: Path, path: str) -> Path | None:
-    """A file of the user's own: the very one that is named, else its plain or its gzipped copy, or None."""
+    """A file of the user's own: the named one, else its plain or gzipped copy, or None."""
     named = raw_dir / path
-    return named if _is_there(named) else find(raw_dir, Published(path.removesuffix(".gz"), ""))
+    return named if _is_there(named) else find(raw_dir, PublishedFile(path.removesuffix(".gz"), ""))
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -86,7 +86,7 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
     return checksum.hexdigest()
 
 
-def verified(path: Path, published: Published, *, verify: bool) -> str:
+def verified(path: Path, published: PublishedFile, *, verify: bool) -> str:
     """The file's sha256, after comparison with the published checksums unless `verify` is off.
 
     Raises:
@@ -102,13 +102,13 @@ def verified(path: Path, published: Published, *, verify: bool) -> str:
     return published.sha256 if verify and published.sha256 else digest(path)
 
 
-def missing(raw_dir: Path, published: Published, *, download: str) -> EquidpError:
-    """Build the error for a file that is not there.
+def missing(raw_dir: Path, published: PublishedFile, *, download: str) -> EquidpError:
+    """Build the error for a missing file.
 
     Args:
         raw_dir: the folder that was searched.
         published: the file.
-        download: what became of the attempt to download it, as a phrase.
+        download: why it was not downloaded, as a phrase.
     """
     check = f" with sha256 {published.sha256} (unpacked)" if published.sha256 else ""
     check = check or (f" with md5 {published.md5}" if published.md5 else "")
@@ -142,7 +142,7 @@ def files_below(folder: Path) -> list[Path]:
     """All files below a folder, those of linked folders too, in a fixed order.
 
     Raises:
-        EquidpError: a folder cannot be read, or a link leads back to a folder that it lies in.
+        EquidpError: a folder cannot be read, or a link leads to a folder that contains it.
     """
 
     def refuse(error: OSError) -> None:
@@ -153,15 +153,15 @@ def files_below(folder: Path) -> list[Path]:
         here = Path(place)
         for link in (here / name for name in folders if (here / name).is_symlink()):
             if any(above.resolve().is_relative_to(link.resolve()) for above in (here, *here.parents)):
-                raise EquidpError(f"{link} is a link to a folder that it lies in; remove it.")
+                raise EquidpError(f"{link} is a link to a folder that contains it; remove it.")
         found += [here / name for name in names]
     return sorted(found)
 
 
 def folder_fingerprint(folder: Path, paths: Iterable[Path]) -> str:
-    """sha256 over places below the folder, sizes and modification times: cheap enough for ten thousand images.
+    """sha256 over relative paths, sizes and modification times: cheap enough for ten thousand images.
 
-    The whole place: a file moved to another class's folder is another record, whatever lies between the two.
+    The whole relative path counts, because a file in another class's folder is another record.
     """
     stats = ((path.relative_to(folder).as_posix(), path.stat()) for path in sorted(paths))
     return fingerprint(f"{place} {stat.st_size} {stat.st_mtime_ns}" for place, stat in stats)

@@ -2,7 +2,7 @@
 
 A `Records` holds features, labels and group ids of N records next to a `Schema` of public facts about them.
 The schema never depends on the records themselves: categories, bounds, image size and class names come from the
-provider's documentation, so that nothing in it has to be paid for with privacy.
+provider's documentation, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from equidp.errors import EquidpError, unknown_name
 Kind = Literal["tabular", "image", "text"]
 
 MIN_TEST_RECORDS = 10
-"""Below this many test records a group's figures say nothing: one record moves its accuracy by 10 points."""
+"""A group with fewer test records has no reliable figures: one record changes its accuracy by 10 points."""
 
 PRODUCT = "*"
-"""Joins groupings into a product grouping: `sex*race`; its groups are named `Female*White`."""
+"""Sign that joins groupings into a product grouping: `sex*race`; its groups are named `Female*White`."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Membership:
     """How a training part was drawn: public facts alone.
 
     Attributes:
-        how: `hash`; `strata`; `provider`, where the data say it of each record and nothing was drawn.
+        how: `hash`; `strata`; `provider`, where the data give each record's part and nothing was drawn.
         key: what the public key was made of, such as `seed=0`.
-        records, units: how many are expected in the training part; None where as many are taken as there are.
+        records, units: expected number in the training part; None where the actual number is used.
         records_declared, units_declared: whether these follow from settings and declared sizes, so that they are the
             same for any table.
         keeps: whether `data.keep` makes classes rare.
@@ -113,9 +113,9 @@ class Records:
         schema: the public schema.
         part: `[N]` uint8, the provider's own split (0 train, 1 test), or None where there is none.
         unit: `[N]` int64, an id shared by the records of one person or lesion, or None where records are units.
-        identity: `[N, 2]` int64, who each record is, whatever other records there are (`membership.identities`); None:
-            its content tells.
-        unit_identity: likewise who its unit is; None: the number in `unit` tells.
+        identity: `[N, 2]` int64, each record's identity, which depends on no other record (`membership.identities`);
+            None: it follows from the content.
+        unit_identity: likewise of its unit; None: it follows from the number in `unit`.
         membership: of a training part, how it was drawn.
     """
 
@@ -161,7 +161,7 @@ class Records:
                 )
 
     def _unlike(self, what: str) -> EquidpError:
-        return EquidpError(f"Records of dataset {self.schema.name!r} do not fit together: {what}; mend its source.")
+        return EquidpError(f"Records of dataset {self.schema.name!r} do not fit together: {what}; correct its source.")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,7 +1,7 @@
-"""Splitting: who trains, who tests, who is public, and which classes are made rare. Pure and seeded.
+"""Splitting: which records train, test or are public, and which classes are made rare. Pure and seeded.
 
-By hash each record's part is its own affair (`membership`). By strata the parts have exact sizes, at the price that one
-record more draws its whole stratum anew (docs/datasets.md).
+By hash, each record's part depends on that record alone (`membership`). By strata the parts have exact sizes, but one
+more record changes the draw of its whole stratum (docs/datasets.md).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def split(
         test_fraction: share of a dataset without a provider's split that is held out.
         evaluate_on: `validation` leaves the test part out altogether and holds `test_fraction` of the training part
             back in its place: for choosing settings.
-        membership: `hash` decides on each record, or unit, by its identity and a public key alone; a share is then a
-            probability, a count one over the class's declared size. `strata` draws exact shares of each stratum
-            (label × first sensitive grouping).
+        membership: `hash` decides on each record, or unit, by its identity and a public key alone. A share is then a
+            probability, and a count is divided by the class's declared size. `strata` draws exact shares of each
+            stratum (label × first sensitive grouping).
         key: what the public key is made of, instead of the seed.
 
     Raises:
@@ -67,7 +67,7 @@ def split(
     _check_fractions(public_fraction, test_fraction)
     units, keep = _units(records, split_by), keep or {}
     validation = test_fraction if evaluate_on == "validation" else 0.0
-    draw: Draw
+    draw: Selection
     if membership == "hash":
         training = (1 - validation) * (1.0 if records.part is not None else 1 - test_fraction)
         stay = class_shares(records.schema, keep, training)
@@ -97,8 +97,8 @@ def split(
     return parts
 
 
-class Draw(Protocol):
-    """Who is taken from a part, and who stays of the classes that are made rare."""
+class Selection(Protocol):
+    """Which records are taken from a part, and which are kept of the classes that are made rare."""
 
     def taken(self, use: str, index: Tensor, fraction: float) -> Tensor:
         """Boolean mask over `index`, positions of the records that are drawn from."""
@@ -108,7 +108,7 @@ class Draw(Protocol):
 
 
 class Hash:
-    """Each record, or each unit, by its own numbers; `stay` is `[classes]`, the share of each that is kept."""
+    """Selects each record, or each unit, by its own numbers; `stay` is `[classes]`, the share of each that is kept."""
 
     def __init__(self, records: Records, stay: Tensor, key: str, *, whole_units: bool) -> None:
         known = identified(records)
@@ -124,7 +124,7 @@ class Hash:
         return self.numbers["keep"][index] < self.stay[self.records.labels[index]]
 
     def plan(self, shares: Tensor) -> Membership:
-        """What is expected of the training part, where `[classes]` shares of the records end up in it."""
+        """Expected sizes of the training part, when `[classes]` shares of the records are in it."""
         schema, unit = self.records.schema, self.records.unit
         labels = self.records.labels
         if self.records.part is not None:
@@ -141,7 +141,7 @@ class Hash:
 
 
 class Strata:
-    """Exact shares of whole units of each stratum, by a seeded permutation."""
+    """Selects exact shares of whole units of each stratum, by a seeded permutation."""
 
     def __init__(self, records: Records, units: Tensor, keep: Mapping[str, int | float], seed: int) -> None:
         self.records, self.units, self.keep, self.seed = records, units, keep, seed
@@ -220,7 +220,7 @@ def _refuse_divided(units: Tensor, held_out: Tensor) -> None:
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
-    """One stream per purpose: asking for a public part must not change who is in the test part."""
+    """One stream per purpose: a public part must not change which records are in the test part."""
     salt = int.from_bytes(purpose.encode()[:6].ljust(6), "big")
     return torch.Generator().manual_seed((int(seed) * 1_000_003 + salt) % 2**63)
 

@@ -1,8 +1,8 @@
 """Words: text as ids of a fixed vocabulary, so that no word is learnt from private text.
 
-The vocabulary is hashed, or a public list. Hashed, a word's id follows from the word alone, and two words may share
-one. A list of words of somebody else's texts (GloVe's, say) costs no privacy either, and each of its words has an id of
-its own.
+The vocabulary is hashed, or a public list. With hashing, a word's id follows from the word alone, and two words may
+share one. A public list of words from other texts (such as GloVe's) costs no privacy either, and each of its words has
+its own id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from equidp.errors import EquidpError
 
 PADDING = 0
 UNKNOWN = 1
-"""Of words that a list does not have; hashed ids have none."""
+"""The id of words that are not on a list; hashed ids have no such word."""
 FIRST_LISTED = 2
 TAG = re.compile(r"<[^>]*>")
 CUT = re.compile(r"(?=n't$)|(?='(?!t$))|(?<!n)(?='t$)")
@@ -38,19 +38,19 @@ def word_id(word: str, vocabulary: int) -> int:
 
 
 def token_ids(text_words: list[str], vocabulary: int, length: int) -> list[int]:
-    """Ids of the last `length` words, padded on the left: a review's verdict stands at its end."""
+    """Ids of the last `length` words, padded on the left: a review's verdict is at its end."""
     return _padded([word_id(word, vocabulary) for word in text_words[-length:]], length)
 
 
 def listed_ids(text_words: list[str], ids: Mapping[str, int], length: int) -> list[int]:
-    """As `token_ids`, by the ids of a list. A word not on it is cut as GloVe's texts were: did + n't, film + 's."""
+    """As `token_ids`, with a list's ids. A word not on it is split as in GloVe's texts: did + n't, film + 's."""
     last = text_words[-length:]  # parts are no fewer than words: these are enough
     known = [ids.get(part, UNKNOWN) for word in last for part in ((word,) if word in ids else CUT.split(word))]
     return _padded(known[-length:], length)
 
 
 def ids_of(listed: tuple[str, ...]) -> dict[str, int]:
-    """Each word's id, in the order of the list, behind those of padding and unknown words."""
+    """Each word's id, in the order of the list, after the ids of padding and unknown words."""
     return {word: number for number, word in enumerate(listed, start=FIRST_LISTED)}
 
 
@@ -58,8 +58,8 @@ def read_list(path: Path, count: int) -> tuple[str, ...]:
     """The first `count` words of a file with a word on each line, numbers behind it allowed (GloVe's format).
 
     Raises:
-        EquidpError: the file is truncated, is no text, has fewer words, or a line that is unlike the first or has a
-            word of an earlier line.
+        EquidpError: the file is truncated or not text, has fewer words, has a line of another form than the first, or
+            repeats a word.
     """
     found: dict[str, None] = {}
     width = 0
@@ -77,17 +77,17 @@ def read_list(path: Path, count: int) -> tuple[str, ...]:
 
 
 def table_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Number and columns of each line of a text file, plain or gzipped, columns parted by single spaces.
+    """Number and columns of each line of a text file, plain or gzipped, columns separated by single spaces.
 
     Raises:
-        EquidpError: the file is truncated, corrupt or no UTF-8 text.
+        EquidpError: the file is truncated, corrupt or not UTF-8 text.
     """
     try:
         with opened(path) as lines:
             for number, line in enumerate(lines, start=1):
                 yield number, line.decode().rstrip().split(" ")
     except UnicodeDecodeError as error:
-        raise EquidpError(f"{path} is no UTF-8 text ({error}); download it again.") from error
+        raise EquidpError(f"{path} is not UTF-8 text ({error}); download it again.") from error
     except CORRUPT as error:
         raise EquidpError(f"{path} is truncated or corrupt ({error}); download it again.") from error
     except OSError as error:

@@ -1,18 +1,18 @@
-"""Intervals of one run's accuracies: how far they are decided by who happens to be among the test records.
+"""Intervals of one run's accuracies: how much they depend on which records happen to be in the test part.
 
-A group of 73 test records moves by more than a per cent with a single one of them. The interval says so: 95 % over test
-parts of that size drawn from the same people, for the model as it is. That another seed would have trained another
-model is not in it; `seeds.py` is for that. Each interval holds at 95 % for itself: of twenty, one is expected to miss.
+In a group of 73 test records a single one changes the accuracy by more than a per cent. The interval shows this: 95 %
+over test parts of that size drawn from the same people, for the model as it is. It does not include that another seed
+would train another model; `seeds.py` does. Each interval holds at 95 % by itself: of twenty, one is expected to miss.
 
 Of an accuracy it is Wilson's score interval. Of a difference of two models' accuracies on the same records, where they
 are right and wrong together most of the time, it is Newcombe's (Statistics in Medicine 17, 1998, pages 2635 to 2650,
 method 10), made of the two Wilson intervals and the correlation.
 
-Several records of one unit (a patient's visits) tell less than as many units' do. As in survey sampling (Kish 1965)
-they are worth n/D, D the variance of the share over whole units beside that over records; where all records are right,
-or none, or units are fewer than ten, D is not known, and they are worth what they would be were a unit's records always
-alike: as many as there are units, fewer where some have more records than others. The correlation is that of the units'
-sums.
+Several records of one unit (a patient's visits) carry less information than the same number of units. As in survey
+sampling (Kish 1965) they count as n/D records, D being the variance of the share over whole units divided by that over
+records. If all records are right, or none, or there are fewer than ten units, D is not known. Then they count as if a
+unit's records were always equal: as many as there are units, fewer if some units have more records than others. The
+correlation is that of the units' sums.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Pair = list[float]
 
 
 def accuracy_interval(right: NDArray[np.bool_], units: NDArray) -> Pair | None:
-    """Interval of the share of True among `[n]`; None of nothing. `units`: whose record each is, any numbers `[n]`."""
+    """Interval of the share of True in `[n]`; None if n is 0. `units`: the unit of each record, any numbers `[n]`."""
     return list(_Share(right, units).interval()) if len(right) else None
 
 
@@ -71,11 +71,11 @@ def per_group(
 
 
 class _Share:
-    """A share of records, and how many independent ones these are worth.
+    """A share of records, and the number of independent records they count as.
 
     Attributes:
         share: of True.
-        sums: `[units]`, by how much each unit has more right than its number of records times the share.
+        sums: `[units]`, each unit's number of right records minus its number of records times the share.
         worth: number of independent records; n where every unit has one.
     """
 

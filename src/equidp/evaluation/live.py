@@ -1,4 +1,4 @@
-"""The few figures that are worth following while training: accuracy and loss on the test part.
+"""The figures shown during training: accuracy and loss on the test part.
 
 Computed after every epoch, so plain counts are used; the figures of a finished run come from `metrics.py`.
 """

@@ -1,6 +1,6 @@
 """Per-group metrics of a trained model, and what privacy cost each group.
 
-scikit-learn and Fairlearn do the measuring; this module decides what is measured, for whom, and what counts as
+scikit-learn and Fairlearn compute the metrics; this module decides which, for which groups, and what counts as
 undefined. An undefined value is None, never NaN and never left out: a group without test records has count
 0. The one metric written here is the calibration error, which neither library offers.
 """
@@ -55,7 +55,7 @@ def evaluate(
         `telling` names. `intervals` has the accuracies' intervals over test records (`intervals.py`).
 
     Raises:
-        ValueError: where the arrays do not fit each other.
+        ValueError: if the arrays do not fit each other.
     """
     scores, labels = _as_probabilities(scores, len(classes)), np.asarray(labels)
     groups = {grouping: (np.asarray(ids), tuple(names)) for grouping, (ids, names) in groups.items()}
@@ -95,9 +95,9 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
     """Δ = private − baseline for each metric, overall and in every group, and its spread over the groups.
 
     The loss appears as `excess_loss`. Both arguments are results of `evaluate`, for one seed, split and model. A value
-    is None where either side has none, and every value is where the baseline has diverged: next to a model that has
-    learnt nothing privacy would seem free. `gap[grouping]` is max Δ − min Δ over the `telling` groups that have a Δ,
-    and None where fewer than two have.
+    is None where either side has none, and all values are None if the baseline has diverged: compared with a model that
+    learnt nothing, privacy would seem to cost nothing. `gap[grouping]` is max Δ − min Δ over the `telling` groups that
+    have a Δ, and None where fewer than two have.
     """
     if diverged(baseline):
         baseline = {"overall": {}, "groups": {}}
@@ -119,12 +119,12 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
 
 
 def diverged(figures: Mapping) -> bool:
-    """Whether these results of `evaluate` are of a model whose scores are not finite: it has records and no loss."""
+    """Whether these results of `evaluate` have records but no loss: the model's scores are not finite."""
     return bool(figures["overall"]["count"]) and figures["overall"]["loss"] is None
 
 
 def learnt_nothing(figures: Mapping) -> bool:
-    """Whether these results of `evaluate` are of a model that guesses: its classes do not go with the labels at all.
+    """Whether these results of `evaluate` are of a model that guesses: its classes are not correlated with the labels.
 
     A model that puts every record into the most frequent class has an MCC of 0 exactly, however high its accuracy.
     """
@@ -170,8 +170,8 @@ def flat_metrics(document: Mapping) -> dict[str, float]:
 
 
 def telling(figures: Mapping[str, Mapping]) -> list[str]:
-    """Groups that a worst group, a gap or a disparity may come from: those with so many records that chance alone does
-    not decide it. All of them, where fewer than two have as many.
+    """Groups that are compared for a worst group, a gap or a disparity: those with enough records that chance alone
+    does not decide. All of them, if fewer than two have enough.
     """
     large = [group for group, of in figures.items() if of["count"] >= MIN_TEST_RECORDS]
     return large if len(large) > 1 else list(figures)
@@ -201,12 +201,12 @@ def slug(name: str) -> str:
 
 
 def unique_slugs(names: Sequence[str]) -> dict[str, str]:
-    """One slug per name: no group's figures may hide another's."""
+    """One slug per name, so that no group's figures replace another's."""
     return numbered(names, slug)
 
 
 def numbered(things: Iterable[Thing], name: Callable[[Thing], str], sign: str = "_") -> dict[Thing, str]:
-    """One name per thing, numbered from 2 where two would share one."""
+    """Distinct names: equal ones are numbered from 2."""
     taken: dict[Thing, str] = {}
     for thing in things:
         candidate, n = name(thing), 2
@@ -233,7 +233,7 @@ def calibration_error(labels: NDArray, scores: NDArray, bins: int = CALIBRATION_
 
 
 def _as_probabilities(scores: NDArray, classes: int) -> NDArray:
-    """Scores in float64 with rows that sum to 1: float32 softmax misses it by more than scikit-learn tolerates."""
+    """Scores in float64 with rows that sum to 1: with float32 softmax the error is larger than scikit-learn accepts."""
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 2 or scores.shape[1] != classes:
         raise ValueError(f"scores have shape {scores.shape}, expected [n, {classes}].")
@@ -321,7 +321,7 @@ def _balanced_accuracy(labels: NDArray, predicted: NDArray) -> float | None:
 
 
 def _macro_f1(labels: NDArray, predicted: NDArray) -> float | None:
-    """Mean F1 of the classes that occur among labels or predictions; in a group of one class it would say nothing."""
+    """Mean F1 of the classes that occur among labels or predictions; undefined in a group of one class."""
     if len(np.unique(labels)) < 2:
         return None
     occurring = np.setdiff1d(np.union1d(labels, predicted), [UNPREDICTED])  # which is no class, with an F1 of 0

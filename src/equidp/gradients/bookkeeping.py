@@ -57,7 +57,7 @@ class BookKeeping:
         self._sizes = [p.numel() for p in self.parameters]
         self.dimension = sum(self._sizes)
         self._units: Units | None = None
-        self._books: dict[nn.Parameter, Gradients] | None = None
+        self._kept: dict[nn.Parameter, Gradients] | None = None
         self._clean = True
         self._records = 0
         self.workspace = Workspace(self.device)
@@ -84,20 +84,20 @@ class BookKeeping:
         self._units = None if owners is None else Units.of(owners)
         rows = self._records if self._units is None else len(self._units.counts)
         if not self._records:
-            self._books = {}
+            self._kept = {}
             return torch.zeros(rows, device=self.device)
         refuse_training_batch_norm(self.batch_norms)
         calls = self.calls(features, labels, iterates or [(None, 1.0)])
-        self._books = self._book(calls, rows)
-        norms = self._squared_norms(self._books, rows).sqrt().float()
+        self._kept = self._kept_by(calls, rows)
+        norms = self._squared_norms(self._kept, rows).sqrt().float()
         self._clean = all_finite(norms)
         return norms
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """As `GradientEngine.weighted_sum`."""
         refuse_autocast(self.autocast_kind)
-        if self._books is None:
-            raise EquidpError("weighted_sum needs the books of a preceding norms call; call norms first.")
+        if self._kept is None:
+            raise EquidpError("weighted_sum needs what a preceding norms call kept; call norms first.")
         rows = self._records if self._units is None else len(self._units.counts)
         if len(weights) != rows:
             raise EquidpError(
@@ -106,8 +106,8 @@ class BookKeeping:
         with torch.inference_mode():
             silent = None if self._clean else weights == 0
             sums = [
-                self._books[p].weighted_sum(weights, silent).float()
-                if p in self._books
+                self._kept[p].weighted_sum(weights, silent).float()
+                if p in self._kept
                 else torch.zeros(p.numel(), device=self.device)
                 for p in self.parameters
             ]
@@ -116,7 +116,7 @@ class BookKeeping:
     def overstatement(self) -> Tensor:
         """`[b]` (or `[U]`): by how much the squares of the last `norms` may be too large, where gradients cancel."""
         with torch.inference_mode():
-            found = [gradients.overstatement() for gradients in (self._books or {}).values()]
+            found = [gradients.overstatement() for gradients in (self._kept or {}).values()]
             total = reduce(operator.add, found) if found else torch.zeros(())
         return total.clone()
 
@@ -151,10 +151,10 @@ class BookKeeping:
 
     def clear(self) -> None:
         """Forget the last batch."""
-        self._books, self._units = None, None
+        self._kept, self._units = None, None
 
     def twin(self) -> BookKeeping:
-        """Other passes on the same model, with books and memory of their own."""
+        """Other passes on the same model, with kept values and memory of their own."""
         other = copy.copy(self)
         other.workspace = Workspace(self.device)
         other.clear()
@@ -174,7 +174,7 @@ class BookKeeping:
 
     @contextlib.contextmanager
     def _channels_last(self) -> Iterator[None]:
-        """Give convolutions channels-last images on the CPU: up to twice as fast there, and what the books need."""
+        """Give convolutions channels-last images on the CPU: up to twice as fast, and what the kept values need."""
         hooks = [layer.register_forward_pre_hook(_to_channels_last) for layer in self._convolutions]
         try:
             yield
@@ -214,24 +214,24 @@ class BookKeeping:
             for parameter, data in zip(self.parameters, saved, strict=True):
                 parameter.data = data
 
-    def _book(self, calls: dict[Site, list[Call]], rows: int) -> dict[nn.Parameter, Gradients]:
+    def _kept_by(self, calls: dict[Site, list[Call]], rows: int) -> dict[nn.Parameter, Gradients]:
         found: dict[nn.Parameter, list[Term]] = defaultdict(list)
         for site, site_calls in calls.items():
             # inference mode spares every view its book-keeping; torch.func cannot do without
             with torch.no_grad() if site.rule is fallback else torch.inference_mode():
                 for name, term in site.terms(site_calls, self.workspace).items():
                     found[site.parameters[name]].append(term)
-        books: dict[nn.Parameter, Gradients] = {}
+        kept: dict[nn.Parameter, Gradients] = {}
         for parameter, terms in found.items():
             if self._units is not None:
-                books[parameter] = UnitSums(terms, self._units, parameter.numel())
+                kept[parameter] = UnitSums(terms, self._units, parameter.numel())
             else:
-                books[parameter] = terms[0] if len(terms) == 1 else Shared(terms, rows, parameter.numel())
-        return books
+                kept[parameter] = terms[0] if len(terms) == 1 else Shared(terms, rows, parameter.numel())
+        return kept
 
     @torch.inference_mode()  # what leaves the engine is made outside
-    def _squared_norms(self, books: dict[nn.Parameter, Gradients], rows: int) -> Tensor:
-        found = [gradients.squared_norms() for gradients in books.values()]
+    def _squared_norms(self, kept: dict[nn.Parameter, Gradients], rows: int) -> Tensor:
+        found = [gradients.squared_norms() for gradients in kept.values()]
         return reduce(operator.add, found) if found else torch.zeros(rows, device=self.device)
 
 

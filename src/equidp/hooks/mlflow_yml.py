@@ -36,7 +36,7 @@ class NewExperiment(Declared):
     """Tags of the experiment."""
 
 
-class Experiment(Declared):
+class ExperimentSettings(Declared):
     """The experiment that runs belong to."""
 
     name: str = "equidp"
@@ -45,12 +45,12 @@ class Experiment(Declared):
     """How it is made."""
 
 
-class Tracking(Declared):
+class TrackingSettings(Declared):
     """What is tracked, and under which name."""
 
     disable_tracking: Disabled = Disabled()
     """What is not."""
-    experiment: Experiment = Experiment()
+    experiment: ExperimentSettings = ExperimentSettings()
     """The experiment."""
 
 
@@ -59,7 +59,7 @@ class MlflowSettings(Declared):
 
     server: Server
     """Where runs are kept."""
-    tracking: Tracking = Tracking()
+    tracking: TrackingSettings = TrackingSettings()
     """What is tracked."""
 
 

@@ -89,6 +89,6 @@ def _print_audit(findings: dict[str, Any]) -> None:
             if not found["refutable"]:
                 terminal().print(
                     f"  With all {found['guesses']} guesses right it would have shown ε ≥ "
-                    f"{found['epsilon_within_reach']:.3f}, so this claim was not put to the test. {REMEDY}",
+                    f"{found['epsilon_within_reach']:.3f}, so this claim was not tested. {REMEDY}",
                     highlight=False,
                 )

@@ -30,6 +30,7 @@ from equidp.hooks.guard import (
     written_to,
 )  # fmt: skip
 from equidp.mechanism.device import choose_device
+from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE
@@ -46,7 +47,7 @@ LONGEST_NAME = 250
 SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
 
-class Recorder:
+class RunRecorder:
     """The MLflow runs of one `kedro run`.
 
     Args:
@@ -58,7 +59,7 @@ class Recorder:
 
     def __init__(self, config: AbstractConfigLoader) -> None:
         self._parameters: dict[str, Any] = config["parameters"]
-        self._given = runs.flatten(config.runtime_params or {})
+        self._given = dotted(config.runtime_params or {}, empty=True)
         self._settings = config["mlflow"]
         self._uri = self._settings["server"]["mlflow_tracking_uri"]
         runs.end_interrupted()  # of the same notebook
@@ -197,7 +198,7 @@ class Recorder:
         """By dotted name: the shared settings, the algorithms' options and the baseline's, and more blocks."""
         shared = {name: self._parameters[name] for name in ("dataset", "seed", *SHARED_SETTINGS, *more)}
         own = {f"{name}.options": self._parameters[name]["options"] for name in dict.fromkeys((BASELINE, *algorithms))}
-        return runs.flatten(shared | own)
+        return dotted(shared | own, empty=True)
 
     def _tags(self, algorithm: str | None) -> dict[str, Any]:
         shared = {

@@ -327,12 +327,3 @@ def slug(name: str) -> str:
     parts = REFUSED.sub("_", name).split("/")
     whole = "/".join(part if part.strip(".") else "_" for part in parts)
     return whole if len(whole) <= LONGEST_KEY else whole[:LONGEST_KEY].rstrip("./")
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`, an empty block as `{"a": {}}`."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
-    return flat

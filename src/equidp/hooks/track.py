@@ -13,20 +13,20 @@ from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from equidp.hooks.record import Recorder
+    from equidp.hooks.record import RunRecorder
 
 
 class TrackHook:
-    """Hands every event of a run to a `Recorder`."""
+    """Hands every event of a run to a `RunRecorder`."""
 
-    _recorder: Recorder
+    _recorder: RunRecorder
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         """Point MLflow at the project's store; its settings, defaults included, are what is logged."""
-        from equidp.hooks.record import Recorder  # late: it imports MLflow
+        from equidp.hooks.record import RunRecorder  # late: it imports MLflow
 
-        self._recorder = Recorder(context.config_loader)
+        self._recorder = RunRecorder(context.config_loader)
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:

@@ -65,11 +65,12 @@ def build_model(
         schema: the dataset's public schema.
         options: `model.options` as they stand in conf.
         seed: of the initial weights; torch's global generator is left as it was.
-        files: read those that it starts from. Not for one that gets trained weights: they may be on another machine.
+        files: read the files that it starts from. False for a model that gets trained weights: the files may be
+            missing.
 
     Raises:
         EquidpError: an unknown model or option, a value that is not allowed, features the model cannot take, or a model
-            that gives something else than logits.
+            whose output is not logits.
     """
     settings = model_options(name, options or {})
     settings = settings if files else settings.without_files()
@@ -82,7 +83,7 @@ def build_model(
 
 
 def _try(name: str, model: Model, schema: Schema) -> None:
-    """Two records of zeros through a new model: what does not fit is better said now than in the midst of a run."""
+    """Run a new model on two records of zeros, so that a model that does not fit is refused before training."""
     dtype = torch.int64 if schema.kind == "text" else torch.uint8 if is_raw_image(schema) else torch.float32
     modes = {module: module.training for module in model.modules()}
     try:
@@ -91,7 +92,7 @@ def _try(name: str, model: Model, schema: Schema) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise EquidpError(
             f"Model {name!r} fails on {schema.kind} features of shape {schema.shape}: {str(error).splitlines()[0]}. "
-            "Choose another model.name for this dataset, or mend the model's forward."
+            "Choose another model.name for this dataset, or correct the model's forward."
         ) from error
     for module, training in modes.items():
         module.training = training
@@ -103,7 +104,7 @@ def _try(name: str, model: Model, schema: Schema) -> None:
         )
     if not outputs.isfinite().all():
         raise EquidpError(
-            f"Model {name!r} gives logits that are no numbers before it is trained: look at its initial weights, or at "
+            f"Model {name!r} gives logits that are not finite before it is trained: check its initial weights, or "
             "the weights it was given."
         )
 
@@ -125,7 +126,7 @@ def model_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
 
 
 def card_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's options as they may go out with it: of a file its name alone, as folders tell whose machine it was."""
+    """A model's options as they may be published: of a file only its name, because folders reveal the machine."""
     paths = MODELS[name].Options.paths
     return {key: Path(value).name if key in paths else value for key, value in options.items()}
 

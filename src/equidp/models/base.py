@@ -1,4 +1,4 @@
-"""Model: what every model family promises, and the two modules they share: input scaling and the activation."""
+"""Model: the interface of every model family, and the two modules they share: input scaling and the activation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelOptions(Declared):
         return self
 
     def without_files(self) -> Self:
-        """Those of the same model that starts from no file, for one whose weights are given; to be overridden."""
+        """The options without files to start from, for a model whose weights are given; to be overridden."""
         return self
 
     def make_activation(self) -> nn.Module:

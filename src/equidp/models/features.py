@@ -55,7 +55,7 @@ class FeatureMap(nn.Module):
 
     @classmethod
     def identity(cls, options: Any) -> str:
-        """What besides the options decides the result, such as a weights file's checksum."""
+        """What the result depends on besides the options, such as a weights file's checksum."""
         return ""
 
 
@@ -184,7 +184,7 @@ def feature_options(name: str, options: Mapping[str, Any] | None = None) -> Feat
 
 
 def fingerprint(name: str, options: Mapping[str, Any] | None = None) -> str:
-    """sha256 of everything but the records that decides `extract`'s result, to store it under.
+    """sha256 of everything except the records that `extract`'s result depends on; the result is stored under it.
 
     Raises:
         EquidpError: an unknown map or option, or a weights file that is missing.
@@ -199,10 +199,10 @@ def extract(
 ) -> Records:
     """The same records with extracted features, on the CPU.
 
-    Tables and texts have no such map: they come back as they are, with a line in the log.
+    Tables and texts have no such map: they are returned unchanged, with a line in the log.
 
     Raises:
-        EquidpError: an unknown map or option, weights that cannot be had, or more features than memory holds.
+        EquidpError: an unknown map or option, weights that are not available, or more features than memory holds.
     """
     if not is_raw_image(records.schema):
         feature_options(name, options)

@@ -58,7 +58,7 @@ class Head(Model):
         return self
 
 
-class ScatterOptions(HeadOptions):
+class ScatterHeadOptions(HeadOptions):
     """Options of `scatter_linear` and `scatter_cnn`."""
 
     scales: Annotated[int, Field(ge=1, le=4)] = 2
@@ -75,10 +75,10 @@ class ScatterLinear(Head):
     """Scattering transform and one linear layer."""
 
     kinds = ("image",)
-    Options = ScatterOptions
+    Options = ScatterHeadOptions
     extracts = "scatter"
 
-    def head(self, schema: Schema, options: ScatterOptions) -> nn.Module:
+    def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """One linear layer."""
         return nn.Sequential(Standardise(schema), nn.Flatten(), nn.Linear(math.prod(schema.shape), len(schema.classes)))
 
@@ -87,10 +87,10 @@ class ScatterCnn(Head):
     """Scattering transform, two convolutions and two linear layers: a network of ours, in no paper."""
 
     kinds = ("image",)
-    Options = ScatterOptions
+    Options = ScatterHeadOptions
     extracts = "scatter"
 
-    def head(self, schema: Schema, options: ScatterOptions) -> nn.Module:
+    def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """Convolutions of 64 channels, pooled once, then 64 hidden units."""
         return nn.Sequential(
             Standardise(schema),
@@ -108,7 +108,7 @@ class ScatterCnn(Head):
         )
 
 
-class BackboneOptions(HeadOptions):
+class BackboneHeadOptions(HeadOptions):
     """Options of `frozen_backbone`."""
 
     paths = ("weights",)
@@ -130,10 +130,10 @@ class BackboneOptions(HeadOptions):
 class FrozenBackbone(Head):
     """A pretrained network for images that stays as it is, its features normalised, and a linear or MLP head."""
 
-    Options = BackboneOptions
+    Options = BackboneHeadOptions
     extracts = "backbone"
 
-    def head(self, schema: Schema, options: BackboneOptions) -> nn.Module:
+    def head(self, schema: Schema, options: BackboneHeadOptions) -> nn.Module:
         """LayerNorm without parameters (per record, so nothing is learnt from the data), hidden layers, logits."""
         if not schema.feature_names or not schema.feature_names[0].startswith(BACKBONE_FEATURE):
             raise EquidpError(

@@ -79,7 +79,7 @@ def load_pretrained(model: ResNet, architecture: str, weights: str) -> None:
         weights: `torchvision`, or the path of a `.safetensors` or `.pth` file.
 
     Raises:
-        EquidpError: the weights cannot be had or do not fit.
+        EquidpError: the weights are not available or do not fit.
     """
     state = torchvision_state(architecture) if weights == TORCHVISION else file_state(Path(weights))
     fresh = {f"{name}.{key}" for name, module in model.named_modules() if isinstance(module, nn.GroupNorm)
@@ -105,7 +105,7 @@ def torchvision_state(architecture: str) -> dict[str, Tensor]:
     state, reason = attempt(lambda: published.get_state_dict(progress=True, check_hash=True))
     if state is None:
         raise EquidpError(
-            f"Pretrained weights of {architecture} cannot be had ({reason}): download {published.url} on another "
+            f"Pretrained weights of {architecture} are not available ({reason}): download {published.url} on another "
             "machine and give its path in model.options.weights."
         )
     return dict(state)

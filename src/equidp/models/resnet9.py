@@ -51,7 +51,7 @@ class ResNet9(Model):
 
 
 class Residual(nn.Sequential):
-    """Its layers, added to what they were given."""
+    """Its layers' output, added to their input."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`; not added in place, because the engine keeps layer outputs."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from equidp.data.records import Schema
 from equidp.models.base import AtLeast, Standardise
-from equidp.models.heads import Head, ScatterOptions
+from equidp.models.heads import Head, ScatterHeadOptions
 
 MNIST_CHANNELS = (16, 32)
 MNIST_HIDDEN = 32
@@ -23,10 +23,10 @@ class TramerBonehMnist(Head):
     """Scattering transform, convolutions of 16 (stride 2) and 32, linear 32 and classes: 33,066 weights on MNIST."""
 
     kinds = ("image",)
-    Options = ScatterOptions
+    Options = ScatterHeadOptions
     extracts = "scatter"
 
-    def head(self, schema: Schema, options: ScatterOptions) -> nn.Module:
+    def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """7×7 features of 28×28 images leave the convolutions as 4×4."""
         channels, *sides = schema.shape
         first, second = MNIST_CHANNELS
@@ -48,10 +48,10 @@ class TramerBonehCifar10(Head):
     """Scattering transform, two 3×3 convolutions of 64, max-pooled between, and linear: 187,210 weights on CIFAR-10."""
 
     kinds = ("image",)
-    Options = ScatterOptions
+    Options = ScatterHeadOptions
     extracts = "scatter"
 
-    def head(self, schema: Schema, options: ScatterOptions) -> nn.Module:
+    def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """8×8 features of 32×32 images leave the pool as 4×4."""
         channels, *sides = schema.shape
         left = math.prod(max(side, 2) // 2 for side in sides)

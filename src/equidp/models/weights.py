@@ -36,7 +36,7 @@ def load_weights(path: Path) -> Weights:
     """Read weights and card.
 
     Raises:
-        EquidpError: for a file that is missing, or not what it should be.
+        EquidpError: for a file that is missing or damaged.
     """
     try:
         with safe_open(path, framework="pt") as file:

@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=0, le=10_000_000)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Section(Declared, BaseModel):  # the second for ruff, which knows by it that a default of {} is copied
+class Block(Declared, BaseModel):  # the second for ruff, which knows by it that a default of {} is copied
     """A block of settings; frozen, and refusing keys it does not know."""
 
     model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
@@ -32,7 +32,7 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-class DataSettings(Section):
+class DataSettings(Block):
     """Which records, how they are split, and by which groups results are told."""
 
     source: str = ""
@@ -87,13 +87,13 @@ class DataSettings(Section):
         return "record" if self.split_by in record_words() else "unit"
 
 
-class PrivacySettings(Section):
+class PrivacySettings(Block):
     """The guarantee asked for: a target ε, or a noise multiplier whose ε is then reported."""
 
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Target ε; the noise is solved for."""
     epsilon_as: Literal["sound", "published"] = "sound"
-    """Which ε meets the target: `sound`, the one we stand by, or `published`, as the algorithm's paper counts; then the
+    """Which ε meets the target: `sound`, the guaranteed one, or `published`, as the algorithm's paper counts; then the
     sound ε is whatever it comes to."""
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     """The noise, given directly; ε is then reported."""
@@ -142,7 +142,7 @@ class PrivacySettings(Section):
         return self.unit not in record_words()
 
 
-class TrainingSettings(Section):
+class TrainingSettings(Block):
     """The update loop: what a release may depend on, in its last digit too.
 
     A resumed run must have the same settings. Its steps that are done again take the noise that they took before, so
@@ -194,7 +194,7 @@ class TrainingSettings(Section):
         return float(steps**-0.5) if self.learning_rate == INVERSE_SQRT_STEPS else float(self.learning_rate)
 
 
-class OperationSettings(Section):
+class OperationSettings(Block):
     """How a training is operated: a user finds these below `training`, too.
 
     They change no digit of a release, so a run that is resumed may have others:
@@ -209,7 +209,7 @@ class OperationSettings(Section):
     """Epochs between evaluations on the test part. A resumed run may have another."""
 
 
-class ModelSettings(Section):
+class ModelSettings(Block):
     """Which model."""
 
     name: str = "mlp"
@@ -269,7 +269,7 @@ class AuditSettings(Declared):
         return 0.3 / canaries if self.delta is None else self.delta
 
 
-class ReportSettings(Section):
+class ReportSettings(Block):
     """Which tracked runs the comparison report takes."""
 
     dataset: str | None = None
@@ -282,7 +282,7 @@ class ReportSettings(Section):
     """At most so many, the newest; MLflow gives 50,000 and no more."""
 
 
-class ReleaseSettings(Section):
+class ReleaseSettings(Block):
     """The documents that go out with a model (docs/release.md). Texts are yours: they go out as they are."""
 
     documents: bool | None = None

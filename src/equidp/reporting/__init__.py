@@ -1,11 +1,11 @@
-"""From results to something readable: tables, figures, the privacy statement, HTML pages, the documents that go out.
+"""Reports on results: tables, figures, the privacy statement, HTML pages, and the documents that are published.
 
-- `tables`: one row per algorithm or group. `figures/`: Plotly figures by subject. `style`: how all of them look.
+- `tables`: one row per algorithm or group. `figures/`: Plotly figures by subject. `style`: their common style.
 - `privacy_report`: `privacy.json` in words. `tuning`: what choosing the best of several runs costs.
-- `page`: the page of a run or a comparison. `page_warnings`: what stands on top. `rendering`: HTML as text.
+- `page`: the page of a run or a comparison. `page_warnings`: the warnings at its top. `rendering`: HTML as text.
 - `runs`: tracked runs as frames for the figures.
-- `release/`: the documents that go out with a model, and the one place that decides what may go out.
+- `release/`: the documents that are published with a model, and the one place that decides what may be published.
 
-It imports `evaluation`, `accounting`, `data`, `parameters` and what stands below them; it knows neither Kedro nor
-MLflow, and it writes no file. Begin with `page.html_report`; for what goes out with `release.documents`.
+It imports `evaluation`, `accounting`, `data`, `parameters` and the layers below them, but neither Kedro nor MLflow, and
+it writes no file. Begin with `page.html_report`; for published documents with `release.documents`.
 """

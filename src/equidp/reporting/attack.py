@@ -34,5 +34,5 @@ def from_curve(privacy: Mapping[str, Any]) -> bool:
 
 
 def share_text(share: float) -> str:
-    """A share in per cent, rounded up to two digits after the point: against us."""
+    """A share in per cent, rounded up to two digits after the point, in the attacker's favour."""
     return f"{math.ceil(share * 1e4 - 1e-9) / 100:.2f} %"

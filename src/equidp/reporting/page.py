@@ -1,4 +1,4 @@
-"""The page of one run or of a comparison: what goes onto it; `rendering` makes it a file."""
+"""The page of one run or of a comparison: its content; `rendering` makes the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
 
 MAX_DETAILED = 4
-"""Up to so many private algorithms have a figure each of ε by accountant; more of them share one figure of ε."""
+"""Up to this many private algorithms, each has a figure of ε by accountant; with more, all share one figure of ε."""
 
 EXACT_SIZES = "those of the training part are exact, and outside the guarantee."
 
@@ -109,7 +109,7 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
 
 
 def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> str:
-    """What the lines on the bars are, if there are any; `least` is the lowest value possible."""
+    """What the lines on the bars mean, if there are any; `least` is the lowest possible value."""
     if not any(map(_has_intervals, chart.data)):
         return ""
     begin = "On hovering: " if chart.data[0].type == "heatmap" else "Lines are "
@@ -158,7 +158,7 @@ def _diagnostic_figures(histories: Mapping[str, pd.DataFrame]) -> Iterator[tuple
 
 
 def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[tuple[str, str, str]]:
-    """The handful of figures on top of a page about one private model: (name, value, remark)."""
+    """The few figures at the top of a page about one private model: (name, value, remark)."""
     private = [name for name in documents if name != BASELINE]
     if len(private) != 1:
         return []
@@ -244,7 +244,7 @@ def _signed(value: float | None) -> str:
 
 
 def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
-    """Settings by caption: where every row has its own, what they share first, then what tells each apart."""
+    """Settings by caption: if every row has its own, first the shared ones, then those that differ."""
     if len(rows) < 2 or settings.keys() != rows.keys():
         return {"": settings}
     first, *others = flat = [dict(flat_texts(of)) for of in settings.values()]

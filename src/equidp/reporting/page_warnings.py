@@ -1,4 +1,4 @@
-"""What a reader of a page must know before its figures: research mode, a baseline that failed."""
+"""Warnings at the top of a page, such as research mode or a baseline that failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def page_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mappin
         found.append(NO_GUARANTEE)
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
     several = (
-        f"The papers' rules for ε understate it, or do not pay for everything, in {', '.join(doubtful)}: quote ε, "
+        f"The papers' rules for ε understate it, or leave out releases, in {', '.join(doubtful)}: quote ε, "
         "not ε as published."
     )
     found += [several] if len(doubtful) > 1 else doubtful.values()
@@ -30,8 +30,8 @@ def page_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mappin
     guessing = [name for name, document in documents.items() if learnt_nothing(document.get("baseline") or {})]
     if guessing:
         found.append(
-            f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as where "
-            "all records are put into one class. Beside it privacy looks free: costs and gaps near 0 say nothing here."
+            f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as if all "
+            "records were put into one class. Beside it privacy seems to be free: ignore costs and gaps near 0."
         )
     if weak := [name for name, document in documents.items() if outdone(document) and name not in guessing]:
         found.append(
@@ -41,19 +41,19 @@ def page_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mappin
         )
     if empty := [name for name, document in documents.items() if learnt_nothing(document)]:
         found.append(
-            f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as where all records are put "
+            f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as if all records were put "
             "into one class. Its accuracy is then that of the most frequent class."
         )
     baselines = {name: document["baseline"] for name, document in documents.items() if "baseline" in document}
     if lost := [name for name, baseline in baselines.items() if diverged(baseline)]:
         found.append(
-            f"The non-private baseline of {', '.join(lost)} diverged: its scores are no numbers, and every prediction "
+            f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and every prediction "
             "counts as wrong. No cost of privacy is known: give it a smaller learning rate (sgd.options.learning_rate)."
         )
     if lost := [name for name, document in documents.items() if diverged(document)]:
         found.append(
-            f"The model of {', '.join(lost)} diverged: its scores are no numbers, and every prediction counts as "
-            "wrong. Its figures say nothing: give it a smaller learning rate."
+            f"The model of {', '.join(lost)} diverged: its scores are not finite, and every prediction counts as "
+            "wrong. Its figures are meaningless: give it a smaller learning rate."
         )
     of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
     if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
@@ -67,8 +67,8 @@ def page_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mappin
     validated = [name for name, document in documents.items() if "evaluated_on" in document]
     if validated and len(validated) == len(documents):
         found.append(
-            "These are figures of the validation part, held back from the training records: wherever this page says "
-            "test, that is meant. The test part was not looked at."
+            "These are figures of the validation part, held back from the training records: where this page says "
+            "test, it means that part. The test part was not used."
         )
     elif validated:
         found.append(

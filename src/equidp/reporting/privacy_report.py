@@ -1,6 +1,6 @@
 """The privacy statement: `privacy.json` in words a data-protection officer can check.
 
-One content, `privacy_sections`, read twice: as Markdown by `privacy_report`, as HTML by the page's template.
+`privacy_sections` is its content. `privacy_report` writes it as Markdown, the page's template as HTML.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def _guarantee(privacy: Mapping) -> Section:
     source = "the trade-off curve" if from_curve(privacy) else "ε and δ"
     worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
-        f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. Whatever is "
-        f"computed from what was released comes out with nearly the same probability whether or not any one {unit} was "
+        f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. Any result "
+        f"computed from what was released has nearly the same probability whether or not any one {unit} was "
         f"used: probabilities differ by a factor of at most e^ε = {_number(factor)}, apart from δ.",
         f"In practice: an attacker who knows everything else, and tests whether a certain {unit} was in the training "
         f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {share_text(caught)} of those "
@@ -117,14 +117,14 @@ def _no_guarantee() -> Section:
 def _protected(privacy: Mapping) -> Section:
     unit, size, public = _unit(privacy), privacy.get("records"), privacy.get("public_records")
     drawn_by_hash = (privacy.get("membership") or {}).get("how") == "hash"
-    told = (f" ({size:,} expected)" if drawn_by_hash else f" ({size:,} of them)") if size else ""
+    text = (f" ({size:,} expected)" if drawn_by_hash else f" ({size:,} of them)") if size else ""
     if privacy.get("records_declared"):
-        told = f" (declared as {size:,}; how many there are is protected, too)"
+        text = f" (declared as {size:,}; how many there are is protected, too)"
     several, k = (f"with k {unit}s", "k") if unit in record_words() else (f"who is several {unit}s", "so many")
     return Section(
         "Who is protected",
         (
-            f"Each single {unit} of the training data{told}. Adjacency: {privacy['adjacency']}. "
+            f"Each single {unit} of the training data{text}. Adjacency: {privacy['adjacency']}. "
             f"Batches: {privacy['sampling']}.",
             *_replacing(privacy),
             f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster. "
@@ -135,7 +135,7 @@ def _protected(privacy: Mapping) -> Section:
 
 
 def _replacing(privacy: Mapping) -> list[str]:
-    """What holds where a record is replaced rather than left out."""
+    """What holds if a record is replaced rather than left out."""
     if "epsilon_replace_one" not in privacy:
         return []
     value, unit = privacy["epsilon_replace_one"], _unit(privacy)
@@ -167,22 +167,24 @@ def _delta(privacy: Mapping) -> Section:
 def _figures(privacy: Mapping) -> Section:
     published = privacy.get("epsilon_published") or {}
     rows = [
-        ("ε we stand by", epsilon_text(privacy["epsilon"]), _stand_by(privacy)),
+        ("guaranteed ε", epsilon_text(privacy["epsilon"]), _basis_of_guarantee(privacy)),
         ("ε by RDP", epsilon_text(privacy.get("epsilon_rdp")), f"Rényi accountant over {_spent_as(privacy)}; sound"),
         ("ε by PLD", epsilon_text(privacy.get("epsilon_pld")), "privacy-loss distributions; sound, usually tighter"),
         ("ε as published", epsilon_text(published.get("value")), str(published.get("formula") or "no formula given")),
     ]
     if privacy.get("target_epsilon") is not None:
         by_paper = privacy.get("target_epsilon_as") == "published"
-        how = "the noise was calibrated to it" + (", by the paper's count: not what we stand by" if by_paper else "")
+        how = "the noise was calibrated to it" + (
+            ", by the paper's count, which is not the guarantee" if by_paper else ""
+        )
         rows.append(("ε asked for", epsilon_text(privacy["target_epsilon"]), how))
     return Section(
         "The figures for ε, and why they differ",
         (
             "RDP and PLD are two sound upper bounds on one and the same mechanism; PLD keeps more detail and is "
             "typically 8 to 12 % lower than RDP. The figure as published follows the paper's own formula, so that "
-            "results can be put beside its tables; it may use a looser conversion, or leave out releases or steps that "
-            "cost privacy, and it is not a guarantee.",
+            "results can be compared with its tables; it may use a looser conversion, or leave out releases or steps "
+            "that cost privacy, and it is not a guarantee.",
             _published_verdict(privacy),
         ),
         ("figure", "value", "how"),
@@ -190,16 +192,16 @@ def _figures(privacy: Mapping) -> Section:
     )
 
 
-def _stand_by(privacy: Mapping) -> str:
+def _basis_of_guarantee(privacy: Mapping) -> str:
     if "law" in (privacy.get("trials") or {}):
         return "by RDP: the choice among a random number of trials, and the chosen model"
     if _fixed_ledger(privacy):
         return "the smaller of RDP and PLD: all events were fixed before training"
-    return "a cap fixed before training; what happened to be spent is no guarantee, as it depended on the data"
+    return "a cap fixed before training; what was actually spent is not a guarantee, because it depended on the data"
 
 
 def _spent_as(privacy: Mapping) -> str:
-    """What ε was computed of."""
+    """What ε was computed from."""
     if (privacy.get("trials") or {}).get("max") != 1 and privacy.get("trials"):
         return "all declared trials"
     if _fixed_ledger(privacy):
@@ -208,25 +210,25 @@ def _spent_as(privacy: Mapping) -> str:
 
 
 def _recomputed(privacy: Mapping) -> str:
-    """How somebody else comes to the same ε from privacy.json."""
+    """How to compute the same ε from privacy.json."""
     fixed, trials = _fixed_ledger(privacy), privacy.get("trials") or {}
-    told = "privacy.json lists them one by one"
+    text = "privacy.json lists them one by one"
     if not fixed:
-        told += "; their ε is NOT the guarantee, as they depended on outputs"
+        text += "; their ε is NOT the guarantee, as they depended on outputs"
     if "filter_order" in privacy:
         several = f", times {trials['max']} trials" if trials.get("max", 1) > 1 else ""
-        return told + (
+        return text + (
             f". That is the Rényi budget they were kept within: {privacy['filter_total']:.6g} at the order "
             f"{privacy['filter_order']:g} (filter_total and filter_order){several}, converted at δ."
         )
     if "law" in trials:
-        return told + (
+        return text + (
             ". ε is that of the best of a random number of such runs: dp_accounting's RepeatAndSelectDpEvent gives it."
         )
     if "charged" in privacy:
         whose = "all trials together" if fixed else "the cap, and of all trials"
-        return told + f". The events of {whose} are there as charged: dp_accounting gives ε from those."
-    return told + ", and suffices to recompute ε with the dp_accounting library."
+        return text + f". The events of {whose} are there as charged: dp_accounting gives ε from those."
+    return text + ", and suffices to recompute ε with the dp_accounting library."
 
 
 def _fixed_ledger(privacy: Mapping) -> bool:
@@ -243,7 +245,7 @@ def understated(privacy: Mapping) -> str | None:
     value, ours = published.get("value"), privacy.get("epsilon")
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
         return None
-    fault = "which understates" if value < ours else "by a rule that does not pay for everything"
+    fault = "which understates" if value < ours else "by a rule that leaves out releases"
     return (
         f"{privacy['algorithm']}: the published formula gives ε = {epsilon_text(value)}, {fault}. Do not quote it: "
         f"what is guaranteed is ε = {epsilon_text(ours)}."
@@ -256,7 +258,7 @@ def _published_verdict(privacy: Mapping) -> str:
         return "There is no published formula for this combination."
     if warning := understated(privacy):
         return warning
-    return f"Here the published formula gives {epsilon_text(published)}: no less than ours, by a looser computation."
+    return f"Here the published formula gives {epsilon_text(published)}: not less than ours, by a looser computation."
 
 
 _EVENTS = {"poisson_gaussian": "Gaussian noise on a Poisson sample", "gaussian": "Gaussian noise on all records"}
@@ -268,7 +270,7 @@ def _ledger(privacy: Mapping) -> Section:
     grouped = [[e for e in ledger if e["event"] == kind] for kind in kinds]
     rows = grouped if len(ledger) > ROWS_OF_LEDGER else [[entry] for entry in ledger]
     return Section(
-        "The ledger: every noisy look at the training data",
+        "The ledger: every noisy release of the training data",
         (
             f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation "
             f"over the most that one {_unit(privacy)} can change; releases computed from the same sample are one "
@@ -314,12 +316,12 @@ def _outside(privacy: Mapping) -> Section:
         ),
         (
             "The test records",
-            "Accuracies, losses and group sizes of the test part are exact, and protected by nothing.",
+            "Accuracies, losses and group sizes of the test part are exact, and not protected.",
         ),
         (
             "Sizes of groups",
             "The numbers of training records of each group, where a page or groups.csv shows them, are exact too, and "
-            "small ones may tell who is there. So is the digest of the raw files.",
+            "small ones may reveal who is in the data. So is the digest of the raw files.",
         ),
         (
             "Choice of settings",
@@ -356,7 +358,7 @@ def _assumptions(privacy: Mapping) -> Section | None:
 
 
 def epsilon_text(value: float | None, decimals: int = 4) -> str:
-    """ε rounded up: a guarantee must not be rounded in its favour."""
+    """ε rounded up: rounding must not make a guarantee look stronger."""
     if value is None:
         return "–"
     if value >= 1e6:
@@ -379,7 +381,7 @@ def _number(value: float | None) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text from data within Markdown: markup characters lose their meaning, and no line ends."""
+    """Text from data for Markdown: markup characters are escaped, and line breaks removed."""
     return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", UNSHOWN.sub(" ", str(text)))
 
 

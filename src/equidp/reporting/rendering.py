@@ -1,6 +1,6 @@
 """An HTML page as text: one self-contained file that loads nothing from anywhere.
 
-Names from data reach the page in three places, each made inert in its own way: HTML text by Jinja's autoescape, Plotly
+Names from data reach the page in three places, each escaped in its own way: HTML text by Jinja's autoescape, Plotly
 labels by `style.label`, JSON inside `<script>` by `_json_for_script`. A content security policy that allows only this
 file's own scripts, by hash, and no request at all stands behind the three.
 """
@@ -76,7 +76,7 @@ def render(
         settings: nested or flat, by a caption ("" for none).
         provenance: nested or flat.
         warnings: sentences on top of the page.
-        content: what the template itself asks for.
+        content: further values that the template needs.
     """
     plotly, script = get_plotlyjs(), _asset("report.js")
     return (

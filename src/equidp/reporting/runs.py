@@ -86,7 +86,7 @@ def _own_options(mine: pd.DataFrame, settings: dict[str, pd.Series]) -> dict[str
 
 
 def _numbers(values: pd.Series) -> pd.Series:
-    """Numbers where all that is known is a number: MLflow keeps settings as text."""
+    """Numbers, if all known values are numbers: MLflow stores settings as text."""
     known = values[values.notna() & (values != "None")]
     try:
         return pd.to_numeric(known).reindex(values.index)

@@ -27,22 +27,22 @@ def curve_section(privacy: Mapping) -> Section | None:
         return None
     source = "the privacy loss distribution" if curve["bound"] == "pld" else "Rényi divergences, which is looser"
     lines = [
-        "Who accuses more records wrongly recognises more of those that were used. The curve says how many at most, "
-        f"whatever the attack: it follows from {source}, and says more than a single ε. privacy.json has it as "
+        "An attacker who accuses more records wrongly recognises more of those that were used. The curve says how many "
+        f"at most, for any attack: it follows from {source}, and says more than a single ε. privacy.json has it as "
         "trade_off: rates of false alarms beside the smallest possible rates of misses, and every figure is rounded "
-        "against us.",
+        "in the attacker's favour.",
     ]
     if curve["mu"] is not None:
         lines.append(
             f"It lies above that of one Gaussian release with μ = {curve['mu']:.3f} (μ-GDP), for rates of at least "
-            f"{curve['mu_from']:g}: below δ nothing is promised."
+            f"{curve['mu_from']:g}: below δ nothing is guaranteed."
         )
     rates = list(zip(curve["false_alarms"], curve["misses"], strict=True))
     rows = [(FALSE_ALARMS, 1 - curve["recognised_at_1_percent"])]
     # every one of these rates stands in the curve, unless δ is larger
     rows += [(alarm, missed) for alarm, missed in rates if alarm in (0.05, 0.1, 0.5)]
-    told = tuple((f"{100 * alarms:.3g} %", share_text(1 - missed)) for alarms, missed in rows)
-    return Section("What an attacker can do at most", tuple(lines), ("accused wrongly", "recognised at most"), told)
+    shown = tuple((f"{100 * alarms:.3g} %", share_text(1 - missed)) for alarms, missed in rows)
+    return Section("What an attacker can do at most", tuple(lines), ("accused wrongly", "recognised at most"), shown)
 
 
 _SCORE = (
@@ -76,7 +76,7 @@ def trials_section(privacy: Mapping) -> Section | None:
     text = (
         f"The number of trainings was drawn before the first of them from {_LAWS[trials['law']]}, with mean "
         f"{trials['mean']:g}{shape} (Papernot and Steinke 2022). ε is that of the choice and the chosen model, "
-        "provided that nothing else is ever shown of the trials, nor their number, and that every trial has at most "
-        f"this run's ledger.{alike} {_SCORE}"
+        "provided that nothing else about the trials is ever shown, not even their number, and that every trial has at "
+        f"most this run's ledger.{alike} {_SCORE}"
     )
     return Section("Several trials", (text,))

@@ -1,4 +1,4 @@
-"""The one look of all figures: colours that colour-blind readers tell apart, dashes and patterns that survive print."""
+"""The style of all figures: colours for colour-blind readers too, and dashes and patterns that print well."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ROW_HEIGHT = 26
 LONGEST_TICK = 24
 LONGEST_NAME = 48
 MOST_MARKERS = 15
-"""A line of many points shows this many markers, enough to tell it from the others."""
+"""A line of many points shows this many markers, enough to distinguish it from the others."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How one algorithm or group is drawn and called, everywhere the same."""
+    """How one algorithm or group is drawn and named, the same everywhere."""
 
     name: str
     colour: str
@@ -41,7 +41,7 @@ class Look:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """One look per name, told apart by colour, and again by dash, marker or pattern. The baseline is plain grey.
+    """One look per name, distinguished by colour, and also by dash, marker or pattern. The baseline is plain grey.
 
     The lists have different lengths, so that a look repeats only after 168 names.
     """
@@ -56,7 +56,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def label(text: object) -> str:
-    """Text from data, made inert and short: Plotly reads some HTML in labels, and a group may be named `<a href=…>`."""
+    """Text from data, escaped and short: Plotly reads some HTML in labels, and a group may be named `<a href=…>`."""
     (short,) = shortened([str(text)], LONGEST_NAME).values()
     return html.escape(short, quote=False)
 
@@ -105,11 +105,11 @@ _PROTOTYPE = frozenset({"__proto__", "constructor", "hasOwnProperty", "isPrototy
     *("toLocaleString", "toString", "valueOf"),
     *(f"__{verb}{kind}__" for verb in ("define", "lookup") for kind in ("Getter", "Setter")),
 }
-"""What every object of JavaScript has: Plotly takes a category of that name for one it knows already, and drops it."""
+"""Properties of every JavaScript object: Plotly drops a category of such a name, because it seems to exist already."""
 
 
 def category(name: object) -> str:
-    """A group as a place on the x axis, inert. Ticks are placed by number: one lost group would shift all names."""
+    """A group as a position on the x axis, escaped. Ticks are numbers, so a missing group does not shift the names."""
     return f"\N{ZERO WIDTH SPACE}{name}" if name in _PROTOTYPE else html.escape(str(name), quote=False)
 
 

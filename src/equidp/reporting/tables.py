@@ -33,7 +33,7 @@ INTERVAL = "95 % of Δ"
 """Column of the interval of a cost of privacy."""
 
 FEW = "†"
-"""Marks groups with so few test records that their figures say nothing."""
+"""Marks groups with so few test records that their figures are not reliable."""
 
 FEW_MEANS = (
     f"{FEW} fewer than {MIN_TEST_RECORDS} test records: too few to be evaluated, and left out of worst group and "
@@ -62,7 +62,7 @@ _HEADINGS = {
 def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:
     """The documents with the baseline's own figures as algorithm `sgd`, first, where the runs carry one and the same.
 
-    Of several baselines none stands for all: each row's cost is against its own.
+    If there are several baselines, none is shown: each row's cost is relative to its own.
     """
     if BASELINE in documents:
         return {BASELINE: documents[BASELINE], **{k: v for k, v in documents.items() if k != BASELINE}}
@@ -72,7 +72,7 @@ def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:
 
 
 def other_baseline(documents: Mapping[str, Mapping]) -> list[str]:
-    """Algorithms whose cost of privacy was measured against another baseline than the one that is shown, if any is."""
+    """Algorithms whose cost of privacy is relative to another baseline than the shown one."""
     shown = with_baseline(documents).get(BASELINE)
     costs = {name: d["baseline"]["overall"] for name, d in documents.items() if "baseline" in d}
     return [name for name, overall in costs.items() if shown and overall != shown["overall"]]
@@ -102,7 +102,7 @@ def results_table(
     Returns:
         A frame indexed by `algorithm` with the columns `epsilon`, `epsilon_published`, `accuracy`, `cost` (against the
         baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy` and `gap`. Undefined values are NaN.
-        Names are as they are in the data: `with_marks` is what readers see.
+        Names are those of the data; `with_marks` adds the marks that readers see.
         Documents that are means over seeds say so: their number comes first, as `seeds`, and `accuracy±`, `cost±`,
         `worst_accuracy±` and `gap±` come last where there are several, half of each 95 % interval over seeds.
     """
@@ -198,8 +198,8 @@ def with_marks(frame: pd.DataFrame) -> pd.DataFrame:
 def print_table(frame: pd.DataFrame, console: Console) -> None:
     """Print a `results_table` within 100 columns, or the console's width where that is smaller.
 
-    A number is never cut: where there is not enough room, columns go, the least important first: of the groups those
-    that paid least.
+    A number is never cut. If there is not enough room, columns are left out, the least important first; of the groups,
+    those with the lowest cost.
     """
     width = min(WIDTH, console.width)
     frame = with_marks(frame).dropna(axis="columns", how="all")
@@ -260,7 +260,7 @@ def _rich(frame: pd.DataFrame) -> Table:
 
 
 def _research_note(frame: pd.DataFrame) -> str:
-    """That an ε is not yet one for a release, and of which rows, where of some only."""
+    """A note that ε is of research mode, and of which rows, if only of some."""
     research = [name for name in frame.attrs.get("research", ()) if name in frame.index]
     private = frame.index[frame["epsilon"].notna()] if "epsilon" in frame else ()
     if not research:
@@ -281,7 +281,7 @@ def _cell(column: str, value: object) -> str:
 def shortened(names: Iterable[str], longest: int) -> dict[str, str]:
     """Every name cut in its middle to `longest` characters: names of groups and settings differ at their end too.
 
-    Those that would then be the same are given as much more room as it takes to tell them apart.
+    Names that would then be equal get as much more room as they need to differ.
     """
     shown = {name: _cut(name, longest) for name in names}
     while alike := [name for name, short in shown.items() if list(shown.values()).count(short) > 1]:

@@ -1,4 +1,4 @@
-"""The trade-off curve as a figure: what an attacker can recognise at most, and what an audit's attacks achieved."""
+"""The trade-off curve as a figure: the most an attacker can recognise, and the results of an audit's attacks."""
 
 from __future__ import annotations
 

@@ -5,5 +5,5 @@ project    the Kedro project around it: configuration, paths, the MLflow store
 cell       one cell: its process, its lock, its marker of completion
 cluster    the machines: a local Dask cluster, or any other by its address
 fanout     which cell runs when; progress; interruption
-summary    what came out: the table over seeds and the pages
+summary    the results: the table over seeds and the pages
 """

@@ -1,4 +1,4 @@
-"""`kedro …` in a process of its own, which stops when whoever started it is gone."""
+"""`kedro …` in a process of its own, which stops when the process that started it has ended."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _received(sent: Any) -> Descriptor:
 def kedro(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: Descriptor, held: Descriptor
 ) -> None:
-    """Be `kedro <arguments>`; the whole work of a process of `multiprocessing`.
+    """Run `kedro <arguments>`, as the whole work of a process of `multiprocessing`.
 
     Args:
         arguments: of the command line.
         folder: to work in.
         environment: variables to set.
         output: where it prints.
-        held: stays open until this process ends.
+        held: a descriptor that stays open until this process ends.
     """
     os.setsid()  # Ctrl-C is for whoever started it: he decides what becomes of it
     threading.Thread(target=_stop_without_starter, daemon=True).start()
@@ -56,7 +56,7 @@ def kedro(
 
 
 def _stop_without_starter() -> None:
-    """Wait until the starter is gone, then ask this process to stop; training leaves a checkpoint then."""
+    """Wait until the starter has ended, then ask this process to stop; training then writes a checkpoint."""
     starter = multiprocessing.parent_process()
     assert starter is not None
     wait([starter.sentinel])

@@ -1,11 +1,11 @@
-"""One cell: a `kedro run` in a process of its own, done exactly once however often it is asked for.
+"""One cell: a `kedro run` in a process of its own, done exactly once, however often it is requested.
 
-What makes "once" hold when processes are killed at any moment:
+This makes "once" hold even if processes are killed at any moment:
 
-* A lock file in the cell's folder, held by worker and run together, and freed by the system once both are gone.
+* A lock file in the cell's folder, held by worker and run together, and released by the system when both have ended.
 * A marker, written last: a cell with its marker is never run again. Where the worker died between the run's end and the
   marker, the run's files and its FINISHED state in MLflow take its place.
-* The run ends when the worker that started it does; no orphan writes on.
+* The run ends when the worker that started it ends; no orphan process continues to write.
 * Runs that a crash left open in MLflow are closed as KILLED before the next attempt. A checkpoint is continued.
 """
 
@@ -45,20 +45,20 @@ PRELOADED = "equidp.hooks.warm"
 """The module that warm processes import."""
 
 STARTING = threading.Lock()
-"""Held while a process starts; a worker with several threads has one environment."""
+"""Held while a process starts, because all threads of a worker share one environment."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker on any machine needs to run a cell; plain values, so that it travels.
+    """All that a worker on any machine needs to run a cell; plain values, which can be sent to it.
 
     Attributes:
         key: the cell's name; tags its MLflow run.
-        project: root folder, at the same place on every machine.
+        project: root folder, with the same path on every machine.
         arguments: of `kedro`, without `run_label` and `resume`.
         folder: of results, and of log, lock and marker.
         outputs: files that a finished run has written.
-        journal: file that an interrupted run has left, and a finished one has not.
+        journal: file that exists after an interrupted run, and not after a finished one.
         store, experiment: MLflow's address and the experiment's id.
         sweep: name of the sweep; tags the MLflow run.
         row: what the cell's row is called in the sweep's table; in the name of the MLflow run.
@@ -94,12 +94,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a cell.
+class CellResult:
+    """The result of a cell.
 
     Attributes:
         key: the cell's name.
-        reason: why it failed, None where it did not.
+        reason: why it failed, None if it did not.
         seconds: time taken by this call; 0 where it was finished before.
         attempts: runs started by this call.
         run_id: of the MLflow run.
@@ -117,17 +117,17 @@ def finished(job: Job) -> bool:
     return job.marker.is_file() and all(path.is_file() for path in job.outputs)
 
 
-def run_cell(job: Job) -> Outcome:
+def run_cell(job: Job) -> CellResult:
     """Run a cell unless it is finished; never raises for a failed run."""
     begun = time.monotonic()
     job.folder.mkdir(parents=True, exist_ok=True)
     with held(job.folder / LOCK) as lock:
         if finished(job):
-            return Outcome(job.key, run_id=json.loads(job.marker.read_text())["run_id"])
+            return CellResult(job.key, run_id=json.loads(job.marker.read_text())["run_id"])
         job.marker.unlink(missing_ok=True)
         if run_id := _finished_run(job):
             _mark(job, run_id, 0.0, 0)
-            return Outcome(job.key, run_id=run_id)
+            return CellResult(job.key, run_id=run_id)
         reason = None
         for attempt in range(1, job.retries + 2):
             tracked.close(job.key, job.store, job.experiment)
@@ -136,14 +136,14 @@ def run_cell(job: Job) -> Outcome:
             if run_id:
                 seconds = time.monotonic() - begun
                 _mark(job, run_id, seconds, attempt)
-                return Outcome(job.key, None, seconds, attempt, run_id)
+                return CellResult(job.key, None, seconds, attempt, run_id)
             reason = reason or "it ended well, but its files or its MLflow run are missing"
-    return Outcome(job.key, reason, time.monotonic() - begun, job.retries + 1)
+    return CellResult(job.key, reason, time.monotonic() - begun, job.retries + 1)
 
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[int]:
-    """Wait for the lock and hold it; its descriptor, which a child that inherits it holds as well."""
+    """Wait for the lock and hold it; gives its descriptor. A child that inherits the descriptor holds the lock too."""
     import fcntl  # not on Windows, where every `kedro` command imports this module
 
     with path.open("w") as file:
@@ -185,12 +185,12 @@ def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
 
 
 def forks() -> bool:
-    """Whether this system can fork runs: Apple's frameworks do not survive it, and it takes a socket."""
+    """Whether this system can fork runs: Apple's frameworks fail after a fork, and forking needs a socket."""
     return sys.platform == "linux" and sockets_fit()
 
 
 def warm_up(project: Path) -> None:
-    """Have this worker's warm process start and import, unless it is there. Does not wait for it."""
+    """Start this worker's process that imports everything, unless it exists. Does not wait for it."""
     with _variables(project):
         forkserver.set_forkserver_preload([PRELOADED])
         forkserver.ensure_running()
@@ -198,7 +198,7 @@ def warm_up(project: Path) -> None:
 
 @contextlib.contextmanager
 def _variables(project: Path) -> Iterator[None]:
-    """Environment variables that are read by imports, hence set before there is a process."""
+    """Environment variables that imports read, so they are set before the process starts."""
     wanted = {**dict.fromkeys(ONE_THREAD, "1"), "COLUMNS": "200"}
     logging = project / "conf" / "logging.yml"
     if logging.is_file():
@@ -217,7 +217,7 @@ def _reason(log: Path, code: int) -> str:
 def _mark(job: Job, run_id: str, seconds: float, attempts: int) -> None:
     facts = {"key": job.key, "command": f"kedro run --pipeline={job.algorithm} --params={job.params}"}
     with replacing(job.marker) as part:
-        part.write_text(json.dumps({**facts, **asdict(Outcome(job.key, None, seconds, attempts, run_id))}, indent=2))
+        part.write_text(json.dumps({**facts, **asdict(CellResult(job.key, None, seconds, attempts, run_id))}, indent=2))
 
 
 def _finished_run(job: Job) -> str | None:

@@ -36,12 +36,12 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Machines:
-    """Where cells run.
+class Cluster:
+    """The processes that run cells.
 
     Attributes:
         scheduler: address of a running cluster, None for this machine.
-        workers: cells at once on this machine; None for one per core, or per group of GPUs.
+        workers: cells that run at the same time on this machine; None for one per core, or per group of GPUs.
         gpus_per_cell: GPUs that each cell holds; None for one where this machine has any.
         dashboard: port of the local cluster's dashboard, 0 for any free one.
     """
@@ -62,7 +62,7 @@ class Machines:
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[Client]:
-        """A client, and around it the local cluster where no scheduler is named.
+        """A client, and a local cluster if no scheduler is named.
 
         Raises:
             EquidpError: where the scheduler does not answer, or this machine has too few GPUs.
@@ -109,8 +109,8 @@ class Machines:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[None]:
-    """Have Dask work in a folder of ours alone. Its own choice bears one name for all users of the machine, and whoever
-    makes it first says what is in it: Dask puts it in front of where Python looks for modules.
+    """Give Dask a folder of our own to work in. Its default has one name for all users of the machine. Another user
+    could create it first and put modules into it, and Dask puts it in front of Python's search path.
     """
     place = tempfile.TemporaryDirectory(prefix="equidp-sweep-", ignore_cleanup_errors=True)
     with place as folder, dask.config.set({"temporary-directory": folder}):

@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
-from equidp.options import flat
+from equidp.options import dotted
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import BASELINE, Cell, Project, digest
 
 if TYPE_CHECKING:
-    from equidp.sweep.cell import Job, Outcome
+    from equidp.sweep.cell import CellResult, Job
 
 REPORTS = Path("data") / "08_reporting" / "sweeps"
 INTERRUPTED = 130
@@ -56,7 +56,7 @@ def run_command(
     if listing:
         return _list(grids, console)
     given = {"algorithms": algorithms, "datasets": datasets, "epsilons": epsilons, "seeds": seeds}
-    typed = flat(nested(params))
+    typed = dotted(nested(params))
     grid = choose_grid(grids, name, {**given, "params": typed})
     cells = project.cells(grid)
     _refuse_unread(typed, cells)
@@ -68,12 +68,12 @@ def run_command(
         return None
     if sys.platform == "win32":
         raise EquidpError(
-            "kedro sweep hands its locks on to its cells, which Windows does not do: take WSL, or run the commands "
+            "kedro sweep passes its locks to its cells, which Windows cannot do: use WSL, or run the commands "
             "that --dry-run prints one by one."
         )
     # only now: names are refused, and a dry run told, without waiting for MLflow, pandas and Dask
     from equidp.sweep.cell import finished, forks
-    from equidp.sweep.cluster import Machines
+    from equidp.sweep.cluster import Cluster
     from equidp.sweep.summary import labels_of
 
     store, experiment = project.store()
@@ -83,13 +83,13 @@ def run_command(
     todo = [cell for cell in cells if not finished(jobs[cell.key])]
     console.print(f"Finished before: {len(cells) - len(todo)} of {len(cells)}.", highlight=False)
 
-    machines = Machines(scheduler, workers, gpus_per_cell, dashboard)
-    outcomes = fan_out(project, machines, jobs, todo, console) if todo else []
+    cluster = Cluster(scheduler, workers, gpus_per_cell, dashboard)
+    outcomes = fan_out(project, cluster, jobs, todo, console) if todo else []
     return _conclude(project, name, cells, jobs, outcomes, console)
 
 
 def _refuse_unread(typed: Mapping[str, Any], cells: Sequence[Cell]) -> None:
-    """Refuse what is typed for an algorithm that no cell trains: every cell would leave it out, and say nothing."""
+    """Refuse a setting of an algorithm that no cell trains: every cell would ignore it silently."""
     trained = {BASELINE, *(cell.algorithm for cell in cells)}
     for name in typed:
         if (section := name.split(".")[0]) in ALGORITHMS and section not in trained:
@@ -97,7 +97,7 @@ def _refuse_unread(typed: Mapping[str, Any], cells: Sequence[Cell]) -> None:
 
 
 def unnamed(cells: Sequence[Cell]) -> str:
-    """A name by the cells, for a sweep that was given none: another sweep's tables are not written over."""
+    """A name made from the cells, for a sweep without one, so that it does not overwrite another sweep's tables."""
     return f"sweep-{digest({'cells': sorted(cell.key for cell in cells)})[:8]}"
 
 
@@ -134,7 +134,7 @@ def _announce(name: str, grid: Grid, cells: Sequence[Cell], console: Console) ->
 def job_of(
     cell: Cell, project: Project, store: str, experiment: str, sweep: str, row: str, retries: int, warm: bool
 ) -> Job:
-    """A cell as a worker gets it."""
+    """A cell as it is sent to a worker."""
     from equidp.sweep.cell import Job
     from equidp.training.checkpoint import JOURNAL_FILE
 
@@ -172,7 +172,7 @@ class Display:
         )
         self.task: TaskID = self.progress.add_task("cells", total=total, state="encoding records")
 
-    def update(self, outcomes: Sequence[Outcome], running: int) -> None:
+    def update(self, outcomes: Sequence[CellResult], running: int) -> None:
         """Show where the sweep is; without a terminal, print a line per finished cell."""
         failed = sum(outcome.reason is not None for outcome in outcomes)
         left = time_left([o.seconds for o in outcomes if o.attempts], self.total - len(outcomes), self.workers)
@@ -193,9 +193,9 @@ def time_left(seconds: Sequence[float], cells: int, workers: int) -> str:
 
 
 def fan_out(
-    project: Project, machines: Any, jobs: Mapping[str, Job], cells: Sequence[Cell], console: Console
-) -> list[Outcome]:
-    """Run the cells on the machines. Ctrl-C ends the process, with what is finished kept."""
+    project: Project, cluster: Any, jobs: Mapping[str, Job], cells: Sequence[Cell], console: Console
+) -> list[CellResult]:
+    """Run the cells on the cluster. Ctrl-C ends the process; finished cells are kept."""
     from equidp.sweep.cell import warm_up
     from equidp.sweep.fanout import Sweep
     from equidp.sweep.records import encode_for
@@ -203,21 +203,21 @@ def fan_out(
 
     sweep = None
     try:
-        with stopping_on_sigterm(), machines.connect() as client:
+        with stopping_on_sigterm(), cluster.connect() as client:
             if any(job.warm for job in jobs.values()):
                 client.run(warm_up, project.path)  # now, beside the encoding of records
             # Dask's page of plots, /status, needs bokeh, which equidp does not ask for; this one does not
             workers = client.dashboard_link.replace("/status", "/info/main/workers.html")
             console.print(f"Dask's workers: {workers}", highlight=False, soft_wrap=True)
             display = Display(len(cells), sum(client.nthreads().values()) or 1, console)
-            sweep = Sweep(client, dict(jobs), encode_for, machines.resources)
+            sweep = Sweep(client, dict(jobs), encode_for, cluster.resources)
             with display.progress:
                 return sweep.run(cells, display)
     except KeyboardInterrupt:
         done = sum(outcome.reason is None for outcome in sweep.outcomes) if sweep else 0
         console.print(
-            f"Stopped. {done} cells were finished by this call and stay so; call it again for the rest. Cells at work "
-            "go on where they stopped.",
+            f"Stopped. {done} cells were finished by this call and are kept; call it again for the rest. Interrupted "
+            "cells continue from their checkpoints.",
             highlight=False,
         )
         sys.exit(INTERRUPTED)
@@ -228,7 +228,7 @@ def _conclude(
     name: str,
     cells: Sequence[Cell],
     jobs: Mapping[str, Job],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[CellResult],
     console: Console,
 ) -> None:
     """Tables, pages, and what failed."""

@@ -1,8 +1,8 @@
 """Which cell runs when, how far the sweep is, and what happens when it is stopped.
 
 Records are encoded once per dataset, before any cell that needs them. A baseline is trained once too: of the cells that
-share one, the first runs alone and leaves it on the shelf, and the others follow. Dask does the rest: it hands cells to
-workers, and hands a cell to another worker when one dies.
+share one, the first runs alone and stores it, and the others follow. Dask does the rest: it gives cells to workers, and
+gives a cell to another worker when one dies.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any, Protocol
 from distributed import Client, Future, as_completed
 
 from equidp.errors import EquidpError
-from equidp.sweep.cell import Job, Outcome, run_cell
+from equidp.sweep.cell import CellResult, Job, run_cell
 from equidp.sweep.project import Cell, grouped
 
 
 class Watcher(Protocol):
-    """Is told how the sweep goes."""
+    """Receives the progress of the sweep."""
 
-    def update(self, outcomes: Sequence[Outcome], running: int) -> None:
+    def update(self, outcomes: Sequence[CellResult], running: int) -> None:
         """After every cell: all outcomes so far, and how many cells are at work."""
 
 
 @dataclass
 class Sweep:
-    """The cells still to be run, in an order that makes shared work once.
+    """The cells still to be run, in an order that does shared work only once.
 
     Args:
         client: of the cluster.
         jobs: what a worker needs, by the cell's key.
-        ingest: encodes one cell's records where they are not there yet; returns why it failed, or None. It travels to
-            a worker, so it is a module's function with plain arguments.
+        ingest: encodes one cell's records if they are not stored yet; returns why it failed, or None. It is sent to a
+            worker, so it is a module's function with plain arguments.
         resources: what each cell asks of a worker.
     """
 
@@ -43,10 +43,10 @@ class Sweep:
     jobs: dict[str, Job]
     ingest: Callable[[Cell], str | None]
     resources: dict[str, float] | None = None
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CellResult] = field(default_factory=list)
     _mark: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
 
-    def run(self, cells: Sequence[Cell], watcher: Watcher) -> list[Outcome]:
+    def run(self, cells: Sequence[Cell], watcher: Watcher) -> list[CellResult]:
         """Run all cells; returns what became of each. On Ctrl-C those finished stay finished."""
         self._waiting: dict[str, deque[Cell]] = defaultdict(deque)
         self._open: dict[Future, tuple[str, list[Cell]]] = {}
@@ -67,7 +67,7 @@ class Sweep:
     def _after_records(self, future: Future, cells: list[Cell]) -> None:
         reason = _result(future)
         if isinstance(reason, str):
-            self.outcomes += [Outcome(cell.key, f"records: {reason}") for cell in cells]
+            self.outcomes += [CellResult(cell.key, f"records: {reason}") for cell in cells]
             return
         for first, *others in grouped(cells, lambda cell: cell.baseline):
             self._waiting[first.baseline].extend(others)
@@ -75,7 +75,7 @@ class Sweep:
 
     def _after_cell(self, future: Future, cell: Cell) -> None:
         result = _result(future)
-        self.outcomes.append(result if isinstance(result, Outcome) else Outcome(cell.key, str(result)))
+        self.outcomes.append(result if isinstance(result, CellResult) else CellResult(cell.key, str(result)))
         # whatever became of it, those that waited for its baseline go on: at worst they train it themselves
         for follower in self._waiting.pop(cell.baseline, ()):
             self._submit(follower)
@@ -85,8 +85,9 @@ class Sweep:
         self._watch(future, "cell", [cell])
 
     def _task(self, work: Callable[..., Any], argument: Any, kind: str, cell: Cell, **asked: Any) -> Future:
-        """A task under a name of this sweep alone: to a name that the cluster still knows, from another project's sweep
-        of equal settings or from our own last one, it would return that one's result and run nothing."""
+        """A task with a name that only this sweep uses. If the cluster still knew the name, from another project's
+        sweep
+        with equal settings or from our own last one, it would return the old result and run nothing."""
         return self.client.submit(work, argument, key=f"{kind}-{cell.key}-{self._mark}", pure=False, **asked)
 
     def _watch(self, future: Future, kind: str, cells: list[Cell]) -> None:
@@ -99,7 +100,7 @@ class Sweep:
 
 
 def _result(future: Future) -> Any:
-    """What the task returned; where it raised, the reason in words."""
+    """The task's result; if it raised, the reason in words."""
     try:
         return future.result()
     except EquidpError as error:

@@ -27,7 +27,7 @@ from equidp.errors import EquidpError, refuse_unknown, unknown_name
 from equidp.options import Declared
 
 KEYS = {"algorithm": "algorithms", "dataset": "datasets", "privacy.epsilon": "epsilons", "seed": "seeds"}
-"""Settings that have a key of their own, and are not to be given twice."""
+"""Settings that have a key of their own, and must not be given twice."""
 
 LISTS = "A list has no place there: name it as an axis of a grid, or put it into a preset, in conf/local."
 
@@ -121,7 +121,7 @@ def grid_from(settings: Mapping[str, Any]) -> Grid:
 
 
 def _refuse_param(name: str, value: Any, grid: Grid) -> None:
-    """What would be dropped in silence: an axis stands in its place, or it is an axis without values."""
+    """Refuse a setting that would be dropped silently: one that has an axis of its own, or an axis without values."""
     if isinstance(value, (list, tuple)) and not value:
         raise EquidpError(f"Sweep setting {name}=[]: give at least one value, or leave it out.")
     if name == "privacy.epsilon" and value is None and not grid.epsilons:  # no target: the noise is given
@@ -130,7 +130,7 @@ def _refuse_param(name: str, value: Any, grid: Grid) -> None:
         raise EquidpError(f"run_label={_text(name, value)}: a sweep labels each cell itself; leave it out.")
     if name in KEYS:
         raise EquidpError(
-            f"{name}={_text(name, value)} is no setting for params: give --{KEYS[name]}, or {KEYS[name]} in a file."
+            f"{name}={_text(name, value)} cannot be set in params: give --{KEYS[name]}, or {KEYS[name]} in a file."
         )
 
 
@@ -138,7 +138,7 @@ def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, 
     """The named grid with what was given on the command line in place of its own.
 
     Raises:
-        EquidpError: for a name that is not in the configuration, or where something else than keys stands below it.
+        EquidpError: for a name that is not in the configuration, or whose value is not a mapping.
     """
     if name is not None and name not in grids:
         raise unknown_name("sweep", name, grids)
@@ -148,7 +148,7 @@ def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, 
 
 
 def _over(part: Any, axes: Mapping[str, Any], params: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A part of a sweep, and the parts below it: what the command line says holds for all of them."""
+    """A part of a sweep and the parts below it, with the command line's values in all of them."""
     part = _of_kind(Mapping, part, where, "keys such as algorithms and seeds")
     own = _of_kind(Mapping, part.get("params", {}), f"params of {where}", "settings by their dotted names")
     below = _of_kind(list, part.get("grids", []), f"grids of {where}", "a list of parts")

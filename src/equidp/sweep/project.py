@@ -1,4 +1,4 @@
-"""The Kedro project a sweep belongs to: its configuration, where results lie, and the store that runs are logged to."""
+"""The Kedro project of a sweep: its configuration, the folders of results, and the store of its runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUTPUTS = ("metrics", "privacy", "report")
 """What a finished run has written."""
 
 NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release")
-"""Settings that leave a run's results as they are."""
+"""Settings that do not change a run's results."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Cell:
 
 
 class Configuration(Protocol):
-    """A project's configuration, as a run with some `--params` sees it."""
+    """A project's configuration as a run with given `--params` reads it."""
 
     runtime_params: Any
 
@@ -193,7 +193,7 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
 
 
 def _data_that_matters(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what leaves the parts as they are; by strata these are what they were before there was a choice."""
+    """The data settings without those that do not change the parts, so that names of cells by strata stay the same."""
     idle = {"accept_strata", "id"} | ({"membership", "key"} if data["membership"] == "strata" else set())
     return {name: value for name, value in data.items() if name not in idle}
 
@@ -216,7 +216,7 @@ def by_seed(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:
-    """Cells of one key together, in the order of the first of each."""
+    """Cells grouped by a key, in the order in which the keys first occur."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)

@@ -8,7 +8,7 @@ from equidp.sweep.project import Cell
 
 
 def encode_for(cell: Cell) -> str | None:
-    """Encode the cell's records unless they are there; why that failed, or None."""
+    """Encode the cell's records unless they are stored; returns why that failed, or None."""
     data = cell.settings["data"]
     try:
         encode(cell.dataset, data["source"], data["options"], raw_folder=cell.raw_folder, cache=cell.records_cache)

@@ -1,4 +1,4 @@
-"""Signals: what stops a sweep, and who hears of it."""
+"""Signals: what stops a sweep, and which processes receive them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def stopping_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes that are started here do not hear Ctrl-C, which a terminal sends to all: this one stops them in order.
+    """Processes that are started in the block ignore Ctrl-C, which a terminal sends to all: this process stops them in
+    order.
 
-    Nor does this one while they start: it has to be pressed again.
+    This process ignores it too while they start: it has to be pressed again.
     """
     with handling(signal.SIG_IGN, signal.SIGINT):
         yield

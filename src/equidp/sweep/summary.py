@@ -1,4 +1,4 @@
-"""What a sweep came to: one row per combination of settings, over its seeds, and one page per dataset."""
+"""The results of a sweep: one row per combination of settings, over its seeds, and one page per dataset."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Row:
     """Cells that differ in their seed alone.
 
     Attributes:
-        label: algorithm and those settings that tell the rows of one dataset apart.
+        label: algorithm and those settings in which the rows of one dataset differ.
         metrics: `metrics.json` by seed.
         privacy: `privacy.json` over the seeds, see `of_seeds`.
     """
@@ -60,11 +60,11 @@ def rows_of(cells: Sequence[Cell]) -> list[Row]:
 
 
 def labels_of(cells: Sequence[Cell]) -> dict[str, str]:
-    """What the rows of cells are called, by each cell's key: algorithm and what tells the rows of one dataset apart."""
-    groups, told = by_seed(cells), differing(cells)
+    """Labels of the rows, by each cell's key: algorithm and the settings in which the rows of one dataset differ."""
+    groups, differences = by_seed(cells), differing(cells)
     rows: dict[str, dict[str, tuple[str, dict[str, Any]]]] = defaultdict(dict)
     for first, *_ in groups:
-        own = {k: v for k, v in told[first.key].items() if "." not in k or _concerns(k, first)}
+        own = {k: v for k, v in differences[first.key].items() if "." not in k or _concerns(k, first)}
         rows[first.dataset][first.key] = first.algorithm, own
     labels = {key: label for mine in rows.values() for key, label in row_labels(mine).items()}
     return {cell.key: labels[group[0].key] for group in groups for cell in group}
@@ -73,8 +73,8 @@ def labels_of(cells: Sequence[Cell]) -> dict[str, str]:
 def row_labels(rows: Mapping[Key, tuple[str, Mapping[str, Any]]]) -> dict[Key, str]:
     """A label of its own for every row: its algorithm and its settings.
 
-    A setting is called by the last part of its name, and by all of it where another one of the algorithm ends alike.
-    Rows that are called the same nevertheless (values are told to six digits) are numbered.
+    A setting is named by the last part of its name, or by all of it if another setting of the algorithm ends the same.
+    Rows that still have the same label (values are shown to six digits) are numbered.
     """
     lasts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for algorithm, settings in rows.values():
@@ -243,7 +243,7 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
     """The means over seeds in the shape of one run's document, and their number as `seeds`, the baseline's too.
 
     Intervals are over seeds; one seed has none, and keeps its run's own over test records.
-    `diverged` is the number of seeds whose baseline did, if any.
+    `diverged` is the number of seeds whose baseline diverged, if any.
     """
     kept = settled(algorithm, documents)
     seen = over_seeds(kept)
@@ -276,9 +276,9 @@ def _intervals(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settled(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Documents by seed without baselines that diverged: they have no cost of privacy, and would spoil a mean.
+    """Documents by seed without baselines that diverged: these have no cost of privacy, and would distort a mean.
 
-    Where every seed's baseline diverged, its own row shows what became of it, as a single run does.
+    If every seed's baseline diverged, its own row shows that, as for a single run.
     """
     if algorithm == BASELINE:
         return {seed: one for seed, one in documents.items() if not diverged(one)} or dict(documents)

@@ -1,4 +1,4 @@
-"""The MLflow runs of cells. All that a sweep asks of MLflow stands here."""
+"""The MLflow runs of cells. All calls of a sweep to MLflow are here."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def runs_of(label: str, store: str, experiment: str, status: str) -> list[Any]:
 
 
 def close(label: str, store: str, experiment: str) -> None:
-    """End as killed what a crash left open: it would look as if it were still running, forever."""
+    """Set runs that a crash left open to KILLED: otherwise they would seem to be running for ever."""
     for run in runs_of(label, store, experiment, "RUNNING"):
         client(store).set_terminated(run.info.run_id, "KILLED")

@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one, locks, what a disk refuses, and where sockets may be."""
+"""Files: written so that a reader never sees an incomplete one; locks; messages for a disk that refuses; sockets."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ except ImportError:  # everywhere but on Windows
     msvcrt = None  # type: ignore[assignment]
 
 FAR = 2**31 - 2
-"""A byte beyond the end of whatever is locked: Windows locks bytes, and keeps others from reading them."""
+"""A byte beyond the end of any locked file: Windows locks bytes, and prevents others from reading them."""
 
 SOCKET_ROOM = 70
-"""Bytes of a folder under which every system (macOS: 103 in all) has room for multiprocessing's names of sockets."""
+"""Longest path of a folder, in bytes, for which multiprocessing's socket names fit (macOS: 103 in all)."""
 
 REFUSALS: Mapping[int, str] = {
     errno.ENOSPC: "the disk is full; free some space",
@@ -56,9 +56,9 @@ def private(path: str, flags: int) -> int:
 
 
 def durable(descriptor: int) -> None:
-    """Have an open file or folder written to the disk itself. Raises OSError where that fails.
+    """Write an open file or folder to the disk itself. Raises OSError if that fails.
 
-    Apple's `fsync` leaves it in the disk's own memory, which a power cut takes along.
+    Apple's `fsync` leaves the data in the disk's own memory, where a power cut would lose them.
     """
     if (full := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
         with suppress(OSError):  # a network's file system, say, which knows `fsync` alone
@@ -68,7 +68,7 @@ def durable(descriptor: int) -> None:
 
 
 def locked(file: IO[bytes]) -> bool:
-    """Lock an open file until it is closed, or this process ends; False where somebody else holds it."""
+    """Lock an open file until it is closed, or this process ends; False if another process holds it."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,7 +80,7 @@ def locked(file: IO[bytes]) -> bool:
 
 
 def _lock_byte(file: IO[bytes]) -> None:
-    """What `flock` is elsewhere; raises OSError where somebody else holds it."""
+    """Windows' counterpart of `flock`; raises OSError if another process holds the lock."""
     place = file.tell()
     file.seek(FAR)  # what Windows locks begins where the file stands
     try:
@@ -91,7 +91,7 @@ def _lock_byte(file: IO[bytes]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the place of `path` once the block has succeeded, and goes if not.
+    """A path beside `path` to write to. It replaces `path` if the block succeeds, and is removed otherwise.
 
     Raises:
         EquidpError: where the disk refuses.
@@ -109,9 +109,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path` to write into; it takes the place of `path` once the block has succeeded, and goes if not.
+    """A folder beside `path` to write into. It replaces `path` if the block succeeds, and is removed otherwise.
 
-    There is never half of it: a process that ends while the two change places leaves none.
+    The folder is never incomplete: if the process ends during the replacement, there is none.
 
     Raises:
         EquidpError: where the disk refuses.
@@ -131,7 +131,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, where there is one. No reader finds half a folder.
+    """Remove a file, or a folder with its content, if it exists. No reader sees an incomplete folder.
 
     Raises:
         EquidpError: where the disk refuses.
@@ -148,20 +148,20 @@ def remove(path: Path) -> None:
 
 
 def unfinished(path: Path) -> Path:
-    """Where to write what becomes `path`: beside it, under a name that no other process has.
+    """A path beside `path` to write its new content to, with a name that no other process uses.
 
-    Drawn, as containers that share a folder have equal process ids.
+    The name is random, because containers that share a folder can have equal process ids.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 def storage_error(path: Path, error: OSError | SafetensorError) -> EquidpError:
-    """What to tell a user whose disk refuses."""
+    """The error for a disk that refuses to write."""
     if isinstance(error, OSError):
         number, said = error.errno, error.strerror
     else:  # safetensors has the system's errors in its own words
-        told = re.search(r"os error (\d+)", str(error))
-        number, said = int(told[1]) if told else None, None
+        code = re.search(r"os error (\d+)", str(error))
+        number, said = int(code[1]) if code else None, None
     reason = REFUSALS.get(number or 0, said or str(error))
     if number == errno.EACCES and sys.platform == "win32":  # which says so of a table that is open in Excel, too
         reason = "another program has it open, or writing there is not allowed; close it, or choose another folder"

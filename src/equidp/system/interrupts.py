@@ -21,34 +21,34 @@ SECONDS_LATER = 0.1
 
 
 def keep() -> None:
-    """From here on an interrupt that arrives in a finaliser is delivered once more.
+    """From here on an interrupt that arrives in a finaliser is delivered again.
 
-    Python only remarks on it ("Exception ignored in …") and goes on, for hours where a training follows. Database
-    clients run finalisers at every turn.
+    Python only prints it ("Exception ignored in …") and continues, for hours if a training follows. Database clients
+    run finalisers often.
     """
     if not isinstance(sys.unraisablehook, _Again):
         sys.unraisablehook = _Again(sys.unraisablehook)
 
 
 def end_quietly() -> None:
-    """From here on an interrupt that nobody catches ends the process with the word that click has for it.
+    """From here on an interrupt that nothing catches ends the process with click's word for it.
 
-    Kedro imports a project before click is at work, which takes seconds: Ctrl-C then would print fifty lines.
+    Kedro imports a project before click runs, which takes seconds: Ctrl-C would print fifty lines then.
     """
     earlier = sys.excepthook
 
-    def told(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             print("\nAborted!", file=sys.stderr)
         else:
             earlier(kind, value, trace)
 
-    sys.excepthook = told
+    sys.excepthook = hook
 
 
 @contextmanager
 def handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
-    """A handler of signals for a while. Only the main thread may set one: elsewhere nothing changes."""
+    """A handler of signals during a block. Only the main thread may set one: elsewhere nothing changes."""
     before = {number: signal.signal(number, handler) for number in numbers} if alone() else {}
     try:
         yield
@@ -59,9 +59,9 @@ def handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """An interrupt that arrives in here is delivered at its end, a second one at once.
+    """An interrupt that arrives in the block is delivered at its end, a second one at once.
 
-    For what must not be cut in two: of a run that a store has made, and of which it has not answered yet, nobody knows.
+    For work that must not be interrupted: a run that a store has made, but not yet answered for, would be unknown.
     """
     before = {n: h for n in (signal.SIGINT, signal.SIGTERM) if callable(h := signal.getsignal(n))}
     arrived: list[int] = []
@@ -82,8 +82,8 @@ def waiting() -> Iterator[None]:
 def raise_hidden(error: BaseException) -> None:
     """Raise the interrupt during whose handling `error` arose, if there is one.
 
-    A database session that an interrupt cuts in two is closed on the way out, refuses, and what it raises then stands
-    for the interrupt: an ordinary error, which a run survives.
+    An interrupted database session is closed and raises an error of its own. That ordinary error would hide the
+    interrupt, and the run would continue.
     """
     seen: set[int] = set()
     ahead = [error]
@@ -99,7 +99,7 @@ def raise_hidden(error: BaseException) -> None:
 
 @dataclass(frozen=True)
 class _Again:
-    """Hands on what is no interrupt to the hook before it, which may in turn hand on to one of these."""
+    """Passes everything but interrupts to the previous hook, which may in turn pass it to one of these."""
 
     earlier: Callable[[Any], Any]
 

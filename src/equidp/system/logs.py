@@ -1,4 +1,4 @@
-"""Logs: holding back what another library's logger would say."""
+"""Logs: suppressing another library's messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_back(name: str, *, below: int) -> Iterator[None]:
-    """Let the logger `name` speak only from the level `below` upwards, for a while."""
+    """During the block the logger `name` prints only messages of the level `below` and above."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(below)

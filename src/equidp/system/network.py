@@ -1,4 +1,4 @@
-"""Network: trying a provider's own download, with a time limit, and a reason where it fails."""
+"""Network: a provider's own download, with a time limit, and the reason if it fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def attempt(download: Callable[[], T]) -> tuple[T | None, str]:
     """Run a download.
 
     Returns:
-        Its result and "", or None and the reason why there is none, as a phrase.
+        Its result and "", or None and the reason for the failure, as a phrase.
     """
     try:
         with timeout():
@@ -36,7 +36,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def timeout(seconds: float = TIMEOUT) -> Iterator[None]:
-    """Give sockets opened inside a time limit: the providers' clients set none, and would wait for ever."""
+    """Give sockets opened in the block a time limit: the providers' clients set none, and could wait for ever."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

@@ -1,4 +1,4 @@
-"""Notebooks: sparing processes that are none of them what libraries import for them."""
+"""Notebooks: avoid importing IPython outside notebooks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, cast
 
 @contextmanager
 def without_ipython() -> Iterator[None]:
-    """For a while, let IPython seem not to be installed, unless this process has it already, as every notebook has.
+    """During the block IPython seems not to be installed, unless this process has imported it, as every notebook has.
 
-    Plotly imports it in order to show figures, and MLflow to ask whether this is Databricks, wherever it is installed:
-    a third of a second for every run.
+    If it is installed, Plotly imports it to show figures, and MLflow to ask whether this is Databricks. That costs
+    every run a third of a second.
     """
     modules = cast("dict[str, Any]", sys.modules)
     if "IPython" in modules:

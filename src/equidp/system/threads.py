@@ -1,4 +1,4 @@
-"""What a process has once, for several trainings in it (ThreadRunner): generators, environment, a main thread."""
+"""What a process has only once, even with several trainings (ThreadRunner): generators, environment, main thread."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import threading
 from collections.abc import Iterator, Mapping
 
 GLOBAL_RANDOM = threading.RLock()
-"""Held by whoever seeds torch's own generators: a process has them once, and another's seed in between would give a
-model other initial weights than its seed says. And by whoever records a CUDA graph, which lays hold of them too."""
+"""Hold this lock while seeding torch's own generators: a process has them only once, and another seed in between would
+give a model other initial weights. Hold it too while recording a CUDA graph, which uses the same generators."""
 
 
 def alone() -> bool:
-    """Whether this is the process's main thread, beside which nothing else trains."""
+    """Whether this is the process's main thread and nothing else trains in the process."""
     return threading.current_thread() is threading.main_thread()
 
 
 @contextlib.contextmanager
 def environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Variables of the process's environment for a block, which are as they were after it."""
+    """Set variables of the process's environment during a block; afterwards they are as before."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

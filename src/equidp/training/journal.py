@@ -33,7 +33,7 @@ from typing import IO, Any
 from equidp.accounting.events import Event, merged
 from equidp.accounting.ledger import Ledger
 from equidp.errors import EquidpError
-from equidp.options import flat
+from equidp.options import dotted
 from equidp.system.files import durable, locked, private, replacing, storage_error
 
 BLOCK = 64
@@ -301,7 +301,7 @@ def refuse_other_settings(path: Path, saved: Mapping[str, Any], asked: Mapping[s
     Raises:
         EquidpError: naming the settings that differ and both their values.
     """
-    before, now = flat(saved), flat(asked)
+    before, now = dotted(saved), dotted(asked)
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if not differing:
         return

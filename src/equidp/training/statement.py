@@ -9,7 +9,7 @@ from typing import Any
 from equidp.accounting.accounted import Accounted
 from equidp.accounting.events import Event, counted, merged
 from equidp.accounting.plan import Plan
-from equidp.data.membership import told, told_size
+from equidp.data.membership import size_sentence, split_sentence
 from equidp.data.records import Membership
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm, Outcome
@@ -62,7 +62,7 @@ def privacy_statement(
     spent, published = accounted.epsilon(), algorithm.published_epsilon(plan, outcome)
     assert published is not None
     declared, curve = _declares_records(algorithm, plan), accounted.trade_off()
-    size = told_size(membership, privacy.unit, plan.records, by_unit=privacy.by_unit)
+    size = size_sentence(membership, privacy.unit, plan.records, by_unit=privacy.by_unit)
     if declared:
         size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
     return base | {
@@ -78,10 +78,10 @@ def privacy_statement(
         "target_epsilon_as": privacy.epsilon_as if privacy.epsilon is not None else None,
         "noise_multiplier": plan.noise_multiplier,
         "adjacency": _adjacency(privacy, declared=declared),
-        "sampling": algorithm.sampler.told(privacy.unit),
+        "sampling": algorithm.sampler.description(privacy.unit),
         "sampling_rate": algorithm.sampler.sampling_rate(plan),
         "ledger": [event.to_dict() for event in outcome.events],
-        **accounted.told(fixed=algorithm.fixed, ledger=merged(outcome.events)),
+        **accounted.statement_entries(fixed=algorithm.fixed, ledger=merged(outcome.events)),
         "trade_off": curve.to_dict() if curve else None,
         "accepted_steps": outcome.accepted_steps,
         "releases": ["The model after every step.", *(part.released for part in algorithm.parts if part.released)],
@@ -92,8 +92,8 @@ def privacy_statement(
             "are public.",
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
-            told(membership, privacy.unit, public=algorithm.needs_public),
-            _trials(plan)
+            split_sentence(membership, privacy.unit, public=algorithm.needs_public),
+            _trials(plan, membership)
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],
         "notes": [],
@@ -113,20 +113,26 @@ def _adjacency(privacy: PrivacySettings, *, declared: bool) -> str:
     return f"zero-out, the slot of one {privacy.unit}{whole} is emptied while the number of {privacy.unit}s stays"
 
 
-def _trials(plan: Plan) -> str:
+def _trials(plan: Plan, membership: Membership | None) -> str:
     trials = plan.trials
+    moved = ""
+    if membership is not None and membership.how == "hash" and membership.key.startswith("seed="):
+        moved = (
+            " Trials of other seeds have other test records, and exact figures of these tell of records that this trial "
+            "protects: give all trials one data.key."
+        )
     if trials.single:
         return "ε holds for this run alone: publishing several runs composes their ledgers."
     if trials.law is None:
         return (
             f"At most {trials.cap} trainings on these records were declared before the first of them, each with at "
-            "most this run's ledger: ε is that of all of them together, published or not."
+            f"most this run's ledger: ε is that of all of them together, published or not.{moved}"
         )
     return (
         f"The number of trainings was drawn before the first of them, from the {trials.law} law of mean "
         f"{trials.mean:g}, each with at most this run's ledger. Nothing but the chosen one is ever "
         "shown, and what chose it was private itself, or measured on records that none of them trains on: ε is that of "
-        "the choice and the chosen model together."
+        f"the choice and the chosen model together.{moved}"
     )
 
 

@@ -148,7 +148,7 @@ def test_what_a_spreadsheet_left_of_ids_is_refused(tmp_path: Path, person: str) 
 @pytest.mark.parametrize("person", ["", " ", "NA", "?", "#N/A", "<NA>", "-", r"\N"])
 def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
     """Many such rows would be protected as one person."""
-    with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'person': no unit is named"):
+    with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'person': the unit is missing"):
         read(tmp_path, "p1,ill,A,50,f,30", f"{person},well,A,60,f,30", "p2,well,A,60,f,30")
 
 
@@ -204,7 +204,7 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"features": {"w": {"kind": "numeric", "minimum": 3, "maximum": 2}}}, "minimum must be less than maximum"),
         ({"features": {"w": {"kind": "numeric", "minimum": -1e308, "maximum": 1e308}}}, "too far apart"),
         ({"features": {"w": {"kind": "categorical", "categories": ["a", "a"]}}}, "two categories have the same name"),
-        ({"features": {"w": {"kind": "numeric", "maximum": True}}}, "true and false are no numbers"),
+        ({"features": {"w": {"kind": "numeric", "maximum": True}}}, "true and false are not numbers"),
         ({"groups": {"b": {"edges": [1], "minimum": 9, "maximum": 3}}}, "minimum must be less than maximum"),
         ({"classes": [0, 1]}, r"'classes\.0' is not valid: .*valid string; put it in quotes \(given: 0\)\."),
         ({"classes": [False, True]}, r"put it in quotes \(given: False\)\."),
@@ -216,7 +216,7 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"groups": {"sex": {"categories": ["\u202efm", "m"]}}}, r"holds the control character '\\u202e'"),
         ({"groups": {"sex": {}}}, "give either categories or edges"),
         ({"groups": {"sex": {"edges": [2, 1]}}}, "edges must rise"),
-        ({"groups": {"sex": {"edges": [True, 2]}}}, "true and false are no numbers"),
+        ({"groups": {"sex": {"edges": [True, 2]}}}, "true and false are not numbers"),
         ({"lable": "x"}, r"Unknown data option of dataset 'csv' 'lable'\. Did you mean 'label'"),
     ],
 )

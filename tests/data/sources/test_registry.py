@@ -113,6 +113,6 @@ def test_a_feature_that_is_no_finite_number_is_refused_before_it_weighs_nothing(
     records.features[7, 0] = value
     monkeypatch.setattr(SOURCES["adult"], "read", lambda self, files: records)
     with pytest.raises(
-        EquidpError, match="Record 7 of dataset 'adult', counted from 0, has a feature that is no finite"
+        EquidpError, match="Record 7 of dataset 'adult', counted from 0, has a feature that is not a finite"
     ):
         encode("adult", "adult", options, raw_folder=tmp_path, cache=tmp_path / "anew")

@@ -47,5 +47,5 @@ def source(name: str, options: Mapping[str, Any] | None = None) -> Source:
 
 @cache
 def record_words() -> frozenset[str]:
-    """The sources' words for one record; all others in `data.split_by` and `privacy.unit` are for several together."""
+    """The words for one record, of all sources; any other word in `data.split_by` and `privacy.unit` is a unit."""
     return frozenset({"record", *(kind.unit_names[0] for kind in SOURCES.values())})

@@ -26,7 +26,7 @@ from equidp.data.columns import (
     read_rows,
     require,
 )
-from equidp.data.raw_files import Published, RawFiles
+from equidp.data.raw_files import PublishedFile, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
 from equidp.system.files import replacing
@@ -81,10 +81,10 @@ class Adult(Source):
     sizes = (34_014, 11_208)
     layouts = (
         (
-            Published("adult/adult.data", PAGE, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
-            Published("adult/adult.test", PAGE, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
+            PublishedFile("adult/adult.data", PAGE, "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+            PublishedFile("adult/adult.test", PAGE, "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
         ),
-        (Published("adult/adult.openml.csv", "https://www.openml.org/d/1590"),),
+        (PublishedFile("adult/adult.openml.csv", "https://www.openml.org/d/1590"),),
     )
 
     def read(self, files: RawFiles) -> Records:

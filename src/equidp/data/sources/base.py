@@ -1,4 +1,4 @@
-"""Source: what every dataset promises — to find its raw files, and to turn them into Records by a declared schema."""
+"""Source: the interface of every dataset: find its raw files, and turn them into Records by a declared schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from equidp.data.membership import identified
-from equidp.data.raw_files import Published, RawFiles, find, fingerprint, missing, verified
+from equidp.data.raw_files import PublishedFile, RawFiles, find, fingerprint, missing, verified
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Declared, checked_options
@@ -38,7 +38,7 @@ class Source(ABC):
         name: registry name.
         Options: settings class of `data.options`.
         layouts: alternative sets of files, the provider's own first; the first complete one is read.
-        unit_names: what one record is called, and what the records of one unit share, where they share something.
+        unit_names: what one record is called, and what a unit of several records is called, where there are such units.
         sizes: the published number of records of each class, of the provider's training part where there is one, else
             of the whole; empty where none is published. Files that are not verified have none.
         unit_sizes: likewise of units.
@@ -46,7 +46,7 @@ class Source(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type[SourceOptions]] = SourceOptions
-    layouts: ClassVar[Sequence[Sequence[Published]]] = ()
+    layouts: ClassVar[Sequence[Sequence[PublishedFile]]] = ()
     unit_names: ClassVar[tuple[str, ...]] = ("record",)
     sizes: ClassVar[tuple[int, ...]] = ()
     unit_sizes: ClassVar[tuple[int, ...]] = ()
@@ -78,8 +78,8 @@ class Source(ABC):
                 return RawFiles({file.path: path for file, path in found.items()}, fingerprint(digests))
         return None
 
-    def wanted(self, raw_dir: Path) -> Published:
-        """The file to ask for: the first missing one of a layout that was begun, else of the provider's own."""
+    def wanted(self, raw_dir: Path) -> PublishedFile:
+        """The file that a message names: the first missing one of a partly present layout, else the provider's."""
         if not self.layouts:
             raise EquidpError(
                 f"Source {self.name!r} names no files: give its class `layouts`, or a `search` that finds them; for "
@@ -98,11 +98,11 @@ class Source(ABC):
         """
 
     def as_in(self, schema: Schema) -> Self:
-        """The source as it encoded the records of this schema; for one whose `read` finds public facts in a file."""
+        """This source with the public facts of a schema; for a source whose `read` takes such facts from a file."""
         return self
 
     def records(self, files: RawFiles) -> Records:
-        """What `read` gives, with the declared sizes and everybody's identity."""
+        """The result of `read`, with the declared sizes and each record's identity."""
         found = self.read(files)
         if self.sizes and self.options.verify:
             schema = replace(found.schema, sizes=self.sizes, unit_sizes=self.unit_sizes)
@@ -113,12 +113,12 @@ class Source(ABC):
         """Features of rows with the provider's column names, for a model that is served; tables only.
 
         Raises:
-            EquidpError: the dataset is no table, or a value breaks the schema.
+            EquidpError: the dataset is not a table, or a value does not fit the schema.
         """
-        raise EquidpError(f"Dataset {self.name!r} is no table: give its features as an array instead.")
+        raise EquidpError(f"Dataset {self.name!r} is not a table: give its features as an array instead.")
 
     def download(self, raw_dir: Path) -> None:
-        """Fetch the files with the provider's own client. Sources without one leave this as it is."""
+        """Fetch the files with the provider's own client. Sources without a client do not override this."""
         raise NotImplementedError
 
     def words(self) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class Source(ABC):
         return self.unit_names
 
     def split_level(self, setting: str, word: str) -> Literal["record", "unit"]:
-        """What the word of a setting means here: `record`, `unit`, or this dataset's own words, such as `lesion`.
+        """What a setting's word means for this dataset: `record`, `unit`, or its own words, such as `lesion`.
 
         Raises:
             EquidpError: for a word this dataset does not know.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all
 from equidp.data.membership import identities
-from equidp.data.raw_files import Published, RawFiles, digest, fingerprint
+from equidp.data.raw_files import PublishedFile, RawFiles, digest, fingerprint
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 from equidp.errors import EquidpError, unknown_name
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchvision.datasets import CelebA as TorchvisionCelebA
 
 PAGE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
-FOLDER = Published(
+FOLDER = PublishedFile(
     "celeba", PAGE, contains="img_align_celeba/ and the five .txt files of annotations (torchvision's layout)"
 )
 ATTRIBUTES = (
@@ -78,7 +78,7 @@ class Celeba(Source):
             return None
         return RawFiles({"root": raw_dir}, fingerprint(digest(path) for path in tables))
 
-    def wanted(self, raw_dir: Path) -> Published:
+    def wanted(self, raw_dir: Path) -> PublishedFile:
         """torchvision's folder."""
         return FOLDER
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equidp.data.images import load_arrays, unpack_sheets
-from equidp.data.raw_files import Published, RawFiles, content
+from equidp.data.raw_files import PublishedFile, RawFiles, content
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
@@ -32,7 +32,7 @@ BATCHES = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-PACKED = Published("cifar10/cifar10.npz", PAGE, "ea60ff18e4f2fadd950cd5fb244a2b43921063c50cc8b2c61c5241e1758bbbbc")
+PACKED = PublishedFile("cifar10/cifar10.npz", PAGE, "ea60ff18e4f2fadd950cd5fb244a2b43921063c50cc8b2c61c5241e1758bbbbc")
 SCHEMA = Schema(
     name="cifar10",
     kind="image",
@@ -53,7 +53,7 @@ class Cifar10(Source):
     unit_names = ("image",)
     sizes = (5_000,) * 10
     layouts = (
-        tuple(Published(f"{FOLDER}/{name}", PAGE, md5=md5) for name, md5 in BATCHES.items()),
+        tuple(PublishedFile(f"{FOLDER}/{name}", PAGE, md5=md5) for name, md5 in BATCHES.items()),
         (PACKED,),
     )
 

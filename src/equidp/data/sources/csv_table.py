@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equidp.data.columns import Column, codes, encode, feature_names, read_rows, require
 from equidp.data.groupings import MISSING, Grouping, check_shown, group_ids, group_names, owners
-from equidp.data.raw_files import Published, RawFiles, digest, find_own, fingerprint, inside
+from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import PRODUCT, Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 from equidp.errors import EquidpError
@@ -50,8 +50,8 @@ class CsvOptions(SourceOptions):
         unit: column whose value is shared by the records of one person; empty where each row is a unit.
         id: column with an id for each row, which then decides on its part, in place of its content (`data.id`).
         part: column that says `train` or `test`; empty to split at random.
-        sizes: public numbers of rows of each class, in label order, known from elsewhere and not counted in the table:
-            counts in `data.keep`, the sampling rate and the noise then follow from these.
+        sizes: public numbers of rows of each class, in label order, known from elsewhere and not counted in the table.
+            Counts in `data.keep`, the sampling rate and the noise then follow from these.
         unit_sizes: likewise of units.
         missing: `drop` leaves out rows with a missing feature or label; `error` refuses them.
     """
@@ -84,7 +84,7 @@ class Csv(Source):
     Options = CsvOptions
 
     def words(self) -> tuple[str, ...]:
-        """Units are called as their column."""
+        """Units have the name of their column."""
         return (*self.unit_names, self.options.unit) if self.options.unit else self.unit_names
 
     def search(self, raw_dir: Path) -> RawFiles | None:
@@ -95,13 +95,13 @@ class Csv(Source):
             raise EquidpError(f"data.options.path: {named} is a folder; name the file in it.")
         return None if path is None else RawFiles({"table": path}, fingerprint([digest(path)]))
 
-    def wanted(self, raw_dir: Path) -> Published:
+    def wanted(self, raw_dir: Path) -> PublishedFile:
         """The file the options name."""
-        return Published(self.options.path.removesuffix(".gz"), "")
+        return PublishedFile(self.options.path.removesuffix(".gz"), "")
 
     @property
     def schema(self) -> Schema:
-        """What the options declare; nothing of it comes from the table."""
+        """The schema that the options declare; nothing comes from the table."""
         names = feature_names(self.options.features)
         return Schema(
             name=self.name,
@@ -143,7 +143,7 @@ class Csv(Source):
         require(frame, needed, where)
 
         def absent_in(column: pd.Series) -> pd.Series:
-            """A declared category may be called `none`: what is declared is never missing."""
+            """Mask of missing values; a declared category, such as `none`, is never missing."""
             label = column.name == self.options.label
             named = self.options.classes if label else getattr(self.options.features[column.name], "categories", ())
             return column.str.lower().isin(MISSING - {name.lower() for name in named})
@@ -174,7 +174,7 @@ def check_sizes(classes: tuple[str, ...], *given: tuple[int, ...]) -> None:
 
 
 def check_group_names(groups: Mapping[str, Grouping]) -> None:
-    """Refuse names that mean something else: `class`, and names with the sign that joins groupings.
+    """Refuse names with another meaning: `class`, and names with the sign that joins groupings.
 
     Raises:
         ValueError: for such a name, to be reported by the settings class.

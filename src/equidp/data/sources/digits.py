@@ -31,7 +31,7 @@ class Digits(Source):
     sizes = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
 
     def locate(self, raw_dir: Path) -> RawFiles:
-        """Nothing to find: the images come with scikit-learn."""
+        """No file is needed: the images are part of scikit-learn."""
         return RawFiles({}, "embedded")
 
     def read(self, files: RawFiles) -> Records:

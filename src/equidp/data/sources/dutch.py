@@ -1,7 +1,7 @@
 """Dutch: an extract of the Dutch census of 2001, prestigious occupation or not (60,420 rows, 12 coded columns).
 
-Encoded as 35 one-hot columns (the paper's count; 47 with the current economic activity, which nearly gives the
-occupation away) and age/17. In the paper's table the group called M is this file's `female`: compare by group size.
+Encoded as 35 one-hot columns (the paper's count; 47 with the current economic activity, which nearly determines the
+occupation) and age/17. In the paper's table the group called M is this file's `female`: compare by group size.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from equidp.data.columns import (
     read_rows,
     require,
 )
-from equidp.data.raw_files import Published, RawFiles
+from equidp.data.raw_files import PublishedFile, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 
-FILE = Published(
+FILE = PublishedFile(
     "dutch/dutch.csv",
     "https://github.com/tailequy/fairness_dataset (experiments/data/dutch.csv)",
     "c0e1df7e2ca07fa84aa99b5565c7b782a381e2fab377648a6d920174d04ce090",

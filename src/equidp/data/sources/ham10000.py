@@ -31,25 +31,25 @@ from equidp.data.images import (
     unpack_sheets,
 )
 from equidp.data.membership import identities
-from equidp.data.raw_files import Published, RawFiles, digest, find, fingerprint, folder_fingerprint, verified
+from equidp.data.raw_files import PublishedFile, RawFiles, digest, find, fingerprint, folder_fingerprint, verified
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 from equidp.errors import EquidpError
 
 PAGE = "https://doi.org/10.7910/DVN/DBW86T"
 FOLDER = "HAM10000"
-METADATA = Published(
+METADATA = PublishedFile(
     f"{FOLDER}/HAM10000_metadata.csv", PAGE, "06aee5e603d313ba69de38263053c792a1dff030eb9c44a96ceb477ceefb99a5"
 )
-PACKED = Published(
+PACKED = PublishedFile(
     f"{FOLDER}/ham10000_28x28.npz", PAGE, "4c7001c8df9baf51831ca408fddb7b257242b6345d6efd54c53766f567aabd77"
 )
-TAR = Published(
+TAR = PublishedFile(
     f"{FOLDER}/ham10000_200x150_jpeg.tar.xz",
     PAGE,
     "9be56c310eea566fb8fefeff7e4ec0b5950e00fc7a6426a4489c3a0ee0f855ad",
 )
-IMAGES = Published(FOLDER, PAGE, contains="the images as <image_id>.jpg, in any subfolder")
+IMAGES = PublishedFile(FOLDER, PAGE, contains="the images as <image_id>.jpg, in any subfolder")
 PACKED_SIDE = 28
 CLASSES = ("akiec", "bcc", "bkl", "df", "nv", "vasc", "mel")
 MAJORITY_CLASS = "nv"
@@ -111,7 +111,7 @@ class Ham10000(Source):
         table = verified(metadata, METADATA, verify=self.options.verify)
         return RawFiles({"metadata": metadata, "images": images}, fingerprint([table, self._images_digest(images)]))
 
-    def wanted(self, raw_dir: Path) -> Published:
+    def wanted(self, raw_dir: Path) -> PublishedFile:
         """The metadata, or the images where only they are missing."""
         return IMAGES if find(raw_dir, METADATA) else METADATA
 
@@ -177,7 +177,7 @@ def _in_tar(path: Path) -> Iterator[tuple[str, bytes]]:
 def _placed(
     encoded: Iterable[tuple[str, Path | bytes]], position: dict[str, int], images: Path, where: str
 ) -> Iterator[Encoded]:
-    """Give each image its row's position; afterwards every row must have had its image, and every image its row."""
+    """Give each image its row's position; every row needs an image, and every image a row."""
     waiting = dict(position)
     for image_id, image in encoded:
         if image_id not in position:
@@ -212,6 +212,4 @@ def _refuse_duplicates(column: pd.Series, where: str) -> None:
     repeated = column.duplicated()
     if repeated.any():
         row = column.index[int(torch.tensor(repeated.to_numpy()).nonzero()[0])]
-        raise EquidpError(
-            f"{where}, row {row}, column {column.name!r}: {column.loc[row]!r} stands in an earlier row too."
-        )
+        raise EquidpError(f"{where}, row {row}, column {column.name!r}: {column.loc[row]!r} is in an earlier row too.")

@@ -13,7 +13,7 @@ from torch import Tensor
 from equidp.data.columns import composed, read_rows, require
 from equidp.data.groupings import Grouping, group_ids, group_names, owners
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
-from equidp.data.raw_files import Published, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
+from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 from equidp.data.sources.csv_table import PARTS, Classes, Sizes, check_group_names, check_sizes
@@ -74,7 +74,7 @@ class ImageFolder(Source):
     unit_names = ("image",)
 
     def words(self) -> tuple[str, ...]:
-        """Units are called as their column."""
+        """Units have the name of their column."""
         return (*self.unit_names, self.options.unit) if self.options.unit else self.unit_names
 
     @property
@@ -111,11 +111,11 @@ class ImageFolder(Source):
             prints.append(digest(table))
         return RawFiles(paths, fingerprint(prints))
 
-    def wanted(self, raw_dir: Path) -> Published:
+    def wanted(self, raw_dir: Path) -> PublishedFile:
         """The folder, or the metadata where only it is missing."""
         if (raw_dir / self.options.path).is_dir():
-            return Published(self.options.metadata.removesuffix(".gz"), "")
-        return Published(self.options.path, "", contains="one subfolder per class")
+            return PublishedFile(self.options.metadata.removesuffix(".gz"), "")
+        return PublishedFile(self.options.path, "", contains="one subfolder per class")
 
     def read(self, files: RawFiles) -> Records:
         """Images uint8 `[N, channels, size, size]`, in the order of their paths."""
@@ -152,7 +152,7 @@ class ImageFolder(Source):
     def _from_metadata(
         self, table: Path | None, paths: list[Path], folder: Path
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Groups, and whose each image is."""
+        """Groups, and each image's unit."""
         if table is None:
             return {}, {}
         frame = read_rows(table, None)
@@ -174,11 +174,11 @@ def _refuse_beside(folder: Path) -> None:
 
 
 def _refuse_loose(folder: Path) -> None:
-    """Refuse images that lie in no class's folder."""
+    """Refuse images that are outside the class folders."""
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in SUFFIXES and not path.is_dir():
             raise EquidpError(
-                f"{path} lies in no class's folder, and would be left out; move it into one, or remove it."
+                f"{path} is outside the class folders, and would be left out; move it into one, or remove it."
             )
 
 
@@ -216,7 +216,7 @@ def _rows_of(frame: pd.DataFrame, column: str, paths: list[Path], folder: Path, 
     """The metadata's rows in the order of the images; each image needs one row, and each row an image."""
     keys = frame[column].map(_stem)
     for key, row in zip(keys[keys.duplicated()], frame.index[keys.duplicated()], strict=True):
-        raise EquidpError(f"{where}, row {row}, column {column!r}: {key!r} stands in an earlier row too.")
+        raise EquidpError(f"{where}, row {row}, column {column!r}: {key!r} is in an earlier row too.")
     stems = [composed(path.stem) for path in paths]
     if len(set(stems)) < len(stems):
         repeated = next(stem for i, stem in enumerate(stems) if stem in stems[:i])

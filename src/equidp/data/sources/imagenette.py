@@ -10,7 +10,7 @@ from pydantic import Field
 
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_files
 from equidp.data.membership import identities
-from equidp.data.raw_files import Published, RawFiles, fingerprint, folder_fingerprint
+from equidp.data.raw_files import PublishedFile, RawFiles, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 from equidp.errors import EquidpError
@@ -66,9 +66,9 @@ class Imagenette(Source):
             return None
         return RawFiles({"root": root}, fingerprint([folder_fingerprint(folder, image_files(folder))]))
 
-    def wanted(self, raw_dir: Path) -> Published:
+    def wanted(self, raw_dir: Path) -> PublishedFile:
         """The unpacked archive."""
-        return Published(f"imagenette/{ARCHIVES[self.options.archive]}", PAGE, contains="train/ and val/")
+        return PublishedFile(f"imagenette/{ARCHIVES[self.options.archive]}", PAGE, contains="train/ and val/")
 
     def download(self, raw_dir: Path) -> None:
         """Fetch and unpack the archive with torchvision's downloader."""

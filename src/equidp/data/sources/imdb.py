@@ -21,7 +21,7 @@ from tqdm import tqdm
 from equidp.data.columns import band_ids, bands, require
 from equidp.data.membership import identities
 from equidp.data.raw_files import (
-    Published,
+    PublishedFile,
     RawFiles,
     files_below,
     find,
@@ -37,15 +37,15 @@ from equidp.data.words import FIRST_LISTED, ids_of, listed_ids, read_list, token
 from equidp.errors import EquidpError
 
 PAGE = "https://ai.stanford.edu/~amaas/data/sentiment/"
-FOLDER = Published("imdb/aclImdb", PAGE, contains="train/pos, train/neg, test/pos and test/neg")
-PACKED = Published(
+FOLDER = PublishedFile("imdb/aclImdb", PAGE, contains="train/pos, train/neg, test/pos and test/neg")
+PACKED = PublishedFile(
     "imdb/imdb_reviews.jsonl.xz", PAGE, "a877ce2de045410581d714f01ef62d81142b303bc45de739e9211b474495fef9"
 )
 GLOVE_PAGE = "https://nlp.stanford.edu/projects/glove/"
-GLOVE_PACKED = Published(
+GLOVE_PACKED = PublishedFile(
     "glove/glove.6B.100d.first30000.txt", GLOVE_PAGE, "a161a4161305404b0d3923410f74f12cd1c2a9614bf9ce4a998021ea451e6e08"
 )
-GLOVE = (GLOVE_PACKED, Published("glove/glove.6B.100d.txt", GLOVE_PAGE))
+GLOVE = (GLOVE_PACKED, PublishedFile("glove/glove.6B.100d.txt", GLOVE_PAGE))
 CLASSES = ("negative", "positive")
 PARTS = ("train", "test")
 SENTIMENTS = ("neg", "pos")
@@ -100,13 +100,13 @@ class Imdb(Source):
             digests.append(verified(path, wanted, verify=self.options.verify))
         return RawFiles(found, fingerprint(digests))
 
-    def _wanted_words(self, raw_dir: Path) -> Published:
+    def _wanted_words(self, raw_dir: Path) -> PublishedFile:
         asked = self.options.words.removesuffix(".gz")
         if (known := next((file for file in GLOVE if file.path == asked), None)) is not None:
             return known  # like other files of a provider it may lie in a linked folder
-        return Published(inside(raw_dir, asked).relative_to(raw_dir.resolve()).as_posix(), GLOVE_PAGE)
+        return PublishedFile(inside(raw_dir, asked).relative_to(raw_dir.resolve()).as_posix(), GLOVE_PAGE)
 
-    def wanted(self, raw_dir: Path) -> Published:
+    def wanted(self, raw_dir: Path) -> PublishedFile:
         """The provider's folder."""
         return FOLDER
 
@@ -152,7 +152,7 @@ class Imdb(Source):
         )
 
     def as_in(self, schema: Schema) -> Self:
-        """With the words that the schema's records were encoded by: a served model has no list beside it."""
+        """This source with the words of a schema's records: a served model has no file of words."""
         self._know(schema.words)
         return self
 
@@ -180,9 +180,9 @@ class Imdb(Source):
         return listed_ids(found, self._known, self.options.length)
 
 
-def _no_words(raw_dir: Path, wanted: Published) -> EquidpError:
-    told = missing(raw_dir, wanted, download="there is no automatic download").message
-    return EquidpError(f"{told} Or leave data.options.words out: ids are then hashed, and words may share one.")
+def _no_words(raw_dir: Path, wanted: PublishedFile) -> EquidpError:
+    message = missing(raw_dir, wanted, download="there is no automatic download").message
+    return EquidpError(f"{message} Or leave data.options.words out: ids are then hashed, and words may share one.")
 
 
 def _read_folder(folder: Path) -> Iterator[Review]:

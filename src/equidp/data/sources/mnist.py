@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equidp.data.idx import read_idx
-from equidp.data.raw_files import Published, RawFiles
+from equidp.data.raw_files import PublishedFile, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
@@ -21,8 +21,8 @@ SIDE = 28
 PARTS = (("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"))
 
 
-def _layout(folder: str, page: str, checksums: dict[str, str]) -> tuple[tuple[Published, ...], ...]:
-    return (tuple(Published(f"{folder}/raw/{name}", page, sha) for name, sha in checksums.items()),)
+def _layout(folder: str, page: str, checksums: dict[str, str]) -> tuple[tuple[PublishedFile, ...], ...]:
+    return (tuple(PublishedFile(f"{folder}/raw/{name}", page, sha) for name, sha in checksums.items()),)
 
 
 class Mnist(Source):

@@ -42,7 +42,7 @@ class Sampler(Part, ABC):
         """The sampler at work."""
 
     @abstractmethod
-    def told(self, unit: str) -> str:
+    def description(self, unit: str) -> str:
         """How batches are drawn, in a reader's words; `unit` is what is drawn."""
 
     def adapt(self, plan: Plan) -> Plan:
@@ -111,7 +111,7 @@ class PoissonSampler(Sampler):
         """Coins of the `sampling` stream."""
         return PoissonSampling(self, run)
 
-    def told(self, unit: str) -> str:
+    def description(self, unit: str) -> str:
         """Poisson."""
         return f"Poisson: every {unit} enters a batch independently with probability q"
 

@@ -107,12 +107,12 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
         own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
         rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[2:])) for key in rows])
-    labels = row_labels({key: (key[0], _told(dict(key[2:]), differing)) for key in sorted(rows)})
+    labels = row_labels({key: (key[0], _labelled_settings(dict(key[2:]), differing)) for key in sorted(rows)})
     return {label: list(rows[key].values()) for key, label in labels.items()}
 
 
-def _told(settings: Mapping[str, str], differing: Sequence[str]) -> dict[str, str | float]:
-    """The settings that a label tells; "None" is as good as not given."""
+def _labelled_settings(settings: Mapping[str, str], differing: Sequence[str]) -> dict[str, str | float]:
+    """The settings that a label shows; "None" counts as not given."""
     return {name: _value(settings[name]) for name in differing if settings.get(name, "None") != "None"}
 
 

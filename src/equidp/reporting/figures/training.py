@@ -12,7 +12,7 @@ from equidp.evaluation.metrics import unique_slugs
 from equidp.reporting.figures.drawing import METRIC_NAMES, draw_lines, gaps, in_words
 from equidp.reporting.style import HEIGHT, blank, figure, label, line, looks
 
-ACCOUNTANTS = {"epsilon": "ε we stand by", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}
+ACCOUNTANTS = {"epsilon": "guaranteed ε", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}
 
 SMOOTHED_FROM = 30
 """Clip norms of runs with at least so many epochs are drawn as running means."""

@@ -203,15 +203,15 @@ def launch(config: LaunchConfig, folder: Path, job: Mapping[str, Any], *, worker
     except ChildFailedError as error:
         raise _reason(error, folder, job) from None
     except SignalException as error:
-        raise _told(folder) or KeyboardInterrupt from error
+        raise _reported_error(folder) or KeyboardInterrupt from error
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
-def _told(folder: Path) -> EquidpError | None:
-    """What a rank said before it stopped."""
+def _reported_error(folder: Path) -> EquidpError | None:
+    """The error that a rank wrote before it stopped."""
     if not (folder / FAILURE).exists():
         return None
     said = json.loads((folder / FAILURE).read_text())
@@ -221,8 +221,8 @@ def _told(folder: Path) -> EquidpError | None:
 
 
 def _reason(error: ChildFailedError, folder: Path, job: Mapping[str, Any]) -> EquidpError:
-    if told := _told(folder):
-        return told
+    if reported := _reported_error(folder):
+        return reported
     rank, failure = error.get_first_failure()
     cause = f"was killed by signal {-failure.exitcode}" if failure.exitcode < 0 else "failed; its error is above"
     remedy = (

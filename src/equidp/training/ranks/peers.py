@@ -64,7 +64,7 @@ class Peers:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which adds noise, keeps the books and writes the results."""
+        """Whether this is rank 0, which adds noise, keeps the ledger and writes the results."""
         return self.rank == 0
 
     def sum_to_first(self, total: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ class ParallelTrainer(Trainer):
         All ranks call this at once. The others' ledgers start with what rank 0's knows, as parts may look at that.
         """
         done = peers.object_from_first([event.to_dict() for event in ledger.done])
-        books = ledger if peers.first else Ledger(Event.from_dict(entry) for entry in done)
-        trainer = cls(peers=peers, ledger=books, **arguments)
+        own = ledger if peers.first else Ledger(Event.from_dict(entry) for entry in done)
+        trainer = cls(peers=peers, ledger=own, **arguments)
         saved = peers.object_from_first(saved)
         if saved is not None:
             trainer.load_state_dict(saved)
