@@ -118,7 +118,7 @@ def _trials(plan: Plan, membership: Membership | None) -> str:
     moved = ""
     if membership is not None and membership.how == "hash" and membership.key.startswith("seed="):
         moved = (
-            " Trials of other seeds have other test records, and exact figures of these tell of records that this trial "
+            " Trials of other seeds have other test records. Exact figures of these tell of records that this trial "
             "protects: give all trials one data.key."
         )
     if trials.single:
