@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -249,3 +252,19 @@ class TestReleasedWeights:
         assert run.trainer.outcome().accepted_steps < run.trainer.steps_done
         torch.testing.assert_close(run.released, run.parameters)
         assert run.trainer.releasing.taken == run.trainer.outcome().accepted_steps
+
+
+def test_the_complete_example_of_the_docs_trains_and_charges_what_it_announced(lab: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    code = page.split("## Adding one")[1].split("```python\n")[1].split("```")[0]
+    module = ModuleType("dpsgd_sign")
+    sys.modules[module.__name__] = module  # where pydantic looks for the names in annotations
+    try:
+        exec(compile(code, "docs/algorithms.md", "exec"), module.__dict__)
+        algorithm, plan = module.SignDPSGD().build(), lab.plan(epochs=3)
+    finally:
+        del sys.modules[module.__name__]
+    trainer = lab.trainer("dpsgd_sign", algorithm=algorithm, plan=plan)
+    trainer.train(progress=False)
+    assert counted(trainer.ledger.events) == counted(algorithm.events(plan))
+    assert float(trainer.public["clip_norm"]) >= 0.1

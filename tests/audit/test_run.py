@@ -57,8 +57,10 @@ def test_what_the_canaries_achieve_lies_below_the_claimed_curve(findings: dict) 
     curve, found = findings["claim"]["trade_off"], findings["gradient_canaries"]
     assert len(found["achieved"]) == len(audit.FALSE_ALARMS)
     for accused, caught in found["achieved"]:
-        allowed = 1 - float(np.interp(accused, curve["false_alarms"], curve["misses"]))
-        assert caught <= allowed + 4 * math.sqrt(allowed * (1 - allowed) / 1000)  # chance, of about 1,000 canaries
+        # chance, of about 1,000 canaries on either side: the threshold that accuses this share may in truth accuse more
+        truly = accused + 4 * math.sqrt(accused * (1 - accused) / 1000)
+        allowed = 1 - float(np.interp(truly, curve["false_alarms"], curve["misses"]))
+        assert caught <= allowed + 4 * math.sqrt(allowed * (1 - allowed) / 1000)
     drawn = {name: sorted(shown) for name, shown in points(findings).items()}
     assert drawn["gradient canaries"] == found["achieved"]
     assert drawn["loss threshold"][0][0] == 0.01
