@@ -20,7 +20,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report
 from equidp.cli import project_at
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import SeededRandom
-from equidp.models.weights import Weights, save_weights
+from equidp.models.weights import Weights, load_weights, save_weights
 from equidp.parameters import TrainingSettings
 from equidp.sweep.command import run_command
 from equidp.system import files, interrupts
@@ -126,7 +126,7 @@ def test_what_was_read_from_a_checkpoint_does_not_keep_its_file(tmp_path: Path, 
 def test_what_was_read_from_a_models_file_does_not_keep_it(tmp_path: Path, kept_while_open: None) -> None:
     kept, weights = tmp_path / "model.safetensors", {"weight": torch.arange(4000.0)}
     save_weights(Weights(weights, {}), kept)
-    loaded = kept.load()
+    loaded = load_weights(kept)
     save_weights(Weights(weights, {}), kept)
     assert loaded.tensors["weight"].equal(weights["weight"])
 
@@ -213,7 +213,7 @@ def test_a_sweep_is_refused_before_anything_is_made_but_its_commands_are_printed
     asked |= {"dashboard": 0, "retries": 1, "listing": False}
     run_command(project_at(project), None, dry_run=True, **asked)
     assert "kedro run --pipeline=dpsgd" in capsys.readouterr().out
-    with pytest.raises(EquidpError, match="which Windows does not do: take WSL, or"):
+    with pytest.raises(EquidpError, match="which Windows cannot do: use WSL, or"):
         run_command(project_at(project), None, dry_run=False, **asked)
     assert not (project / "data" / "08_reporting").exists()
 

@@ -973,7 +973,7 @@ class TestLedger:
     def test_says_how_it_samples_and_what_it_releases(self, name: str) -> None:
         algorithm = algorithm_settings(name).build()
         assert algorithm.name == name
-        assert "lesion" in algorithm.sampler.told("lesion")
+        assert "lesion" in algorithm.sampler.description("lesion")
         releases = [part.released for part in algorithm.parts if part.released]
         charged = algorithm.side_release is not None or algorithm.sampler.gives or not algorithm.acceptance.always
         assert bool(releases) == bool(charged)

@@ -31,7 +31,7 @@ def test_the_page_names_the_settings_that_no_algorithm_has() -> None:
     page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
     known = {field for kind in ALGORITHMS.values() for field in kind.model_fields}
     own = {field for parts in PARTS.values() for part in parts.values() for field in part.model_fields} - known
-    (named,) = re.findall(r"in the algorithm that brought it, but for (.*?)\. Defaults", page, flags=re.S)
+    (named,) = re.findall(r"in the algorithm that introduced it. Exceptions: (.*?)\. ", page, flags=re.S)
     assert set(re.findall(r"`(\w+)`\s\(", named)) == own
 
 

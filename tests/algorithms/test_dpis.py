@@ -172,6 +172,8 @@ class Puppet:
 
     def __init__(self, lab: Any, plan: Plan, norms: Any, **options: Any) -> None:
         self.algorithm = algorithm_settings("dpis", options).build()
+        self.combination = self.algorithm.combination
+        self.sampling_rate = self.algorithm.sampler.sampling_rate(plan)
         self.plan, self.norms = plan, norms
         self.random = lab.random(3)
         trainer = lab.trainer("dpis")
@@ -384,7 +386,7 @@ class TestBudget:
         rates = [event.sampling_rate for event in run.trainer.ledger.events if event.sampling_rate < 1]
         assert max(rates) > 2 * sampler.sampling_rate(run.trainer.plan)
         assert run.trainer.sampling.rate == rates[-1]
-        assert "at most the sampling rate that the ledger has for that step" in sampler.told("record")
+        assert "at most the sampling rate that the ledger has for that step" in sampler.description("record")
 
     def test_the_published_figure_leaves_out_and_amplifies(self, lab: Any) -> None:
         run = lab.trained("dpis", plan=lab.plan(epochs=2))
