@@ -131,7 +131,7 @@ def test_your_own_data(checkout: Path) -> None:
     assert found["grouped"] == found["rows"]
     assert found["statement"]["epsilon"] == pytest.approx(1.0, rel=0.01)
     assert found["statement"]["records"] == round(0.8 * found["patients"])  # the guarantee counts patients, not stays
-    assert "parts that differ in one unit." in " ".join(found["statement"]["assumptions"])
+    assert "tables that differ in one unit give training parts" in " ".join(found["statement"]["assumptions"])
     assert found["refusal"].endswith(
         f"hospital.csv, row {found['rows'] + 2}, column 'age': '172' is out of bounds; give a number from 0 to 120."
     )
@@ -161,7 +161,7 @@ def test_your_own_algorithm(checkout: Path) -> None:
     assert "no bound on what one record adds" in found["refusal"]
     assert found["baseline"] > 0.95
     comparison = found["comparison"]
-    assert list(comparison) == ["dpsgd", "dpsgd_smooth", "smooth, per group"]
+    assert list(comparison) == ["dpsgd", "dpsgd_smooth", "smooth, per group", "dpsgd_sign"]
     for row in comparison.values():
         assert 2.97 < row["ε"] <= 3.0
         assert row["accuracy"] > 0.85
