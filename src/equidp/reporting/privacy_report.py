@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from equidp.data.sources import record_words
-from equidp.errors import UNSHOWN
 from equidp.reporting.attack import from_curve, recognised, share_text
+from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.statement_sections import (
     FALSE_ALARMS,
     Section,
@@ -45,13 +44,13 @@ def privacy_report(privacy: Mapping, dataset: str = "") -> str:
         dataset: what was trained on, for the title.
     """
     trained = " on ".join(filter(None, (privacy["algorithm"], dataset)))
-    parts = [f"# Privacy statement: {_inline(trained)}", WHERE_IT_MAY_GO]
+    parts = [f"# Privacy statement: {markdown_text(trained)}", WHERE_IT_MAY_GO]
     if research_mode(privacy):
         parts.append(NOT_FOR_RELEASE)
     for section in privacy_sections(privacy):
-        parts += [f"## {section.title}", *map(_inline, section.paragraphs)]
+        parts += [f"## {section.title}", *map(markdown_text, section.paragraphs)]
         if section.rows:
-            parts.append("\n".join(_markdown_rows(section)))
+            parts.append(markdown_table([section.header, *section.rows]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -378,14 +377,3 @@ def _range(values: Iterable[float]) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}" if value < 1e6 else f"{value:.2e}"
-
-
-def _inline(text: str) -> str:
-    """Text from data for Markdown: markup characters are escaped, and line breaks removed."""
-    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", UNSHOWN.sub(" ", str(text)))
-
-
-def _markdown_rows(section: Section) -> Iterable[str]:
-    yield "| " + " | ".join(map(_inline, section.header)) + " |"
-    yield "|" + "---|" * len(section.header)
-    yield from ("| " + " | ".join(map(_inline, row)) + " |" for row in section.rows)

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from equidp.reporting.attack import recognised, share_text
+from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
-from equidp.reporting.release.lines import markdown_table, markdown_text
 from equidp.reporting.tables import METRIC_TITLES
 
 TASKS = {

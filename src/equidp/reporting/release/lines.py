@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equidp.errors import UNSHOWN
+from equidp.reporting.markdown import markdown_table, markdown_text
 
 OPEN = "Open"
 
@@ -114,14 +113,3 @@ def publication(warning: str | None) -> dict[str, Any]:
 def to_json(content: Mapping[str, Any]) -> str:
     """JSON text that is the same for the same content."""
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first row is its header."""
-    shown = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
-    return "\n".join([shown[0], "|" + "---|" * len(rows[0]), *shown[1:]])
-
-
-def markdown_text(text: str) -> str:
-    """Text from data within Markdown: markup characters lose their meaning, and no line ends."""
-    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", UNSHOWN.sub(" ", str(text)))
