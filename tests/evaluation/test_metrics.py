@@ -19,7 +19,7 @@ from equidp.evaluation.metrics import (
     diverged,
     evaluate,
     flat_metrics,
-    learnt_nothing,
+    guessing,
     metrics_document,
     slug,
     unique_slugs,
@@ -228,9 +228,17 @@ def test_beside_a_baseline_that_diverged_nothing_has_a_cost(binary):
 def test_a_model_that_puts_all_into_one_class_has_learnt_nothing_however_accurate(binary):
     scores, labels, _ = binary
     frequent = np.eye(2)[np.full(len(labels), np.bincount(labels).argmax())]
-    assert learnt_nothing(evaluate(frequent, labels, {}, classes=CLASSES))
-    assert not learnt_nothing(evaluate(np.eye(2)[labels], labels, {}, classes=CLASSES))
-    assert not learnt_nothing(evaluate(np.full_like(scores, np.nan), labels, {}, classes=CLASSES))  # it has diverged
+    assert "has learnt nothing" in (guessing(evaluate(frequent, labels, {}, classes=CLASSES)) or "")
+    assert guessing(evaluate(np.eye(2)[labels], labels, {}, classes=CLASSES)) is None
+    assert guessing(evaluate(np.full_like(scores, np.nan), labels, {}, classes=CLASSES)) is None  # it has diverged
+
+
+def test_a_model_of_one_class_whose_scores_rank_has_learnt(binary):
+    _, labels, _ = binary
+    ranking = np.stack([np.full(len(labels), 0.9), 0.1 + 0.1 * labels], axis=1)  # always class 0, higher for class 1
+    said = guessing(evaluate(ranking, labels, {}, classes=CLASSES)) or ""
+    assert "ranks the records (AUROC 1.00)" in said
+    assert "learnt nothing" not in said
 
 
 def test_a_gap_needs_two_groups():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from equidp.errors import listed_names
-from equidp.evaluation.metrics import diverged, learnt_nothing, outdone
+from equidp.evaluation.metrics import diverged, guessing, outdone
 from equidp.reporting import tables
 from equidp.reporting.privacy_report import NO_GUARANTEE, research_mode, understated
 
@@ -20,30 +20,25 @@ def page_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mappin
     if not any(privacy_facts(name, privacy)["private"] for name in documents):
         found.append(NO_GUARANTEE)
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
-    several = (
-        f"The papers' rules for ε understate it, or leave out releases, in {', '.join(doubtful)}: quote ε, "
-        "not ε as published."
-    )
-    found += [several] if len(doubtful) > 1 else doubtful.values()
+    found += [_doubtful_rules(doubtful, privacy)] if len(doubtful) > 1 else doubtful.values()
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
-    guessing = [name for name, document in documents.items() if learnt_nothing(document.get("baseline") or {})]
-    if guessing:
-        found.append(
-            f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as if all "
-            "records were put into one class. Beside it privacy seems to be free: ignore costs and gaps near 0."
-        )
-    if weak := [name for name, document in documents.items() if outdone(document) and name not in guessing]:
+    guesses = {name: said for name, document in documents.items() if (said := guessing(document.get("baseline") or {}))}
+    found += [
+        f"The non-private baseline of {name} {said}. Beside it privacy seems to be free: ignore costs and gaps near 0."
+        for name, said in guesses.items()
+    ]
+    if weak := [name for name, document in documents.items() if outdone(document) and name not in guesses]:
         found.append(
             f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
             "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
             "small."
         )
-    if empty := [name for name, document in documents.items() if learnt_nothing(document)]:
-        found.append(
-            f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as if all records were put "
-            "into one class. Its accuracy is then that of the most frequent class."
-        )
+    found += [
+        f"The model of {name} {said}. Its accuracy is then that of the most frequent class."
+        for name, document in documents.items()
+        if (said := guessing(document))
+    ]
     baselines = {name: document["baseline"] for name, document in documents.items() if "baseline" in document}
     if lost := [name for name, baseline in baselines.items() if diverged(baseline)]:
         found.append(
@@ -76,3 +71,12 @@ def page_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mappin
             "those of the others of the test part: do not compare the two."
         )
     return list(dict.fromkeys(warning for warning in found if warning))
+
+
+def _doubtful_rules(names: Collection[str], privacy: Mapping[str, Mapping]) -> str:
+    """One sentence for several algorithms: whose published ε is below ours, and whose leaves out releases only."""
+    lower = [name for name in names if privacy[name]["epsilon_published"]["value"] < privacy[name]["epsilon"]]
+    other = [name for name in names if name not in lower]
+    faults = [f"understate it in {', '.join(lower)}"] if lower else []
+    faults += [f"leave out releases in {', '.join(other)}"] if other else []
+    return f"The papers' rules for ε {' and '.join(faults)}: quote ε, not ε as published."

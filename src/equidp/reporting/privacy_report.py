@@ -98,9 +98,9 @@ def _guarantee(privacy: Mapping) -> Section:
     source = "the trade-off curve" if from_curve(privacy) else "ε and δ"
     worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
-        f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. Any result "
-        f"computed from what was released has nearly the same probability whether or not any one {unit} was "
-        f"used: probabilities differ by a factor of at most e^ε = {_number(factor)}, apart from δ.",
+        f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. The "
+        f"probability of any result computed from what was released differs by a factor of at most "
+        f"e^ε = {_number(factor)}, apart from δ, whether or not any one {unit} was used.",
         f"In practice: an attacker who knows everything else, and tests whether a certain {unit} was in the training "
         f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {share_text(caught)} of those "
         f"that were, by {source}. {worth}",

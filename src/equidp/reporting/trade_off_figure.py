@@ -37,6 +37,6 @@ def trade_off_figure(
                 marker={"symbol": ("x", "cross", "star", "asterisk")[number % 4], "size": 9, "color": INK},
             )
         )
-    chart.update_xaxes(type="log")
-    chart.update_yaxes(type="log")
+    chart.update_xaxes(type="log", dtick=1, exponentformat="none")
+    chart.update_yaxes(type="log", dtick=1, exponentformat="none")
     return chart

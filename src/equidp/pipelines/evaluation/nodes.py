@@ -9,7 +9,7 @@ import numpy as np
 
 from equidp.data.records import Records
 from equidp.errors import listed_names
-from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, learnt_nothing, metrics_document, outdone
+from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, guessing, metrics_document, outdone
 from equidp.parameters import Settings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.reporting.tables import BASELINE
@@ -22,8 +22,8 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
     part = settings.data.evaluate_on
     groups = group_arrays(test, settings.data.groups)
     figures = evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes, units=_units(test))
-    if learnt_nothing(figures):  # said here, of each model once, however many are compared with the baseline
-        _tell_of_guessing(algorithm)
+    if said := guessing(figures):  # here, of each model once, however many are compared with the baseline
+        _tell_of_guessing(algorithm, said)
     if algorithm == BASELINE:  # part of every run, and the part is the same for all its algorithms
         _tell_of_absent_classes(test, part)
     return figures | ({"evaluated_on": part} if part != "test" else {})
@@ -51,7 +51,7 @@ def cost_against_baseline(
         document["cost_of_privacy"]["intervals"] = cost_intervals(
             scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
         )
-    if outdone(document) and not learnt_nothing(baseline):
+    if outdone(document) and not guessing(baseline):
         logger.warning(
             "The private model is more accurate than its non-private baseline, by more than chance: costs and gaps say "
             "nothing while the baseline can do better. Give it a learning rate of its own, by "
@@ -69,18 +69,17 @@ def _units(records: Records) -> np.ndarray | None:
     return None if records.unit is None else records.unit.numpy()
 
 
-def _tell_of_guessing(algorithm: str) -> None:
+def _tell_of_guessing(algorithm: str, said: str) -> None:
     if algorithm == BASELINE:
         logger.warning(
-            "The non-private baseline has learnt nothing (its MCC is not above 0: it may put all test records into one "
-            "class), so that privacy looks free beside it: give it more training.epochs, a learning rate of its own by "
-            "--params=sgd.options.learning_rate=1, or training.class_weights where a class is rare."
+            "The non-private baseline %s. Privacy looks free beside it: give it more training.epochs, a learning rate "
+            "of its own, smaller or larger, by --params=sgd.options.learning_rate=1, or training.class_weights where a "
+            "class is rare.",
+            said,
         )
     else:
         logger.warning(
-            "%s: the model has learnt nothing (its MCC is not above 0: it may put all test records into one class). "
-            "Its accuracy is then that of the most frequent class and says nothing.",
-            algorithm,
+            "%s: the model %s. Its accuracy is then that of the most frequent class and says nothing.", algorithm, said
         )
 
 
