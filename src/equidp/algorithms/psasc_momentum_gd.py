@@ -142,8 +142,8 @@ def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
         return engine.loss(outputs, label.unsqueeze(0)).sum()
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")  # a dropout mask each
-    found = each(values, batch.features, batch.labels)
-    gradients = torch.cat([g.reshape(len(g), -1) for g in found], dim=1)
+    found = each(values, engine.padded(batch.features), engine.padded(batch.labels))
+    gradients = torch.cat([g.reshape(len(g), -1) for g in found], dim=1)[: len(batch.labels)]
     if batch.owners is None:
         return gradients
     total = torch.zeros(len(batch), engine.dimension, device=engine.device).index_add_(0, batch.owners, gradients)

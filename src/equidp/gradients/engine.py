@@ -17,6 +17,7 @@ from equidp.gradients.passes import Iterate, Passes, Precision
 from equidp.gradients.precision import refuse_short_products
 from equidp.gradients.probe import probe
 from equidp.gradients.recording import Recorder, Recordings
+from equidp.gradients.shape import FixedRows, padded
 
 __all__ = ["GradientEngine", "all_finite"]
 
@@ -32,7 +33,7 @@ class GradientEngine:
         loss: per-record losses of outputs and labels.
         precision: `bf16` runs forward and backward under autocast; norms and sums stay in float32.
         new_recorder: makes what the passes are recorded with, and replayed; None: they are computed afresh every time.
-        limit: no batch that is recorded will have more records; None where that is not known.
+        rows: public number of rows that every private pass has (`shape.py`); None: those of the batch.
 
     Raises:
         EquidpError: for a model without trainable parameters, with some that are no float32, or with a layer that mixes
@@ -46,14 +47,15 @@ class GradientEngine:
         *,
         precision: Precision = "float32",
         new_recorder: Callable[[], Recorder] | None = None,
-        limit: int | None = None,
+        rows: int | None = None,
     ) -> None:
         self.passes = BookKeeping(model, loss, precision=precision)
         self.model, self.loss, self.precision = model, loss, precision
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
-        self._recordings = None if new_recorder is None else Recordings(self.passes, new_recorder, limit)
-        self._asked: Passes = self.passes
+        self.rows = rows
+        work: Passes = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
+        self._asked: Passes = work if rows is None else FixedRows(work, rows)
         self._probed = False
         self._gradient: Tensor | None = None
 
@@ -95,7 +97,6 @@ class GradientEngine:
                 its gradients would be wrong (`probe.py`).
         """
         self.try_out(features, labels)
-        self._asked = self.passes if self._recordings is None or not self._probed else self._recordings
         return self._asked.norms(features, labels, owners=owners, iterates=iterates)
 
     def try_out(self, features: Tensor, labels: Tensor) -> None:
@@ -125,6 +126,14 @@ class GradientEngine:
             EquidpError: without a preceding `norms` call, or inside `torch.autocast`.
         """
         return self._asked.weighted_sum(weights)
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """The model's outputs `[b, …]` for private records, at the public number of rows."""
+        return self.model(self.padded(features))[: len(features)]  # type: ignore[no-any-return]
+
+    def padded(self, values: Tensor) -> Tensor:
+        """`[b, …]` and rows of zeros up to the public number of rows, where there is one."""
+        return values if self.rows is None else padded(values, self.rows)
 
     def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
         """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""

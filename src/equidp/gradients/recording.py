@@ -4,11 +4,8 @@ A small model's step is a few hundred operations, and launching each of them tak
 weighted sums are recorded; they follow from batch, weights and parameters. Sampling, side releases, noise and update
 are not, and so nothing that draws a random number.
 
-A recording has a fixed number of rows, and a Poisson batch has not: it is laid into the first of them. The rows after
-it hold what they held before and have weight 0, so that they add exactly nothing, and their norms are dropped. A batch
-that is larger, or much smaller, gets a recording of its own, or none: no record is ever left out.
-
-No recording is trusted unseen: until parameters have changed a few times its batches are computed both ways.
+A recording has a fixed number of rows, as all private passes on a GPU have (`shape.py`); what has another is computed
+afresh. No recording is trusted unseen: until parameters have changed a few times its batches are computed both ways.
 """
 
 from __future__ import annotations
@@ -30,9 +27,6 @@ TRIALS = 3
 
 It counts states and not batches: batches at the same parameters do not show whether parameters are read anew.
 """
-
-MOST = 4
-"""Recordings of one run: each keeps the memory of a whole step."""
 
 WARM_UP = 3
 """Passes before the recorded one, in which libraries choose their kernels and get their room."""
@@ -112,26 +106,16 @@ class CudaGraphs:
 
 
 class Recording:
-    """Norms and weighted sums of batches that are about as large as a given one, and have at most `limit` records."""
+    """Norms and weighted sums of batches that have as many rows as a given one."""
 
-    def __init__(
-        self, passes: Recordable, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None
-    ) -> None:
-        self._records, self._states = len(features), 0
+    def __init__(self, passes: Recordable, recorder: Recorder, features: Tensor, labels: Tensor) -> None:
+        self.rows, self._states = len(features), 0
         self._seen: list[Tensor] = []  # the parameters of the last state, while on trial
-        # a Poisson batch of that size on average is larger once in 30,000
-        size = self._records + 4 * round(self._records**0.5)
-        size = size if limit is None else max(self._records, min(size, limit))
-        self._sizes = range(self._records // 2, size + 1)
-        self._features, self._labels = (x.new_zeros(size, *x.shape[1:]) for x in (features, labels))
-        self._weights = torch.zeros(size, device=features.device)
+        self._features, self._labels = torch.zeros_like(features), torch.zeros_like(labels)
+        self._weights = torch.zeros(self.rows, device=features.device)
         self._passes = passes.twin()  # its books are those that the recorded sum reads
         self._norms = recorder.record(lambda: self._passes.norms(self._features, self._labels))
         self._sum = recorder.record(lambda: self._passes.weighted_sum(self._weights))
-
-    def fits(self, records: int) -> bool:
-        """Whether a batch of so many has room, without wasting most of the work."""
-        return records in self._sizes
 
     @property
     def on_trial(self) -> bool:
@@ -140,12 +124,11 @@ class Recording:
 
     def norms(self, features: Tensor, labels: Tensor) -> Tensor:
         """`[b]`, as of the passes."""
-        self._records = len(features)
         if self.on_trial:
             self._count_states()
-        self._features[: len(features)].copy_(features)
-        self._labels[: len(labels)].copy_(labels)
-        return self._norms()[: len(features)].clone()
+        self._features.copy_(features)
+        self._labels.copy_(labels)
+        return self._norms().clone()
 
     def _count_states(self) -> None:
         now = self._passes.parameters
@@ -155,8 +138,7 @@ class Recording:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[d]`, of the last batch, as of the passes."""
-        self._weights[: self._records].copy_(weights)
-        self._weights[self._records :].zero_()
+        self._weights.copy_(weights)
         return self._sum().clone()
 
 
@@ -165,15 +147,14 @@ class Recordings:
 
     Args:
         passes: whose work is recorded.
-        new_recorder: makes the recorder of one recording.
-        limit: no batch has more records, so none needs more room; None: any may come.
+        new_recorder: makes the recorder.
     """
 
-    def __init__(self, passes: Recordable, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
-        self._passes, self._new_recorder, self._limit = passes, new_recorder, limit
-        self._made: list[Recording] = []
+    def __init__(self, passes: Recordable, new_recorder: Callable[[], Recorder]) -> None:
+        self._passes, self._new_recorder = passes, new_recorder
+        self._made: Recording | None = None
         self._last = torch.zeros(0)
-        self._current: Recording | None = None  # whose norms were asked for last
+        self._replayed = False  # the norms that were asked for last
 
     def norms(
         self,
@@ -183,30 +164,31 @@ class Recordings:
         owners: Tensor | None = None,
         iterates: Sequence[Iterate] | None = None,
     ) -> Tensor:
-        """As of the passes; units and other iterates are computed afresh.
+        """As of the passes; units, other iterates and other numbers of rows are computed afresh.
 
         Raises:
             EquidpError: for passes that cannot be recorded, or come to something else when replayed.
         """
         self._passes.clear()
-        self._current = None
-        recording = self._fitting(features, labels) if len(features) and owners is None and iterates is None else None
-        if recording is None:
+        self._replayed = len(features) > 0 and owners is None and iterates is None
+        recording = self._recording(features, labels) if self._replayed else None
+        if recording is None or recording.rows != len(features):
+            self._replayed = False
             return self._passes.norms(features, labels, owners=owners, iterates=iterates)
         found = recording.norms(features, labels)
         if recording.on_trial:
             expected = self._passes.norms(features, labels)  # their own sum wants their books too
             allowed = self._tolerance()
             _compare(torch.isclose(found, expected, rtol=allowed, atol=1e-6 * allowed, equal_nan=True).all())
-        self._current, self._last = recording, found
+        self._last = found
         return found
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """As of the passes."""
-        if self._current is None:
+        if not self._replayed or self._made is None:
             return self._passes.weighted_sum(weights)
-        found = self._current.weighted_sum(weights)
-        if self._current.on_trial:
+        found = self._made.weighted_sum(weights)
+        if self._made.on_trial:
             expected = self._passes.weighted_sum(weights)
             size = expected.norm() + 0.1 * torch.where(weights > 0, weights * self._last, 0.0).sum()  # sums may cancel
             _compare((found - expected).norm() <= self._tolerance() * size)
@@ -215,19 +197,16 @@ class Recordings:
     def _tolerance(self) -> float:
         return TOLERANCE[self._passes.precision]
 
-    def _fitting(self, features: Tensor, labels: Tensor) -> Recording | None:
-        for recording in self._made:
-            if recording.fits(len(features)):
-                return recording
-        if len(self._made) == MOST:
-            return None
-        try:
-            recording = Recording(self._passes, self._new_recorder(), features, labels, self._limit)
-        except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise EquidpError(f"The model's passes cannot be recorded as CUDA graphs ({reason}): {REMEDY}") from error
-        self._made.append(recording)
-        return recording
+    def _recording(self, features: Tensor, labels: Tensor) -> Recording:
+        if self._made is None:
+            try:
+                self._made = Recording(self._passes, self._new_recorder(), features, labels)
+            except RuntimeError as error:
+                reason = str(error).strip().partition("\n")[0]
+                raise EquidpError(
+                    f"The model's passes cannot be recorded as CUDA graphs ({reason}): {REMEDY}"
+                ) from error
+        return self._made
 
 
 def _compare(equal: Tensor) -> None:

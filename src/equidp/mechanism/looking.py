@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.gradients.engine import GradientEngine
-from equidp.mechanism.parts import Contributing, SideRelease
+from equidp.mechanism.parts import Contributing, Draw, SideRelease
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import global_random, set_global_random
 
@@ -27,6 +27,14 @@ class Looking:
     physical_batch_size: int | None
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
+
+    def chunks(self, draw: Draw, size: int | None = None) -> list[Draw]:
+        """What of these units is in memory at once: `size` of them, or as many records as a pass has rows."""
+        rows = self.engine.rows
+        if rows is None:
+            return draw.split(size or self.physical_batch_size)
+        counts = self.population.record_counts(draw.units)
+        return draw.split(rows if counts is None else packed(counts.tolist(), rows))
 
     def first_norms(self, batches: Sequence[Batch], release: SideRelease | None) -> list[Tensor]:
         """Contribution norms `[u]` of each chunk of a batch, which that release counts.
@@ -51,12 +59,15 @@ class Looking:
 
     def norms_of_all(self) -> Tensor:
         """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""
-        return torch.cat([self.contributing.norms(self.population.batch(units)) for units in self._everyone()])
+        everyone = Draw(torch.arange(self.population.size, device=self.population.device))
+        chunks = self.chunks(everyone, self._look_size())
+        return torch.cat([self.contributing.norms(self.population.batch(chunk.units)) for chunk in chunks])
 
     @torch.no_grad()
     def losses(self, units: Tensor) -> Tensor:
         """`[u]` exact loss of each of these training units (the mean over its records); private."""
-        parts = [self._unit_losses(self.population.batch(chunk)) for chunk in units.split(self._look_size())]
+        chunks = self.chunks(Draw(units), self._look_size())
+        parts = [self._unit_losses(self.population.batch(chunk.units)) for chunk in chunks]
         return torch.cat(parts) if parts else torch.zeros(0, device=self.population.device)
 
     @torch.no_grad()
@@ -72,14 +83,24 @@ class Looking:
     def _unit_losses(self, batch: Batch) -> Tensor:
         # a contribution that takes every record alone sees nothing of a model in which they meet; losses would
         self.engine.try_out(batch.features, batch.labels)
-        losses = self.engine.loss(self.model(batch.features), batch.labels).float()
+        losses = self.engine.loss(self.engine.outputs(batch.features), batch.labels).float()
         if batch.owners is None:
             return losses
         total = torch.zeros(len(batch), device=losses.device).index_add_(0, batch.owners, losses)
         return total / torch.bincount(batch.owners, minlength=len(batch))
 
-    def _everyone(self) -> tuple[Tensor, ...]:
-        return torch.arange(self.population.size, device=self.population.device).split(self._look_size())
-
     def _look_size(self) -> int:
         return self.physical_batch_size or LOOK_BATCH
+
+
+def packed(counts: Sequence[int], rows: int) -> list[int]:
+    """How many units in a row share a chunk of so many records; a unit with more records has one to itself."""
+    sizes, room = [], 0
+    for count in counts:
+        if sizes and count <= room:
+            sizes[-1] += 1
+            room -= count
+        else:
+            sizes.append(1)
+            room = rows - count
+    return sizes

@@ -119,6 +119,10 @@ class Population:
         features, labels = (part.index_select(0, rows) for part in (self.records.features, self.records.labels))
         return Batch(units, features, labels, owners, self.groups)
 
+    def record_counts(self, units: Tensor) -> Tensor | None:
+        """`[u]` records of each of these units; None where units are records."""
+        return None if self._starts is None else self._starts[units + 1] - self._starts[units]
+
     def refuse_other_groups(self, groups: int) -> None:
         """Refuse groups that a plan of so many does not have; as in `Records`, only where the answer is at hand.
 
@@ -135,7 +139,8 @@ class Population:
     def _rows(self, units: Tensor) -> tuple[Tensor, Tensor | None]:
         if self._members is None or self._starts is None:
             return units, None
-        lengths = self._starts[units + 1] - self._starts[units]
+        lengths = self.record_counts(units)
+        assert lengths is not None
         owners = torch.repeat_interleave(torch.arange(len(units), device=units.device), lengths)
         offsets = torch.arange(len(owners), device=units.device) - (lengths.cumsum(0) - lengths)[owners]
         return self._members[self._starts[units][owners] + offsets], owners

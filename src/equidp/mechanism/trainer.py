@@ -19,6 +19,7 @@ from equidp.gradients.bookkeeping import all_finite
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import Loss
 from equidp.gradients.recording import Recorder
+from equidp.gradients.shape import public_rows
 from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.float32 import refuse_vanishing
@@ -48,7 +49,8 @@ class Trainer(Looking):
         ledger: receives every event before the step becomes visible.
         learning_rate, optimizer: of the update, post-processing of the noisy mean. The attribute `optimizer` is
             torch's: a scheduler may lead it, and another one of `engine.parameters` may take its place.
-        physical_batch_size: at most so many units in memory at once; None for the whole batch.
+        physical_batch_size: at most so many units in memory at once; None for the whole batch. On a GPU at most so many
+            records, and every private pass has a public number of rows (`gradients/shape.py`).
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
         new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.
         diagnostics: collect exact training figures (outside the guarantee).
@@ -87,8 +89,10 @@ class Trainer(Looking):
         self.combination, self.sampling_rate = algorithm.combination, algorithm.sampler.sampling_rate(self.plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
         self.pursuing = algorithm.objective.start(loss, self.plan, population.device)
+        on_gpu = population.device.type == "cuda" or new_recorder is not None
+        rows = public_rows(self.expected_batch(), physical_batch_size) if on_gpu else None
         self.engine = GradientEngine(
-            model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, limit=physical_batch_size
+            model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, rows=rows
         )
         self.optimizer = make_optimizer(self.engine.parameters, learning_rate)
         self.physical_batch_size = physical_batch_size
@@ -218,7 +222,7 @@ class Trainer(Looking):
 
     def step(self, segment: Segment) -> None:
         """One step, as docs/algorithms.md has it: everything released is noised, and charged before it is seen."""
-        draws = self.draw().split(self.physical_batch_size)
+        draws = self.chunks(self.draw())
         batches = [self.population.batch(draw.units) for draw in draws]
         rollback = None if self.algorithm.acceptance.always else self._rollback()
         before = self.engine.flatten() if rollback or self.contributing.remembers else None
@@ -248,6 +252,10 @@ class Trainer(Looking):
     def _tell_objective(self) -> None:
         """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
         self.pursuing.follow({name: self.public[name].clone() for name in self.algorithm.objective.reads})
+
+    def expected_batch(self) -> float:
+        """Units that this process draws on average, public."""
+        return self.plan.batch_size
 
     def draw(self) -> Draw:
         """The units of the next batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +23,13 @@ class Draw:
     units: Tensor
     coins: Tensor | None = None
 
-    def split(self, size: int | None) -> list[Draw]:
-        """Chunks of at most `size` units; one, possibly empty, where `size` is None or enough."""
-        if not size or len(self.units) <= size:
+    def split(self, size: int | Sequence[int] | None) -> list[Draw]:
+        """Chunks of at most `size` units, or of these sizes; one, possibly empty, where `size` is None or enough."""
+        if not size or (isinstance(size, int) and len(self.units) <= size):
             return [self]
-        coins = [None] * -(-len(self.units) // size) if self.coins is None else self.coins.split(size)
-        return [Draw(u, c) for u, c in zip(self.units.split(size), coins, strict=True)]
+        units = self.units.split(size)
+        coins = [None] * len(units) if self.coins is None else self.coins.split(size)
+        return [Draw(u, c) for u, c in zip(units, coins, strict=True)]
 
 
 class Sampler(Part, ABC):

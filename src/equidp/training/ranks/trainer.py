@@ -97,6 +97,10 @@ class ParallelTrainer(Trainer):
     def _say(self, word: int) -> None:
         self.peers.number_from_first(word)
 
+    def expected_batch(self) -> float:
+        """This rank's share."""
+        return super().expected_batch() / self.peers.size
+
     @property
     def finished(self) -> bool:
         """Rank 0's view, where the end depends on outputs."""
