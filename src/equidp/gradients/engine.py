@@ -129,7 +129,8 @@ class GradientEngine:
 
     def outputs(self, features: Tensor) -> Tensor:
         """The model's outputs `[b, …]` for private records, at the public number of rows."""
-        return self.model(self.padded(features))[: len(features)]  # type: ignore[no-any-return]
+        outputs: Tensor = self.model(self.padded(features))
+        return outputs[: len(features)]
 
     def padded(self, values: Tensor) -> Tensor:
         """`[b, …]` and rows of zeros up to the public number of rows, where there is one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -70,10 +70,10 @@ def as_precise_as_norms() -> Iterator[None]:
     """Without TF32, which cuDNN's convolutions use by default: it would let a sum exceed the norms that it was clipped
     by, by up to a thousandth.
     """
-    cudnn = torch.backends.cudnn
+    convolutions: Any = cast(Any, torch.backends.cudnn).conv
     with _TF32:
-        before, cudnn.allow_tf32 = cudnn.allow_tf32, False
+        before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
         try:
             yield
         finally:
-            cudnn.allow_tf32 = before
+            convolutions.fp32_precision = before

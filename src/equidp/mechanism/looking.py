@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from equidp.accounting.plan import Plan
 from equidp.gradients.engine import GradientEngine
 from equidp.mechanism.parts import Contributing, Draw, SideRelease
 from equidp.mechanism.sampling import Batch, Labelled, Population
@@ -21,12 +22,17 @@ class Looking:
 
     model: nn.Module
     engine: GradientEngine
+    plan: Plan
     population: Population
     contributing: Contributing
     public_part: Labelled | None
     physical_batch_size: int | None
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
+
+    def expected_batch(self) -> float:
+        """Units that this process draws on average, public."""
+        return self.plan.batch_size
 
     def chunks(self, draw: Draw, size: int | None = None) -> list[Draw]:
         """What of these units is in memory at once: `size` of them, or as many records as a pass has rows."""
@@ -95,7 +101,8 @@ class Looking:
 
 def packed(counts: Sequence[int], rows: int) -> list[int]:
     """How many units in a row share a chunk of so many records; a unit with more records has one to itself."""
-    sizes, room = [], 0
+    sizes: list[int] = []
+    room = 0
     for count in counts:
         if sizes and count <= room:
             sizes[-1] += 1

@@ -49,8 +49,7 @@ class Trainer(Looking):
         ledger: receives every event before the step becomes visible.
         learning_rate, optimizer: of the update, post-processing of the noisy mean. The attribute `optimizer` is
             torch's: a scheduler may lead it, and another one of `engine.parameters` may take its place.
-        physical_batch_size: at most so many units in memory at once; None for the whole batch. On a GPU at most so many
-            records, and every private pass has a public number of rows (`gradients/shape.py`).
+        physical_batch_size: at most so many units in memory at once (on a GPU records); None for the whole batch.
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
         new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.
         diagnostics: collect exact training figures (outside the guarantee).
@@ -253,10 +252,6 @@ class Trainer(Looking):
         """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
         self.pursuing.follow({name: self.public[name].clone() for name in self.algorithm.objective.reads})
 
-    def expected_batch(self) -> float:
-        """Units that this process draws on average, public."""
-        return self.plan.batch_size
-
     def draw(self) -> Draw:
         """The units of the next batch."""
         return self.sampling.draw()
@@ -399,6 +394,7 @@ class Trainer(Looking):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-identical continuation needs, the ledger excepted: tensors and plain JSON values."""
+        seldom = {"given": self.given, "releasing": self.releasing.state_dict()}
         return copy.deepcopy(
             {
                 "steps_done": self.steps_done,
@@ -416,11 +412,8 @@ class Trainer(Looking):
                 "accepting": self.accepting.state_dict(),
                 "diagnostics": None if self.diagnostics is None else vars(self.diagnostics),
             }
-            | {name: value for name, value in self._seldom_kept().items() if value}
+            | {name: value for name, value in seldom.items() if value}
         )
-
-    def _seldom_kept(self) -> dict[str, Any]:
-        return {"given": self.given, "releasing": self.releasing.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`.

@@ -95,6 +95,21 @@ class Standardise(nn.Module):
         return (features.to(self.mean.dtype) / 255 - self.mean) / self.sd
 
 
+class MeanPool(nn.AdaptiveAvgPool2d):
+    """Adaptive average pool; on a GPU by windows of one size where these fit, whose backward adds in a fixed order."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__(side)
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[batch, channels, side, side]`."""
+        side, (height, width) = self.side, x.shape[-2:]
+        if x.is_cuda and height % side == 0 and width % side == 0:
+            return nn.functional.avg_pool2d(x, (height // side, width // side))
+        return super().forward(x)
+
+
 class AtLeast(nn.Module):
     """Zero-pads images around their centre to a least height and width; larger ones pass unchanged."""
 

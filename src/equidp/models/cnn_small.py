@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
+from equidp.models.base import AtLeast, MeanPool, Model, ModelOptions, Standardise
 
 CHANNELS = (20, 50)
 LAST_SIDE = 4
@@ -48,7 +48,7 @@ class CnnSmall(Model):
             nn.Conv2d(first, second, kernel, padding=padding),
             options.make_activation(),
             nn.MaxPool2d(2),
-            nn.AdaptiveAvgPool2d(side),
+            MeanPool(side),
             nn.Flatten(),
             nn.Linear(second * side * side, options.hidden),
             options.make_activation(),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
-from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
+from equidp.models.base import AtLeast, MeanPool, Model, ModelOptions, Standardise
 from equidp.models.features import BACKBONE_FEATURE, feature_map, is_raw_image
 from equidp.options import Widths
 
@@ -100,7 +100,7 @@ class ScatterCnn(Head):
             nn.MaxPool2d(2),
             nn.Conv2d(64, 64, 3, padding=1),
             options.make_activation(),
-            nn.AdaptiveAvgPool2d(2),
+            MeanPool(2),
             nn.Flatten(),
             nn.Linear(64 * 2 * 2, 64),
             options.make_activation(),

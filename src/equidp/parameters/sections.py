@@ -153,7 +153,8 @@ class TrainingSettings(Block):
     - `devices`: every process draws from streams of its own, and their sums are added in another order.
     - `physical_batch_size`: a sum over other chunks rounds differently.
     - `precision`: the gradients of bf16 are other gradients.
-    - `cuda_graphs`: a recorded pass rounds by the size of the batch that it was recorded for.
+    - `cuda_graphs`: a recorded pass may have other kernels than one computed afresh.
+    - `deterministic`: other kernels, which add in another order.
     - `diagnostics`: exact figures are published, and the privacy statement says so for the whole run.
     """
 
@@ -175,6 +176,8 @@ class TrainingSettings(Block):
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
     cuda_graphs: bool = False
     """Replay the model's passes as CUDA graphs: for small models on a GPU; not yet tried on one."""
+    deterministic: bool = False
+    """On a GPU, kernels that add in a fixed order (slower), so that a resumed run repeats its steps, as on a CPU."""
     diagnostics: bool = False
     """Log exact training figures (`nonprivate/…`), outside the guarantee."""
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None

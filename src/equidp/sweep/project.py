@@ -186,8 +186,8 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
     # an option of the baseline that is not given is as good as absent, so that a new one leaves old cells what they are
     given = {name: value for name, value in kept[BASELINE]["options"].items() if value is not None}
     kept[BASELINE] = {**kept[BASELINE], "options": given}
-    if not kept["training"].get("cuda_graphs"):  # likewise
-        kept["training"] = {name: value for name, value in kept["training"].items() if name != "cuda_graphs"}
+    off = {name for name in ("cuda_graphs", "deterministic") if not kept["training"].get(name)}  # likewise
+    kept["training"] = {name: value for name, value in kept["training"].items() if name not in off}
     kept["data"] = _data_that_matters(kept["data"])
     return {"algorithm": algorithm, "version": __version__, **kept}
 

@@ -26,7 +26,7 @@ from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import safetensors
 import safetensors.torch
@@ -37,6 +37,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
+from equidp.mechanism.device import driver_version
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.trainer import EpochCallback
 from equidp.system.files import durable, private, storage_error
@@ -274,7 +275,8 @@ def repeats(random: RandomSource) -> bool:
     they are connected), and in a thread: what trains beside it draws from the same generator of torch's (dropout).
     """
     on_cpu = getattr(random, "device", torch.device("cpu")).type == "cpu"
-    one_order = torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    one_order = strict and not torch.backends.cudnn.benchmark
     together = getattr(random, "peers", None) is not None
     return random.repeatable and alone() and (on_cpu or (one_order and not together))
 
@@ -288,13 +290,14 @@ def life_of(random: RandomSource) -> str:
     on_cpu = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, processor {processor()}"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
     told: dict[str, object] = {name: v for name, v in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
-    told["matmul"] = torch.get_float32_matmul_precision()
+    cuda, mkldnn, cudnn = (cast(Any, getattr(torch.backends, name)) for name in ("cuda", "mkldnn", "cudnn"))
+    told["products"] = [kind.fp32_precision for kind in (cuda.matmul, mkldnn.matmul, mkldnn.conv)]
     told["deterministic"] = torch.are_deterministic_algorithms_enabled()
     told["mkldnn"] = torch.backends.mkldnn.enabled
     told["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch tells nobody otherwise
     if device.type == "cuda":
-        cudnn = torch.backends.cudnn
-        told["cudnn"] = [cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark]
+        told["cudnn"] = [cudnn.enabled, cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.version()]
+        told["cuda"] = [torch.version.cuda, driver_version()]
     # whose exponentials and logarithms schedules and kernels take; where it is not told (macOS, Windows), the system's
     told["libc"] = "-".join(filter(None, platform.libc_ver())) or platform.version()
     thread = "" if alone() else ", in a thread"

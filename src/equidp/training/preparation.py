@@ -105,7 +105,7 @@ def prepare(
             every_epochs=checkpoint_every,
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
             code=CODE_DIGEST[:16],
-            repeating=not training.cuda_graphs,  # a resumed run makes other recordings, of other sizes
+            repeating=not training.cuda_graphs,  # whether a new recording repeats an old one was not tried on a GPU
         )
         if resume and not keeper.found:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)

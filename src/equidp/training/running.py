@@ -13,6 +13,7 @@ from equidp.accounting.plan import Plan
 from equidp.data.records import Split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.device import fixed_order
 from equidp.mechanism.trainer import EpochCallback
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training.conclusion import Trained, conclude
@@ -58,20 +59,21 @@ def train_model(
             "costs its ε once more."
         )
     if training.devices == 1:
-        prepared = prepare(
-            algorithm,
-            plan,
-            split,
-            grouping=grouping,
-            model=model,
-            privacy=privacy,
-            training=training,
-            seed=seed,
-            workplace=workplace,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-        )
-        return conclude(prepared, prepared.run(on_epoch, progress=progress))
+        with fixed_order(training.deterministic, device_of(training)):
+            prepared = prepare(
+                algorithm,
+                plan,
+                split,
+                grouping=grouping,
+                model=model,
+                privacy=privacy,
+                training=training,
+                seed=seed,
+                workplace=workplace,
+                resume=resume,
+                checkpoint_every=checkpoint_every,
+            )
+            return conclude(prepared, prepared.run(on_epoch, progress=progress))
     job = {
         "algorithm": algorithm.name,
         "options": dict(options or {}),

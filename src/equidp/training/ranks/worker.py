@@ -21,7 +21,7 @@ from torch import nn
 from equidp.data import storage
 from equidp.data.records import Split
 from equidp.errors import EquidpError
-from equidp.mechanism.device import choose_device
+from equidp.mechanism.device import choose_device, fixed_order
 from equidp.mechanism.trainer import EpochCallback
 from equidp.models import weights_of
 from equidp.training.conclusion import conclude
@@ -70,9 +70,11 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
     train = storage.load(folder / TRAIN)
     public = storage.load(folder / PUBLIC) if (folder / PUBLIC).exists() else train.take(torch.arange(0))
     split = Split(train, train.take(torch.arange(0)), public)
-    prepared = prepare(split=split, peers=peers, **arguments_of(job))
-    with _evaluating(folder, job["evaluated_at"] if peers.first else None) as on_epoch:
-        rows = prepared.run(on_epoch, progress=job["progress"])
+    arguments = arguments_of(job)
+    with fixed_order(arguments["training"].deterministic, peers.device):
+        prepared = prepare(split=split, peers=peers, **arguments)
+        with _evaluating(folder, job["evaluated_at"] if peers.first else None) as on_epoch:
+            rows = prepared.run(on_epoch, progress=job["progress"])
     if peers.first:
         trained = conclude(prepared, rows)
         save_file(trained.weights, folder / WEIGHTS)
