@@ -179,7 +179,7 @@ class TestResume:
 
     def test_products_of_another_precision_are_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
         here = checkpoint.life_of(seeded())
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+        monkeypatch.setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16")  # type: ignore[attr-defined]
         assert checkpoint.life_of(seeded()) != here
 
     def test_torchs_switches_are_another_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
