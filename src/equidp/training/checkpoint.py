@@ -291,7 +291,8 @@ def life_of(random: RandomSource) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
     told: dict[str, object] = {name: v for name, v in os.environ.items() if name.startswith(KERNEL_SETTINGS)}
     cuda, mkldnn, cudnn = (cast(Any, getattr(torch.backends, name)) for name in ("cuda", "mkldnn", "cudnn"))
-    told["products"] = [kind.fp32_precision for kind in (cuda.matmul, mkldnn.matmul, mkldnn.conv)]
+    kinds = (cuda.matmul, mkldnn.matmul, mkldnn.conv)
+    told["products"] = [kind.fp32_precision.replace("none", "ieee") for kind in kinds]  # what none comes to
     told["deterministic"] = torch.are_deterministic_algorithms_enabled()
     told["mkldnn"] = torch.backends.mkldnn.enabled
     told["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch tells nobody otherwise
