@@ -8,7 +8,7 @@ ARGS ?=
 CHECKS := tests/test_layers.py tests/test_options.py tests/test_pipeline_registry.py tests/test_startup.py tests/accounting \
 	tests/evaluation tests/sweep/test_grid.py tests/sweep/test_project.py tests/sweep/test_summary.py tests/system
 
-.PHONY: run test check lint viz ui bench clean
+.PHONY: run test check lint viz ui bench gpu clean
 
 run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's digits
 	$(BIN)/kedro run $(ARGS)
@@ -32,6 +32,9 @@ ui: $(STAMP)             ## the runs in MLflow's UI, on 127.0.0.1
 
 bench: $(STAMP)          ## speed and memory against plain SGD and Opacus
 	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+gpu: $(STAMP)            ## whether a GPU trains rightly, and how fast: ten minutes
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

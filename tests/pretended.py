@@ -161,7 +161,7 @@ def pretended_gpu() -> Iterator[None]:
     }
     with (
         mock.patch.multiple(torch.cuda, **patched),
-        mock.patch.object(torch.backends.cudnn, "version", lambda: 0),
+        mock.patch.object(torch.backends.cudnn, "version", return_value=0),
         mock.patch.object(torch, "Generator", _Generator),
         mock.patch.object(torch._C, "_InferenceMode", _no_grad),
         torch.autograd.set_multithreading_enabled(False),

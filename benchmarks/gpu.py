@@ -1,0 +1,335 @@
+"""Whether a GPU trains rightly, and how fast: one command, about ten minutes.
+
+    python benchmarks/gpu.py                          # the first GPU; `make gpu`
+    python benchmarks/gpu.py --device cpu --small     # the same stages in small, to try the command itself
+    python benchmarks/gpu.py --stages versions gradients --folder gpu
+
+Every stage is a process with a time limit. What it finds are lines of JSON in the folder; a stage that fails or takes
+too long is a line too, and the others go on. A table comes last; the exit status is 1 where something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from speed import DATA, LOSS, NOISE_MULTIPLIER, Bench, random_records, schema
+from torch import Tensor
+
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.gradients.engine import GradientEngine
+from equidp.gradients.precision import as_precise_as_norms
+from equidp.mechanism.device import driver_version, fixed_order
+from equidp.mechanism.noise import SeededRandom, Stream
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer
+from equidp.models import MODELS, build_model
+
+ROOT = Path(__file__).resolve().parents[1]
+Row = dict[str, Any]
+
+WITH_WEIGHTS = ("backbone", "frozen_backbone", "resnet_finetune")
+"""Models that want a file of pretrained weights; their layers are those of others."""
+
+SPEED = [("cnn4", 512), ("logistic", 256), ("cnn_small", 256), ("bilstm", 64), ("resnet9", 64), ("resnet9", 1024)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a stage runs, and how much of it."""
+
+    device: torch.device
+    small: bool
+
+    @property
+    def models(self) -> list[str]:
+        """Those that are tried."""
+        return ["logistic", "cnn_small"] if self.small else [name for name in MODELS if name not in WITH_WEIGHTS]
+
+    def wait(self) -> None:
+        """Until the device has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Brought(SeededRandom):
+    """The CPU's coins and noise, brought to a device: two runs differ by their arithmetic alone."""
+
+    def __init__(self, seed: int, there: torch.device) -> None:
+        super().__init__(seed, "cpu")
+        self.there = there
+
+    def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
+        given = probability.cpu() if isinstance(probability, Tensor) else probability
+        return super().bernoulli(given, size).to(self.there)
+
+    def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
+        return super().uniform(size, stream).to(self.there if stream != "sampling" else "cpu")
+
+    def normal(self, size: int) -> Tensor:
+        return super().normal(size).to(self.there)
+
+
+def versions(place: Place) -> Iterator[Row]:
+    """The card, its driver, and what launching one operation costs."""
+    one, rounds = torch.zeros(1, device=place.device), 2_000
+    for _ in range(100):
+        one.add_(1)
+    place.wait()
+    start = time.perf_counter()
+    for _ in range(rounds):
+        one.add_(1)
+    place.wait()
+    launch = (time.perf_counter() - start) / rounds
+    card = torch.cuda.get_device_properties(place.device) if place.device.type == "cuda" else None
+    yield {
+        "what": card.name if card else "CPU",
+        "memory GiB": round(card.total_memory / 2**30, 1) if card else None,
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "driver": driver_version(),
+        "µs an operation": round(launch * 1e6, 2),
+    }
+
+
+def tests(place: Place) -> Iterator[Row]:
+    """The tests that need a GPU."""
+    how = ["--collect-only"] if place.small else []
+    done = _run([sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests", *how], limit=240)
+    yield {"what": "pytest -m gpu", "said": done.stdout.strip().rpartition("\n")[2], "ok": done.returncode == 0}
+
+
+def gradients(place: Place) -> Iterator[Row]:
+    """Norms and sums of every model against the CPU's, and what one record less does to the others."""
+    for name in place.models:
+        facts, size = schema(DATA.get(name, "grey")), 8 if place.small else 64
+        records = random_records(facts, size)
+        expected = _norms_and_sum(
+            GradientEngine(build_model(name, facts, seed=1), LOSS), records.features, records.labels
+        )
+        for precision, tf32 in (("float32", False), ("float32", True), ("bf16", True)):
+            engine = GradientEngine(
+                build_model(name, facts, seed=1).to(place.device), LOSS, precision=precision, rows=size
+            )
+            features, labels = records.features.to(place.device), records.labels.to(place.device)
+            if tf32:
+                found = _norms_and_sum(engine, features, labels)
+            else:
+                with as_precise_as_norms():
+                    found = _norms_and_sum(engine, features, labels)
+            fewer = engine.norms(features[:-1], labels[:-1])
+            less = engine.weighted_sum(1 / fewer.clamp(min=1e-9))
+            engine.norms(features, labels)
+            moved = (engine.weighted_sum(1 / found[0].to(place.device).clamp(min=1e-9)) - less).norm()
+            off = _off(found[0], expected[0]), _off(found[1], expected[1])
+            allowed = 1e-3 if not tf32 else 0.1
+            yield {
+                "what": f"{name}, {precision}{', TF32' if tf32 else ''}",
+                "norms off": off[0],
+                "sum off": off[1],
+                "same for others": bool(tf32 or torch.equal(fewer.cpu(), found[0][:-1])),
+                "moved by": float(moved),
+                "ok": max(off) <= allowed and float(moved) <= 1 + 1e-5 * size,
+            }
+
+
+def algorithms(place: Place) -> Iterator[Row]:
+    """Twenty steps of every algorithm against the CPU, with the same coins and noise."""
+    names = ["dpsgd", "dpsgd_f"] if place.small else [name for name in ALGORITHMS if name not in ("sgd", "custom")]
+    for name in names:
+        runs = [
+            _trained(name, device, steps=4 if place.small else 20) for device in (torch.device("cpu"), place.device)
+        ]
+        off = _off(*(run.engine.flatten().cpu() for run in reversed(runs)))
+        same = runs[0].ledger.done == runs[1].ledger.done
+        yield {"what": name, "weights off": off, "same ledger": same, "ok": same and off < 1e-3}
+
+
+def resumed(place: Place) -> Iterator[Row]:
+    """Twenty steps against ten and ten more of a trainer that goes on, bit by bit."""
+    with fixed_order(True, place.device):
+        for name in ("dpsgd", "dpsgd_f"):
+            whole, first = (_trained(name, place.device, steps=steps, brought=False) for steps in (20, 10))
+            second = _trained(name, place.device, steps=0, brought=False)
+            for event in first.ledger.done:
+                second.ledger.append(event)
+            second.load_state_dict(first.state_dict())
+            second.run_steps(10)
+            same = torch.equal(second.engine.flatten(), whole.engine.flatten())
+            yield {"what": name, "same bits": same, "ok": same}
+
+
+def speed(place: Place) -> Iterator[Row]:
+    """Steps against SGD and Opacus (`speed.py`)."""
+    for model, batch in SPEED[1:2] if place.small else SPEED:
+        command = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), "--model", model, "--batch-size", str(batch)]
+        how = ["--device", place.device.type, "--json", "--rounds", "3" if place.small else "20"]
+        how += ["--opacus"] if place.small else ["--opacus", "hooks", "ghost"]
+        done = _run([*command, *how], limit=90)
+        found = json.loads(done.stdout) if done.returncode == 0 else {"said": done.stderr.strip()[-300:]}
+        yield {"what": f"{model}, B {batch}", "ok": done.returncode == 0, "found": found}
+
+
+def network_of_images(place: Place) -> Iterator[Row]:
+    """An epoch of a ResNet on images of the medical case's size (synthetic), and the memory that it takes."""
+    size, batch = (8, 4) if place.small else (7_000, 128)
+    facts = dataclasses.replace(schema("colour"), shape=(3, 32, 32) if place.small else (3, 224, 224))
+    records = random_records(facts, size).to(place.device)
+    trainer = Trainer(
+        model=build_model("resnet9", facts, seed=1).to(place.device),
+        loss=LOSS,
+        algorithm=algorithm_settings("dpsgd").build(),
+        plan=Plan(size, batch, -(-size // batch), 10, 1e-5, NOISE_MULTIPLIER),
+        population=Population(records, records.labels),
+        random=SeededRandom(0, place.device),
+        ledger=Ledger(),
+        learning_rate=0.1,
+        physical_batch_size=batch,
+    )
+    start = time.perf_counter()
+    trainer.train(progress=False)
+    place.wait()
+    yield {
+        "what": f"resnet9, {size} images, one epoch",
+        "seconds": round(time.perf_counter() - start, 1),
+        **_peak(place),
+    }
+
+
+def memory(place: Place) -> Iterator[Row]:
+    """Three trainings in a row: none may leave anything behind."""
+    peaks = []
+    for turn in range(3):
+        trainer = Bench("cnn_small", 64, place.device.type, 2_000).trainer("dpsgd_f")
+        trainer.run_steps(4 if place.small else 600)
+        peaks.append(_peak(place).get("peak MiB", 0.0))
+        yield {"what": f"training {turn + 1}", "peak MiB": peaks[-1], "ok": peaks[-1] <= 1.02 * peaks[0] + 1}
+
+
+def runs(place: Place) -> Iterator[Row]:
+    """`kedro run` from the command line."""
+    wanted = [("digits", "training.epochs=2")] if place.small else [("digits", ""), ("mnist_unbalanced", "")]
+    for dataset, more in wanted:
+        how = ",".join(filter(None, [f"dataset={dataset}", f"training.device={place.device.type}", more]))
+        start = time.perf_counter()
+        done = _run(
+            [str(Path(sys.executable).with_name("kedro")), "run", "--pipeline=dpsgd_f", f"--params={how}"], limit=240
+        )
+        row = {"what": dataset, "seconds": round(time.perf_counter() - start, 1), "ok": done.returncode == 0}
+        yield row | ({} if row["ok"] else {"said": (done.stderr or done.stdout).strip()[-300:]})
+
+
+STAGES: dict[str, tuple[Callable[[Place], Iterator[Row]], int]] = {
+    "versions": (versions, 60), "tests": (tests, 260), "gradients": (gradients, 120), "algorithms": (algorithms, 120),
+    "resumed": (resumed, 60), "speed": (speed, 560), "images": (network_of_images, 120), "memory": (memory, 90),
+    "runs": (runs, 500),
+}  # fmt: skip
+"""And the seconds that each may take."""
+
+
+def _trained(name: str, device: torch.device, *, steps: int, brought: bool = True) -> Trainer:
+    torch.manual_seed(0)
+    facts, size = schema("tabular"), 400
+    records = random_records(facts, size).to(device)
+    trainer = Trainer(
+        model=build_model("mlp", facts, seed=1).to(device),
+        loss=LOSS,
+        algorithm=algorithm_settings(name).build(),
+        plan=Plan(size, 50, 20, len(facts.classes), 1e-3, NOISE_MULTIPLIER),
+        population=Population(records, records.labels),
+        random=Brought(3, device) if brought else SeededRandom(3, device),
+        ledger=Ledger(),
+        learning_rate=0.1,
+        public=random_records(facts, 40).to(device),
+    )
+    trainer.run_steps(steps)
+    return trainer
+
+
+def _norms_and_sum(engine: GradientEngine, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    norms = engine.norms(features, labels)
+    return norms.cpu(), engine.weighted_sum(1 / norms.clamp(min=1e-9)).cpu()
+
+
+def _off(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+
+
+def _peak(place: Place) -> Row:
+    if place.device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(place.device) / 2**20
+    torch.cuda.reset_peak_memory_stats(place.device)
+    return {"peak MiB": round(peak, 1)}
+
+
+def _run(command: list[str], limit: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"took more than {limit:g} s")
+
+
+def do_stage(name: str, place: Place, file: Path) -> None:
+    """Run a stage in this process; each row is written as soon as it is known."""
+    torch.manual_seed(0)
+    with file.open("a") as lines:
+        for row in STAGES[name][0](place):
+            lines.write(json.dumps({"stage": name, **row}, ensure_ascii=False) + "\n")
+            lines.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="a few seconds of each stage")
+    parser.add_argument("--stages", nargs="*", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--folder", type=Path, help="for the lines; by default a new one")
+    parser.add_argument("--stage", choices=list(STAGES), help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    place = Place(torch.device(given.device), given.small)
+    if place.device.type == "cuda" and not torch.cuda.is_available():
+        print(f"There is no GPU that torch can use (driver: {driver_version() or 'none'}): try --device cpu --small.")
+        return 2
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="equidp-gpu-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "found.jsonl"
+    if given.stage:
+        do_stage(given.stage, place, file)
+        return 0
+    file.unlink(missing_ok=True)
+    for name in given.stages:
+        start = time.perf_counter()
+        how = ["--device", given.device, *(["--small"] if given.small else []), "--folder", str(folder)]
+        limit = STAGES[name][1] * (1 if place.device.type == "cuda" else 5)
+        done = _run([sys.executable, str(Path(__file__).resolve()), "--stage", name, *how], limit)
+        row = {"stage": name, "what": "whole stage", "seconds": round(time.perf_counter() - start, 1)}
+        row |= {"ok": True} if done.returncode == 0 else {"ok": False, "said": done.stderr.strip()[-600:]}
+        with file.open("a") as lines:
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+        _show(file, name)
+    print(f"\nAll lines: {file}")
+    return 0 if all(json.loads(line).get("ok", True) for line in file.read_text().splitlines()) else 1
+
+
+def _show(file: Path, stage: str) -> None:
+    for row in map(json.loads, file.read_text().splitlines()):
+        if row.pop("stage") == stage:
+            mark = "" if row.pop("ok", True) else "WRONG "
+            rest = ", ".join(f"{name} {value}" for name, value in row.items() if name != "what" and value is not None)
+            print(f"{stage:<11}{mark}{row['what']}: {' '.join(rest.split())}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
