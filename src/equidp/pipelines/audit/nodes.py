@@ -59,29 +59,13 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
     )
 
 
-def draw_exposure(findings: dict[str, Any], data: dict[str, Any]) -> go.Figure:
+def draw_exposure(findings: dict[str, Any], settings: Settings) -> go.Figure:
     """Who is exposed most, before and after privacy."""
-    return exposure_by_group(findings, data["groups"][0])
+    return exposure_by_group(findings, settings.data.groups[0])
 
 
-def write_report(
-    findings: dict[str, Any],
-    provenance: dict[str, Any],
-    dataset: str,
-    seed: int,
-    data: dict[str, Any],
-    model: dict[str, Any],
-    privacy: dict[str, Any],
-    training: dict[str, Any],
-    settings: dict[str, Any],
-    audited: dict[str, Any],
-) -> str:
+def write_report(findings: dict[str, Any], provenance: dict[str, Any], settings: Settings) -> str:
     """The HTML page of the audit, one self-contained file."""
-    name = audited["algorithm"]
-    shown = shown_settings(dataset, seed, data, model, privacy, training)
-    return audit_report(
-        f"Audit of {name} on {dataset}",
-        findings,
-        shown | {f"{name}.options": audited["options"], "audit": settings},
-        provenance_facts(provenance),
-    )
+    shown = shown_settings(settings, [settings.audited]) | {"audit": settings.audit.model_dump(mode="json")}
+    title = f"Audit of {settings.audited} on {settings.dataset}"
+    return audit_report(title, findings, shown, provenance_facts(provenance))
