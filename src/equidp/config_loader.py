@@ -43,10 +43,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
     """`parameters` come out validated, with every default filled in and the chosen dataset's preset applied."""
 
     def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
-        kwargs["custom_resolvers"] = {
-            "oc.env": oc.env,
-            **(kwargs.get("custom_resolvers") or {}),
-        }  # not for credentials only
+        kwargs["custom_resolvers"] = {"oc.env": oc.env, **(kwargs.get("custom_resolvers") or {})}  # for all settings
         super().__init__(conf_source, *args, **kwargs)
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
             self.runtime_params = {**self.runtime_params, "run_label": ""}

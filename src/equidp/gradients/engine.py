@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.bookkeeping import BookKeeping, all_finite
+from equidp.gradients.bookkeeping import BookKeeping, Iterate, Precision
 from equidp.gradients.losses import Loss
-from equidp.gradients.passes import Iterate, Passes, Precision
 from equidp.gradients.precision import refuse_short_products
 from equidp.gradients.probe import probe
 from equidp.gradients.recording import Recorder, Recordings
-
-__all__ = ["GradientEngine", "all_finite"]
 
 
 class GradientEngine:
@@ -53,7 +50,7 @@ class GradientEngine:
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
         self._recordings = None if new_recorder is None else Recordings(self.passes, new_recorder, limit)
-        self._asked: Passes = self.passes
+        self._asked: BookKeeping | Recordings = self.passes
         self._probed = False
         self._gradient: Tensor | None = None
 
@@ -91,7 +88,7 @@ class GradientEngine:
 
         Raises:
             EquidpError: for features or labels that are no tensors, where torch would take norms and sums in fewer
-                digits, for a layer called in a way that the books cannot hold, or if a model's first batch shows that
+                digits, for a layer called in a way that cannot be followed, or if a model's first batch shows that
                 its gradients would be wrong (`probe.py`).
         """
         self.try_out(features, labels)

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.gradients.passes import Iterate, Passes, Precision
+from equidp.gradients.bookkeeping import BookKeeping, Iterate
 from equidp.gradients.probe import TOLERANCE
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -52,26 +52,6 @@ class Recorder(Protocol):
         """
 
 
-class Recordable(Passes, Protocol):
-    """Passes that can be recorded.
-
-    Attributes:
-        parameters: the trained ones, in order.
-        precision: in which forward and backward run.
-    """
-
-    @property
-    def parameters(self) -> tuple[nn.Parameter, ...]: ...
-    @property
-    def precision(self) -> Precision: ...
-
-    def clear(self) -> None:
-        """Forget the last batch."""
-
-    def twin(self) -> Recordable:
-        """Others on the same model, with memory of their own."""
-
-
 class CudaGraphs:
     """Recorder on a CUDA device; the graphs share their memory.
 
@@ -88,21 +68,19 @@ class CudaGraphs:
         """A graph of `work`."""
         # of a process's threads one records at a time, and none seeds the generators, which a capture registers
         with GLOBAL_RANDOM, torch.cuda.device(self._device):
-            return self._record(work)
-
-    def _record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UP):
-                work()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: what trains in another thread may go on allocating
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = work()
-        # so far nothing is computed: the next warm-up would look up, by ids that nobody wrote, rows that are not there
-        graph.replay()
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP):
+                    work()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: what trains in another thread may go on allocating
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = work()
+            # so far nothing is computed: the next warm-up would look up, by ids that nobody wrote, rows that are not
+            # there
+            graph.replay()
 
         def again() -> Tensor:
             graph.replay()
@@ -115,7 +93,7 @@ class Recording:
     """Norms and weighted sums of batches that are about as large as a given one, and have at most `limit` records."""
 
     def __init__(
-        self, passes: Recordable, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None
+        self, passes: BookKeeping, recorder: Recorder, features: Tensor, labels: Tensor, limit: int | None
     ) -> None:
         self._records, self._states = len(features), 0
         self._seen: list[Tensor] = []  # the parameters of the last state, while on trial
@@ -125,7 +103,7 @@ class Recording:
         self._sizes = range(self._records // 2, size + 1)
         self._features, self._labels = (x.new_zeros(size, *x.shape[1:]) for x in (features, labels))
         self._weights = torch.zeros(size, device=features.device)
-        self._passes = passes.twin()  # its books are those that the recorded sum reads
+        self._passes = passes.twin()  # the recorded sum reads what these keep
         self._norms = recorder.record(lambda: self._passes.norms(self._features, self._labels))
         self._sum = recorder.record(lambda: self._passes.weighted_sum(self._weights))
 
@@ -142,16 +120,13 @@ class Recording:
         """`[b]`, as of the passes."""
         self._records = len(features)
         if self.on_trial:
-            self._count_states()
+            now = self._passes.parameters
+            if not self._seen or not all(torch.equal(p, seen) for p, seen in zip(now, self._seen, strict=True)):
+                self._states += 1
+                self._seen = [p.detach().clone() for p in now] if self.on_trial else []
         self._features[: len(features)].copy_(features)
         self._labels[: len(labels)].copy_(labels)
         return self._norms()[: len(features)].clone()
-
-    def _count_states(self) -> None:
-        now = self._passes.parameters
-        if not self._seen or not all(torch.equal(p, seen) for p, seen in zip(now, self._seen, strict=True)):
-            self._states += 1
-            self._seen = [p.detach().clone() for p in now] if self.on_trial else []
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[d]`, of the last batch, as of the passes."""
@@ -169,7 +144,7 @@ class Recordings:
         limit: no batch has more records, so none needs more room; None: any may come.
     """
 
-    def __init__(self, passes: Recordable, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
+    def __init__(self, passes: BookKeeping, new_recorder: Callable[[], Recorder], limit: int | None) -> None:
         self._passes, self._new_recorder, self._limit = passes, new_recorder, limit
         self._made: list[Recording] = []
         self._last = torch.zeros(0)
@@ -195,7 +170,7 @@ class Recordings:
             return self._passes.norms(features, labels, owners=owners, iterates=iterates)
         found = recording.norms(features, labels)
         if recording.on_trial:
-            expected = self._passes.norms(features, labels)  # their own sum wants their books too
+            expected = self._passes.norms(features, labels)  # their own sum needs what they keep, too
             allowed = self._tolerance()
             _compare(torch.isclose(found, expected, rtol=allowed, atol=1e-6 * allowed, equal_nan=True).all())
         self._current, self._last = recording, found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,11 +121,15 @@ class GuardHook:
         # parts that cannot hold together are refused before anything runs
         algorithms = {name: self._settings.algorithm(name) for name in names}
         if algorithms:
-            _refuse_missing_device(self._settings)
+            from equidp.training.preparation import device_of
+
+            device_of(self._settings.training)  # refuses one that this machine has not
         _tell_unread(run_params, sorted(algorithms))
         _tell_unreleased(self._settings, algorithms_in(pipeline))
         catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
-        catalog["on_epoch"] = MemoryDataset(_nothing, copy_mode="assign")  # unless the run is tracked
+        catalog["on_epoch"] = MemoryDataset(
+            lambda algorithm, figures: None, copy_mode="assign"
+        )  # unless the run is tracked
         _refuse_misleading(run_params, pipeline, catalog)
         for name in pipeline.datasets():  # a wrong entry of the catalog is told now, not after hours of training
             catalog.get(name, fallback_to_runtime_pattern=True)
@@ -209,16 +213,6 @@ class GuardHook:
 def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
     """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
-
-
-def _nothing(algorithm: str, figures: Mapping[str, float]) -> None:
-    """What training calls after an epoch that nobody follows."""
-
-
-def _refuse_missing_device(settings: Settings) -> None:
-    from equidp.training.preparation import device_of
-
-    device_of(settings.training)
 
 
 def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:

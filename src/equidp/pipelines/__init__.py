@@ -1,7 +1,7 @@
 """Kedro wiring only: every node is a thin function around the library."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -16,6 +16,6 @@ def given(function: Callable, **values: Any) -> Callable:
     return update_wrapper(partial(function, **values), function)
 
 
-def wired(rows: list[tuple[Callable, Any, Any, str]], namespace: str | None = None) -> Pipeline:
+def wired(rows: Sequence[tuple], namespace: str | None = None) -> Pipeline:
     """A pipeline of nodes, each given as function, inputs, outputs and name."""
     return Pipeline([Node(*parts, name=name, namespace=namespace) for *parts, name in rows])

@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from equidp.errors import listed_names
+from equidp.evaluation.metrics import diverged, learnt_nothing, outdone
 from equidp.reporting import figures, tables
-from equidp.reporting.page_warnings import page_warnings, privacy_facts
-from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode
+from equidp.reporting.privacy_report import NO_GUARANTEE, epsilon_text, privacy_sections, research_mode, understated
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.style import label
 from equidp.reporting.tables import BASELINE, groupings_of
-from equidp.reporting.trade_off_figure import trade_off_figure
 
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
@@ -59,7 +59,7 @@ def html_report(
         drawn=_figures(documents, privacy, histories, group_table),
         settings=_settings(settings, documents),
         provenance=provenance,
-        warnings=[*remarks, *page_warnings(documents, privacy)],
+        warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
         overview=_grid(overview.drop(columns=empty).reset_index()),
         costs="cost" not in empty,
@@ -133,7 +133,10 @@ def _training_figures(
     yield figures.learning_curve(histories, "loss"), "After each epoch."
     yield figures.learning_curve(histories, over="epsilon"), "After each epoch, against the ε spent until then."
     if drawn := {name: facts["trade_off"] for name, facts in privacy.items() if facts.get("trade_off")}:
-        yield trade_off_figure(drawn), "The most that any attack can achieve, by the ledger; grey is blind guessing."
+        yield (
+            figures.trade_off_figure(drawn),
+            "The most that any attack can achieve, by the ledger; grey is blind guessing.",
+        )
     yield figures.schedules(histories), "Noise multiplier, and the clip norm where there is one for all records."
     for name, history in histories.items():
         if any(str(column).startswith("clip_norm/") for column in history.columns):
@@ -251,3 +254,72 @@ def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
     shared = {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
     own = [{name: value for name, value in of.items() if name not in shared} for of in flat]
     return {"In every row": shared} | {row: of for row, of in zip(settings, own, strict=True) if of}
+
+
+def privacy_facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
+    """An algorithm's `privacy.json`; one without is not private."""
+    return {"private": True, **privacy[name]} if name in privacy else {"algorithm": name, "private": False}
+
+
+def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
+    """Sentences at the top, such as research mode or a baseline that failed."""
+    found = [research_mode(facts) for facts in privacy.values()]
+    if not any(privacy_facts(name, privacy)["private"] for name in documents):
+        found.append(NO_GUARANTEE)
+    doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
+    several = (
+        f"The papers' rules for ε understate it, or leave out releases, in {', '.join(doubtful)}: quote ε, "
+        "not ε as published."
+    )
+    found += [several] if len(doubtful) > 1 else doubtful.values()
+    if others := tables.other_baseline(documents):
+        found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
+    guessing = [name for name, document in documents.items() if learnt_nothing(document.get("baseline") or {})]
+    if guessing:
+        found.append(
+            f"The non-private baseline of {', '.join(guessing)} has learnt nothing: its MCC is not above 0, as if all "
+            "records were put into one class. Beside it privacy seems to be free: ignore costs and gaps near 0."
+        )
+    if weak := [name for name, document in documents.items() if outdone(document) and name not in guessing]:
+        found.append(
+            f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
+            "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
+            "small."
+        )
+    if empty := [name for name, document in documents.items() if learnt_nothing(document)]:
+        found.append(
+            f"The model of {', '.join(empty)} has learnt nothing: its MCC is not above 0, as if all records were put "
+            "into one class. Its accuracy is then that of the most frequent class."
+        )
+    baselines = {name: document["baseline"] for name, document in documents.items() if "baseline" in document}
+    if lost := [name for name, baseline in baselines.items() if diverged(baseline)]:
+        found.append(
+            f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and every prediction "
+            "counts as wrong. No cost of privacy is known: give it a smaller learning rate (sgd.options.learning_rate)."
+        )
+    if lost := [name for name, document in documents.items() if diverged(document)]:
+        found.append(
+            f"The model of {', '.join(lost)} diverged: its scores are not finite, and every prediction counts as "
+            "wrong. Its figures are meaningless: give it a smaller learning rate."
+        )
+    of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
+    if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
+        found.append(f"No test record is of class {listed_names(absent)}: the figures say nothing about it.")
+    for name, document in documents.items():
+        if seeds := document.get("diverged"):
+            found.append(
+                f"In {seeds} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
+                "nor in the cost of privacy."
+            )
+    validated = [name for name, document in documents.items() if "evaluated_on" in document]
+    if validated and len(validated) == len(documents):
+        found.append(
+            "These are figures of the validation part, held back from the training records: where this page says "
+            "test, it means that part. The test part was not used."
+        )
+    elif validated:
+        found.append(
+            f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
+            "those of the others of the test part: do not compare the two."
+        )
+    return list(dict.fromkeys(warning for warning in found if warning))

@@ -79,31 +79,19 @@ def render(
         content: further values that the template needs.
     """
     plotly, script = get_plotlyjs(), _asset("report.js")
-    return (
-        _templates()
-        .get_template(template)
-        .render(
-            title=title,
-            policy=_policy(plotly, script),
-            style=Markup(_asset("report.css")),
-            plotly=Markup(plotly),
-            script=Markup(script),
-            warnings=warnings,
-            charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
-            settings={caption: list(flat_texts(of)) for caption, of in settings.items()},
-            provenance={"": list(flat_texts(provenance))},
-            **content,
-        )
-    )
-
-
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    how = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    page = jinja2.Environment(loader=jinja2.FunctionLoader(_asset), autoescape=True, **how).get_template(template)
+    return page.render(
+        title=title,
+        policy=_policy(plotly, script),
+        style=Markup(_asset("report.css")),
+        plotly=Markup(plotly),
+        script=Markup(script),
+        warnings=warnings,
+        charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
+        settings={caption: list(flat_texts(of)) for caption, of in settings.items()},
+        provenance={"": list(flat_texts(provenance))},
+        **content,
     )
 
 

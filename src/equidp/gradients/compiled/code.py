@@ -34,10 +34,7 @@ class Work(ctypes.Structure):
         sums: `[kh·kw·c·o]`, added to.
     """
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in SIZES),
-        *((name, ctypes.c_void_p) for name in ADDRESSES),
-    )
+    _fields_ = (*((name, ctypes.c_int64) for name in SIZES), *((name, ctypes.c_void_p) for name in ADDRESSES))
 
 
 class Operands:

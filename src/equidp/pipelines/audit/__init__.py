@@ -1,3 +1,3 @@
 """Audit: attack a training run, and compare what the attack achieves with what the run claims."""
 
-from equidp.pipelines.audit.pipeline import create_pipeline as create_pipeline
+from equidp.pipelines.audit.pipeline import create_pipeline

@@ -1,3 +1,3 @@
 """Per-group metrics, and what privacy cost each group."""
 
-from equidp.pipelines.evaluation.pipeline import create_pipeline as create_pipeline
+from equidp.pipelines.evaluation.pipeline import create_pipeline

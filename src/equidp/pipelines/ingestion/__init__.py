@@ -1,3 +1,3 @@
 """From raw files to training, test and public records, with the groups they fall into."""
 
-from equidp.pipelines.ingestion.pipeline import create_pipeline as create_pipeline
+from equidp.pipelines.ingestion.pipeline import create_pipeline

@@ -59,11 +59,7 @@ def run_report(
 
 
 def compare_algorithms(
-    groups: pd.DataFrame,
-    provenance: dict[str, Any],
-    settings: Settings,
-    *results: Any,
-    algorithms: Sequence[str],
+    groups: pd.DataFrame, provenance: dict[str, Any], settings: Settings, *results: Any, algorithms: Sequence[str]
 ) -> tuple[str, pd.DataFrame]:
     """One page and one table for all algorithms of the run. `results`: their metrics, statements and histories."""
     count = len(algorithms)

@@ -1,3 +1,3 @@
 """One algorithm trained on the split: plan, train, score."""
 
-from equidp.pipelines.training.pipeline import create_pipeline as create_pipeline
+from equidp.pipelines.training.pipeline import create_pipeline

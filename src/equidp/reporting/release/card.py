@@ -12,13 +12,6 @@ from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.tables import METRIC_TITLES
 
-TASKS = {
-    "tabular": "tabular-classification",
-    "image": "image-classification",
-    "text": "text-classification",
-}
-"""The hubs' names of tasks, by a schema's kind."""
-
 MOST_NAMES = 20
 """So many classes, groups or features are named; config.json has them all."""
 
@@ -75,41 +68,24 @@ def model_card(facts: Facts) -> str:
 
 def header(facts: Facts) -> dict[str, Any]:
     """The YAML block on top, with the keys that model hubs know."""
-    schema = facts.schema
+    task = f"{facts.schema['kind']}-classification"  # as the hubs call it
     found: dict[str, Any] = {
         "license": facts.curator.get("license", "unknown"),
         "library_name": "equidp",
-        "pipeline_tag": TASKS[schema["kind"]],
+        "pipeline_tag": task,
         "tags": ["differential-privacy", "dp-sgd", facts.algorithm, facts.network["name"]],
     }
-    figures = _shown_metrics(facts)
-    if figures:
+    # those with noise where there are any, else the exact ones that the user asked for
+    overall = (facts.metrics or facts.exact_metrics or {}).get("overall", {})
+    if figures := {name: value for name, value in overall.items() if value is not None}:
         found["metrics"] = list(figures)
-        found["model-index"] = [
-            {
-                "name": f"{facts.algorithm} on {facts.dataset}",
-                "results": [
-                    {
-                        "task": {"type": TASKS[schema["kind"]]},
-                        "dataset": {"name": facts.dataset, "type": facts.dataset},
-                        "metrics": [{"type": name, "value": value} for name, value in figures.items()],
-                    }
-                ],
-            }
-        ]
-    found["differential_privacy"] = {
-        "epsilon": facts.privacy["epsilon"],
-        "delta": facts.privacy["delta"],
-        "unit": facts.privacy["unit"],
-        "for_publication": facts.warning is None,
-    }
+        values = [{"type": name, "value": value} for name, value in figures.items()]
+        dataset = {"name": facts.dataset, "type": facts.dataset}
+        results = [{"task": {"type": task}, "dataset": dataset, "metrics": values}]
+        found["model-index"] = [{"name": f"{facts.algorithm} on {facts.dataset}", "results": results}]
+    claim = {name: facts.privacy[name] for name in ("epsilon", "delta", "unit")}
+    found["differential_privacy"] = claim | {"for_publication": facts.warning is None}
     return found
-
-
-def _shown_metrics(facts: Facts) -> dict[str, float]:
-    """Overall figures: those with noise where there are any, else the exact ones that the user asked for."""
-    figures = (facts.metrics or facts.exact_metrics or {}).get("overall", {})
-    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _stated(text: str) -> str:
@@ -122,7 +98,7 @@ def _model(facts: Facts) -> list[str]:
     texts = [
         f"A classifier with {len(schema['classes'])} classes: model {markdown_text(name)}, {facts.parameters:,} "
         f"parameters. It takes {schema['kind']} features of shape {shape} and gives one logit per class: "
-        f"{_names(schema['classes'])}.",
+        f"{_names(schema['classes'])}."
     ]
     if contact := facts.curator.get("curator"):
         texts.append(f"Curator: {_stated(contact)}")
@@ -169,15 +145,10 @@ def _data(facts: Facts) -> list[str]:
 
 def _training(facts: Facts) -> str:
     privacy, settings = facts.privacy, facts.training
-    rows = [
-        ("setting", "value"),
-        ("algorithm", facts.algorithm),
-        ("sampling", privacy["sampling"]),
-        ("steps", f"{privacy['steps']:,}"),
-        ("epochs", str(privacy["epochs"])),
-        ("expected batch size", f"{privacy['expected_batch_size']:,}"),
-        ("noise multiplier", f"{privacy['noise_multiplier']:.6g}"),
-    ]
+    rows = [("setting", "value"), ("algorithm", facts.algorithm), ("sampling", privacy["sampling"])]
+    rows += [("steps", f"{privacy['steps']:,}"), ("epochs", str(privacy["epochs"]))]
+    rows += [("expected batch size", f"{privacy['expected_batch_size']:,}")]
+    rows += [("noise multiplier", f"{privacy['noise_multiplier']:.6g}")]
     known = {"epochs", "batch_size", "options"}
     rows += [(name.replace("_", " "), str(value)) for name, value in settings.items() if name not in known]
     rows += [(f"{facts.algorithm}.{name}", str(value)) for name, value in (settings.get("options") or {}).items()]
