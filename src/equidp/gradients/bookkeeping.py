@@ -224,7 +224,7 @@ class BookKeeping:
     def _kept_by(self, calls: dict[Site, list[Call]], rows: int) -> dict[nn.Parameter, Gradients]:
         found: dict[nn.Parameter, list[Term]] = defaultdict(list)
         for site, site_calls in calls.items():
-            # inference mode spares every view its book-keeping; torch.func cannot do without
+            # in inference mode views cost less, which torch.func does not support
             with torch.no_grad() if site.rule is fallback else torch.inference_mode():
                 for name, term in site.terms(site_calls, self.workspace).items():
                     found[site.parameters[name]].append(term)

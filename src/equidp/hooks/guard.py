@@ -81,8 +81,8 @@ def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError |
     while cause.__cause__ is not None:
         cause = cause.__cause__
     # of a versioned dataset's folder Kedro says something else
-    told = "while saving" in str(error) or isinstance(cause, NotADirectoryError)
-    saving = isinstance(error, DatasetError) and told and name in catalog
+    wrapped = "while saving" in str(error) or isinstance(cause, NotADirectoryError)
+    saving = isinstance(error, DatasetError) and wrapped and name in catalog
     if not (saving and isinstance(cause, OSError) and cause.errno in REFUSALS):
         return None
     path = written_to(catalog, name)
@@ -131,7 +131,7 @@ class GuardHook:
             lambda algorithm, figures: None, copy_mode="assign"
         )  # unless the run is tracked
         _refuse_misleading(run_params, pipeline, catalog)
-        for name in pipeline.datasets():  # a wrong entry of the catalog is told now, not after hours of training
+        for name in pipeline.datasets():  # a wrong entry of the catalog is refused now, not after hours of training
             catalog.get(name, fallback_to_runtime_pattern=True)
         self._hold(pipeline, catalog)
         self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)

@@ -1,4 +1,4 @@
-"""Prints what came out: the tables at the end, and where everything lies."""
+"""Prints the results: the tables at the end, and the paths of all files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PrintHook:
-    """Tells the user what came out."""
+    """Shows the user the results."""
 
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:

@@ -215,8 +215,8 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
         row: in a sweep, the name of the table's row, which says what differs.
     """
     others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}
-    told = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
-    words = [f" {name.rpartition('.')[2]}={value}" for name, value in told.items()]
+    shown = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
+    words = [f" {name.rpartition('.')[2]}={value}" for name, value in shown.items()]
     more = "".join(words) if row is None else row.removeprefix(algorithm)
     name = f"{algorithm}{more} {parameters['dataset']} seed={parameters['seed']}"
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

@@ -211,9 +211,9 @@ def log_history(algorithm: str, history: Iterable[Mapping[str, Any]]) -> None:
 
     ε of an epoch is known at the end only, and no run's curves have it.
     """
-    told = set(_current.epochs.get(algorithm, ()))
+    known = set(_current.epochs.get(algorithm, ()))
     for row in history:
-        if int(row["epoch"]) not in told:
+        if int(row["epoch"]) not in known:
             kept = {name: v for name, v in row.items() if v is not None and v == v and name != "epsilon"}  # NaN: none
             log_epoch(algorithm, kept)
 

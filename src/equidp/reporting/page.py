@@ -250,7 +250,7 @@ def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
     """Settings by caption: if every row has its own, first the shared ones, then those that differ."""
     if len(rows) < 2 or settings.keys() != rows.keys():
         return {"": settings}
-    first, *others = flat = [dict(flat_texts(of)) for of in settings.values()]
+    first, *others = flat = [flat_texts(of) for of in settings.values()]
     shared = {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
     own = [{name: value for name, value in of.items() if name not in shared} for of in flat]
     return {"In every row": shared} | {row: of for row, of in zip(settings, own, strict=True) if of}

@@ -68,7 +68,7 @@ class Cluster:
         Raises:
             EquidpError: where the scheduler does not answer, or this machine has too few GPUs.
         """
-        # Dask's remarks about workers that come and go would tear the progress display; failures are told at the end
+        # Dask's remarks about workers that come and go would tear the progress display; failures are listed at the end
         with dask.config.set(SETTINGS), held_back("distributed", below=logging.CRITICAL):
             if self.scheduler:
                 with self._remote() as client:

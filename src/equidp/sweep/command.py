@@ -68,7 +68,7 @@ def run_command(
             "kedro sweep passes its locks to its cells, which Windows cannot do: use WSL, or run the commands "
             "that --dry-run prints one by one."
         )
-    # only now: names are refused, and a dry run told, without waiting for MLflow, pandas and Dask
+    # only now: wrong names are refused and a dry run is printed without waiting for MLflow, pandas and Dask
     from equidp.sweep.cell import Job, finished, forks
     from equidp.sweep.cluster import Cluster
     from equidp.sweep.summary import labels_of

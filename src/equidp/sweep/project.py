@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from equidp import __version__
 from equidp.algorithms import ALGORITHMS
-from equidp.errors import unknown_name
+from equidp.errors import refuse_unknown
 from equidp.sweep.grid import Grid, nested, params_text
 
 BASELINE = "sgd"
@@ -113,8 +113,7 @@ class Project:
         Raises:
             EquidpError: for any name or value that does not exist.
         """
-        if algorithm not in ALGORITHMS:
-            raise unknown_name("algorithm", algorithm, ALGORITHMS)
+        refuse_unknown("algorithm", [algorithm], ALGORITHMS)
         loader = self.configure(nested(params_text(overrides)))
         parameters = loader["parameters"]
         mine = {name: value for name, value in overrides.items() if _concerns(name, algorithm)}
@@ -129,11 +128,8 @@ class Project:
         loader["parameters"] = {**parameters, "run_label": key}
         catalog = loader["catalog"]
 
-        def path_of(name: str) -> Path:
-            return self.path / catalog[name]["filepath"].format(algorithm=algorithm)
-
-        def place(kind: str) -> Path:
-            return path_of(f"{{algorithm}}.{kind}")
+        def place(name: str, of: str = "{algorithm}.") -> Path:
+            return self.path / catalog[f"{of}{name}"]["filepath"].format(algorithm=algorithm)
 
         data = settings["data"]
         shared = {name: settings[name] for name in ("dataset", "seed", "data", "model", "training", BASELINE)}
@@ -147,8 +143,8 @@ class Project:
             outputs={kind: place(kind) for kind in OUTPUTS},
             workplace=place("workplace"),
             folder=place("metrics").parent,
-            raw_folder=path_of("raw_folder"),
-            records_cache=path_of("records_cache"),
+            raw_folder=place("raw_folder", ""),
+            records_cache=place("records_cache", ""),
         )
 
 

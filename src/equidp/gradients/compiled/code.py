@@ -123,7 +123,7 @@ def registers_here() -> Registers | None:
     """This processor's; None where it has no fused multiply-adds of vectors.
 
     Raises:
-        EquidpError: without llvmlite. By torch's operations sums would round otherwise, which nobody would be told.
+        EquidpError: without llvmlite. torch's operations would round sums differently without any sign of it.
     """
     try:
         import llvmlite.binding as llvm

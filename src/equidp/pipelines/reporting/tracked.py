@@ -96,12 +96,12 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], 
 
 
 def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs on the same files that differ in their seed alone, the newest of each, by a label of what sets them apart."""
+    """Runs on the same files that differ in their seed alone, the newest of each, by a label of what differs."""
     rows: dict[tuple, dict[str, Run]] = defaultdict(dict)
     for run in runs:
         tags = run.data.tags
-        unfelt = NOT_SETTINGS + (WITH_NOISE_ONLY if tags.get("private") == "false" else ())
-        params = {k: v for k, v in run.data.params.items() if not k.startswith(unfelt)}
+        without_effect = NOT_SETTINGS + (WITH_NOISE_ONLY if tags.get("private") == "false" else ())
+        params = {k: v for k, v in run.data.params.items() if not k.startswith(without_effect)}
         own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
         rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[2:])) for key in rows])

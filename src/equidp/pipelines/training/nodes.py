@@ -76,7 +76,7 @@ def train_network(
     The non-private baseline is trained once per records, settings, seed and code, and reused after that.
     """
     arrays = group_arrays(test, settings.data.groups)
-    follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, told=partial(on_epoch, algorithm))
+    follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, report=partial(on_epoch, algorithm))
     fresh = partial(_trained, algorithm, Plan(**plan), Split(train, test, public), settings, workplace, follow)
     if settings.algorithm(algorithm).private:
         return fresh()
@@ -144,12 +144,12 @@ def _after_epoch(
     test: Records,
     arrays: Groups,
     settings: Settings,
-    told: Callable[[Mapping[str, float]], None],
+    report: Callable[[Mapping[str, float]], None],
 ) -> Mapping[str, float]:
     """Figures on the test part, every so many epochs, and after the last."""
     due = row["epoch"] % settings.operation.evaluate_every == 0 or row["epoch"] == settings.training.epochs
     figures = live_metrics(predict(network, test.features).numpy(), test.labels.numpy(), arrays) if due else {}
-    told(row | figures)
+    report(row | figures)
     return figures
 
 

@@ -172,7 +172,7 @@ def _security(facts: Facts) -> list[Line]:
         ),
         Line(
             "timing",
-            "Can time or memory betray records?",
+            "Can time or memory reveal records?",
             "How long a step takes depends on the size of its batch. The folder holds no times, and its files were "
             "written without their dates. Whoever can watch the training learns more.",
         ),
