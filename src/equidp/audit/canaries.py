@@ -39,14 +39,7 @@ ID_BYTES = 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the guesses about one set of canaries.
-
-    Attributes:
-        canaries, guesses, correct: m, r and v.
-        delta: δ of the bound.
-        epsilon_lower_bound: ε is not below it, with probability `confidence`.
-        confidence: of the bound.
-    """
+    """The guesses about m `canaries`: r `guesses`, v `correct`; ε at δ is not below the bound, with that confidence."""
 
     canaries: int
     guesses: int

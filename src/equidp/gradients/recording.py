@@ -4,11 +4,11 @@ A small model's step is a few hundred operations, and launching each of them tak
 weighted sums are recorded; they follow from batch, weights and parameters. Sampling, side releases, noise and update
 are not, and so nothing that draws a random number.
 
-A recording has a fixed number of rows, and a Poisson batch has not: it is laid into the first of them. The rows after
-it hold what they held before and have weight 0, so that they add exactly nothing, and their norms are dropped. A batch
-that is larger, or much smaller, gets a recording of its own, or none: no record is ever left out.
+A recording has a fixed number of rows; a Poisson batch fills the first of them. The rows after it keep their earlier
+content and have weight 0, so that they add exactly nothing, and their norms are dropped. A batch that is larger, or
+much smaller, gets a recording of its own, or none: no record is ever left out.
 
-No recording is trusted unseen: until parameters have changed a few times its batches are computed both ways.
+Every recording is checked first: until parameters have changed a few times, its batches are computed both ways.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ class Recorder(Protocol):
     """
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`work` once more with every call, on what the tensors that it read hold by then; the result is overwritten
-        by the next call.
-        """
+        """`work` again with every call, on the current content of the tensors that it reads; overwrites its result."""
 
 
 class CudaGraphs:

@@ -33,7 +33,7 @@ RELEASE = "release"
 """The folder of all that may go out with a model, by the catalog's name, and the pipeline that writes it again."""
 
 SAID = (*ARTIFACTS, "metrics_release", RELEASE)
-"""What is said of a model, and goes before a new one takes its place."""
+"""Results that describe a model: they are removed before a new model replaces it."""
 
 LOCK = "run.lock"
 """File beside what ingestion writes, which every run does; held while the run is at work."""
@@ -140,7 +140,7 @@ class GuardHook:
 
     @hook_impl
     def before_dataset_saved(self, dataset_name: str) -> None:
-        """Before a new model takes its place, everything that was said of the old one goes.
+        """Before a new model replaces the old one, all results that describe the old one are removed.
 
         A run that ends here, or is cut by --to-nodes, would leave the new model beside an earlier run's ε. An interrupt
         waits from here on.

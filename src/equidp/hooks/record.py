@@ -75,7 +75,7 @@ class RunRecorder:
         runs.begin(mlflow.active_run() is None)
         if set(names) <= set(self._settings["tracking"]["disable_tracking"]["pipelines"]):
             return
-        # of a run that the store has made, and of which it has not answered yet, nobody knows
+        # a run that the store has made, but not yet confirmed, would be lost
         with interrupts.waiting(), self._refusing("Nothing was run."):
             if mlflow.active_run() is None:
                 mlflow.start_run(experiment_id=self._experiment, run_name="+".join(names))

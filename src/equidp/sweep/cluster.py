@@ -92,8 +92,8 @@ class Cluster:
             ) from error
 
     def _local(self) -> SpecCluster:
-        # loopback is every user's of this machine, and whoever is let in has code run: it takes a certificate, which is
-        # made here and now, for this cluster alone
+        # every user of this machine can reach loopback, and a client runs code: so each needs a certificate, which is
+        # made for this cluster alone
         security, held = Security.temporary(), self._local_gpus_per_cell()
         slots = gpus_here() // held if held else self.workers or os.cpu_count() or 1
         if not slots:

@@ -47,17 +47,18 @@ def extract_own_features(
 
 def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict[str, Any]:
     """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
-    chosen = settings.algorithm(algorithm)
-    plan = plan_run(
-        chosen,
-        units=units_in(train, settings.privacy),
-        groups=len(groups_of(chosen, train, settings.data.groups[0])[1]),
-        privacy=settings.privacy,
-        training=settings.training,
-    )
-    if chosen.private:
+    plan = plan_of(algorithm, train, settings)
+    if settings.algorithm(algorithm).private:
         _warn_of_weak_promises(algorithm, plan, train, by_unit=settings.privacy.by_unit)
     return dataclasses.asdict(plan)
+
+
+def plan_of(algorithm: str, train: Records, settings: Settings) -> Plan:
+    """The plan of an algorithm's training, or of an audit of it."""
+    chosen, privacy = settings.algorithm(algorithm), settings.privacy
+    groups = len(groups_of(chosen, train, settings.data.groups[0])[1])
+    units = units_in(train, privacy)
+    return plan_run(chosen, units=units, groups=groups, privacy=privacy, training=settings.training)
 
 
 def train_network(
@@ -81,7 +82,9 @@ def train_network(
     if settings.algorithm(algorithm).private:
         return fresh()
     kept = trained_once(workplace, digest(train, _baseline_facts(algorithm, plan, settings)), lambda: fresh()[:2])
-    return *kept, _statement_without_noise(algorithm, Plan(**plan), settings)
+    chosen, outcome = settings.algorithm(algorithm), Outcome((), plan["steps"], plan["steps"])
+    given = {"privacy": settings.privacy, "training": settings.training, "seed": settings.seed}
+    return *kept, privacy_statement(chosen, Plan(**plan), outcome, **given)
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:
@@ -165,18 +168,6 @@ def _baseline_facts(algorithm: str, plan: dict[str, Any], settings: Settings) ->
         "unit": settings.privacy.unit,
         "seed": settings.seed,
     }
-
-
-def _statement_without_noise(algorithm: str, plan: Plan, settings: Settings) -> dict[str, Any]:
-    outcome = Outcome((), plan.steps, plan.steps)
-    return privacy_statement(
-        settings.algorithm(algorithm),
-        plan,
-        outcome,
-        privacy=settings.privacy,
-        training=settings.training,
-        seed=settings.seed,
-    )
 
 
 def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, *, by_unit: bool) -> None:
