@@ -80,7 +80,7 @@ def render(
         content: further values that the template needs.
     """
     plotly, script = get_plotlyjs(), asset("report.js")
-    how = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    how: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     page = jinja2.Environment(loader=jinja2.FunctionLoader(asset), autoescape=True, **how).get_template(template)
     return page.render(
         title=title,

@@ -82,9 +82,10 @@ def train_network(
     if settings.algorithm(algorithm).private:
         return fresh()
     kept = trained_once(workplace, digest(train, _baseline_facts(algorithm, plan, settings)), lambda: fresh()[:2])
-    chosen, outcome = settings.algorithm(algorithm), Outcome((), plan["steps"], plan["steps"])
-    given = {"privacy": settings.privacy, "training": settings.training, "seed": settings.seed}
-    return *kept, privacy_statement(chosen, Plan(**plan), outcome, **given)
+    made = Plan(**plan)
+    chosen, outcome = settings.algorithm(algorithm), Outcome((), made.steps, made.steps)
+    given: dict[str, Any] = {"privacy": settings.privacy, "training": settings.training, "seed": settings.seed}
+    return *kept, privacy_statement(chosen, made, outcome, **given)
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:
