@@ -21,7 +21,6 @@ from equidp.mechanism.algorithm import Outcome
 from equidp.models import card_options
 from equidp.models.weights import Weights, network_of
 from equidp.parameters import Settings
-from equidp.pipelines.ingestion.nodes import mapped
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.networks import imposed
@@ -36,13 +35,6 @@ OnEpoch = Callable[[str, Mapping[str, float]], None]
 
 Trained = tuple[Weights, pd.DataFrame, dict[str, Any]]
 """Weights, one history row per epoch, and the privacy statement."""
-
-
-def extract_own_features(
-    records: Records, cache: Path, provenance: dict[str, Any], settings: Settings, *, name: str
-) -> Records:
-    """The fixed map that this algorithm trains on."""
-    return mapped(records, cache, provenance, settings, name, {})
 
 
 def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict[str, Any]:
@@ -78,14 +70,14 @@ def train_network(
     """
     arrays = group_arrays(test, settings.data.groups)
     follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, report=partial(on_epoch, algorithm))
-    fresh = partial(_trained, algorithm, Plan(**plan), Split(train, test, public), settings, workplace, follow)
+    made = Plan(**plan)
+    fresh = partial(_trained, algorithm, made, Split(train, test, public), settings, workplace, follow)
     if settings.algorithm(algorithm).private:
         return fresh()
     kept = trained_once(workplace, digest(train, _baseline_facts(algorithm, plan, settings)), lambda: fresh()[:2])
-    made = Plan(**plan)
-    chosen, outcome = settings.algorithm(algorithm), Outcome((), made.steps, made.steps)
+    outcome = Outcome((), made.steps, made.steps)
     given: dict[str, Any] = {"privacy": settings.privacy, "training": settings.training, "seed": settings.seed}
-    return *kept, privacy_statement(chosen, made, outcome, **given)
+    return *kept, privacy_statement(settings.algorithm(algorithm), made, outcome, **given)
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:

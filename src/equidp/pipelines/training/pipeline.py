@@ -4,7 +4,7 @@ from kedro.pipeline import Pipeline, pipeline
 
 from equidp.algorithms import ALGORITHMS
 from equidp.pipelines import given, wired
-from equidp.pipelines.ingestion.nodes import split_records
+from equidp.pipelines.ingestion.nodes import mapped, split_records
 from equidp.pipelines.training import nodes
 
 PARTS, ALL = ["train", "test", "public"], {"settings", "on_epoch"}
@@ -25,7 +25,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
     name = ALGORITHMS[algorithm].features
     if name is None:
         return pipeline(wired(body), namespace=algorithm, inputs={*PARTS} | ALL)
-    extract, read = given(nodes.extract_own_features, name=name), ["records", "features_cache", "provenance"]
+    extract, read = given(mapped, name=name, options={}), ["records", "features_cache", "provenance"]
     own = [
         (extract, [*read, "settings"], "features", "extract_features"),
         (split_records, ["features", "settings", "algorithms"], PARTS, "split_features"),
