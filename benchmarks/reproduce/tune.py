@@ -67,7 +67,7 @@ def main() -> None:
 
 def raw_folder(project: Project) -> Path:
     """Where raw files are looked for."""
-    return ROOT / project.config()["parameters"]["raw_dir"]
+    return ROOT / project.configure({})["parameters"]["raw_dir"]
 
 
 @cache

@@ -43,10 +43,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
     """`parameters` come out validated, with every default filled in and the chosen dataset's preset applied."""
 
     def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
-        kwargs["custom_resolvers"] = {
-            "oc.env": oc.env,
-            **(kwargs.get("custom_resolvers") or {}),
-        }  # not for credentials only
+        kwargs["custom_resolvers"] = {"oc.env": oc.env, **(kwargs.get("custom_resolvers") or {})}  # for all settings
         super().__init__(conf_source, *args, **kwargs)
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
             self.runtime_params = {**self.runtime_params, "run_label": ""}
@@ -75,17 +72,17 @@ class EquidpConfigLoader(OmegaConfigLoader):
             place = f" ({error.full_key})" if error.full_key else ""
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
         except (yaml.YAMLError, UnicodeDecodeError, AttributeError, OSError) as error:  # a list is an AttributeError
-            told = _fault_in(Path(self.conf_source), (self.base_env, self.env or self.default_run_env))
-            if told is None and isinstance(error, yaml.YAMLError):  # in an archive
-                told = f"A file of settings in {self.conf_source} cannot be read: {' '.join(str(error).split())}"
-            if told is None:
+            fault = _fault_in(Path(self.conf_source), (self.base_env, self.env or self.default_run_env))
+            if fault is None and isinstance(error, yaml.YAMLError):  # in an archive
+                fault = f"A file of settings in {self.conf_source} cannot be read: {' '.join(str(error).split())}"
+            if fault is None:
                 raise
-            raise EquidpError(told) from error
+            raise EquidpError(fault) from error
 
     @property
     def settings(self) -> Settings:
         """All settings as the object that nodes are given; `self["parameters"]` is the same in plain values."""
-        self["parameters"]  # resolved once, and errors told as for every other part of the configuration
+        self["parameters"]  # resolved once, and errors worded as for every other part of the configuration
         return self._settings
 
     def _resolved(self) -> Settings:

@@ -127,8 +127,8 @@ def _reason(error: ErrorDetails) -> str:
             return f"it needs the key {error['ctx']['discriminator']}, which says what it is"
         case "union_tag_invalid":
             kinds = [name.strip("'") for name in error["ctx"]["expected_tags"].split(", ")]
-            told = unknown_name(error["ctx"]["discriminator"].strip("'"), error["ctx"]["tag"], kinds).message
-            return told.rstrip(".")
+            refused = unknown_name(error["ctx"]["discriminator"].strip("'"), error["ctx"]["tag"], kinds).message
+            return refused.rstrip(".")
         case "model_attributes_type" | "model_type" | "dict_type" | "mapping_type":
             return "Input should have settings below it, such as name: {...}"
         case "string_type" if isinstance(error["input"], bool | int | float):

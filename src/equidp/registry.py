@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Generic, TypeVar, cast
+from collections import UserDict
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class Registry(MutableMapping[str, T], Generic[T]):
+class Registry(UserDict[str, T]):
     """Classes by the names that users type.
 
     Args:
@@ -19,27 +20,12 @@ class Registry(MutableMapping[str, T], Generic[T]):
     A class of one's own is added as to a dictionary: `MODELS["mine"] = Mine`.
     """
 
-    def __init__(self, package: str, places: Mapping[str, str]) -> None:
+    def __init__(self, package: str, places: Mapping[str, Any]) -> None:
+        super().__init__(places)
         self._package = package
-        self._known: dict[str, T | str] = dict(places)
 
     def __getitem__(self, name: str) -> T:
-        found = self._known[name]
+        found = self.data[name]
         if isinstance(found, str):
-            found = self._known[name] = cast(T, pkgutil.resolve_name(f"{self._package}.{found}"))
+            found = self.data[name] = pkgutil.resolve_name(f"{self._package}.{found}")
         return found
-
-    def __setitem__(self, name: str, value: T) -> None:
-        self._known[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._known[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)

@@ -9,7 +9,7 @@ import pytest
 from kedro.io import DatasetError
 
 from equidp.errors import EquidpError
-from equidp.pipelines.release.datasets import UNDATED, OptionalDocumentDataset, ReleaseFolderDataset
+from equidp.pipelines.datasets import UNDATED, OptionalDocumentDataset, ReleaseFolderDataset
 from equidp.pipelines.release.nodes import write_asked_release
 from equidp.system.files import replacing_folder
 

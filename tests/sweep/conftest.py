@@ -10,7 +10,7 @@ from kedro.framework.startup import bootstrap_project
 
 from equidp.cli import project_at
 from equidp.sweep.cell import Job
-from equidp.sweep.project import Project
+from equidp.sweep.project import Cell, Project
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,18 +27,10 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
     """Jobs by key, each with a folder of its own."""
 
     def make(key: str = "cell-a", **changes: object) -> Job:
-        folder = tmp_path / "results" / key
-        values = {
-            "key": key,
-            "project": ROOT,
-            "algorithm": "dpsgd",
-            "params": f"run_label={key}",
-            "folder": folder,
-            "outputs": (folder / "metrics.json", folder / "privacy.json"),
-            "journal": tmp_path / "workplace" / key / "journal.jsonl",
-            "store": "unused",
-            "experiment": "0",
-        }
+        folder, workplace = tmp_path / "results" / key, tmp_path / "workplace" / key
+        outputs = {name: folder / f"{name}.json" for name in ("metrics", "privacy")}
+        cell = Cell("dpsgd", {}, {}, key, "b", "r", outputs, workplace, folder)
+        values = {"cell": cell, "project": ROOT, "store": "unused", "experiment": "0"}
         return Job(**(values | changes))  # type: ignore[arg-type]
 
     return make

@@ -17,6 +17,7 @@ import pytest
 from equidp.sweep import cell as cells
 from equidp.sweep import tracked
 from equidp.sweep.cell import finished, run_cell
+from equidp.training.checkpoint import JOURNAL_FILE
 
 fcntl = pytest.importorskip("fcntl", reason="no sweeps on this system")
 
@@ -54,13 +55,13 @@ def calls(monkeypatch, store) -> list[list[str]]:
     def kedro(arguments, job, log, lock):
         started.append(arguments)
         run_id = f"run-{len(started)}"
-        store.runs[run_id] = (job.key, "RUNNING")
+        store.runs[run_id] = (job.cell.key, "RUNNING")
         if len(started) <= int(os.environ.get("FAILING", "0")):
             log.write("INFO something\nError: the disk is full.\n\n")
             return 1
-        for path in job.outputs:
+        for path in job.cell.outputs.values():
             path.write_text("{}")
-        store.runs[run_id] = (job.key, "FINISHED")
+        store.runs[run_id] = (job.cell.key, "FINISHED")
         return 0
 
     monkeypatch.setattr(cells, "run_kedro", kedro)
@@ -100,8 +101,8 @@ def test_a_cell_that_keeps_failing_tells_its_last_line(make_job, calls, monkeypa
 
 def test_a_run_that_finished_before_its_marker_was_written_is_not_repeated(make_job, calls, store):
     job = make_job()
-    job.folder.mkdir(parents=True)
-    for path in job.outputs:
+    job.cell.folder.mkdir(parents=True)
+    for path in job.cell.outputs.values():
         path.write_text("{}")
     store.runs["run-0"] = ("cell-a", "FINISHED")
 
@@ -115,7 +116,7 @@ def test_a_run_that_finished_before_its_marker_was_written_is_not_repeated(make_
 def test_a_cell_without_its_files_is_run_again(make_job, calls):
     job = make_job()
     run_cell(job)
-    job.outputs[0].unlink()
+    job.cell.outputs["metrics"].unlink()
 
     assert not finished(job)
     assert run_cell(job).attempts == 1
@@ -124,8 +125,8 @@ def test_a_cell_without_its_files_is_run_again(make_job, calls):
 
 def test_a_checkpoint_is_continued(make_job, calls):
     job = make_job()
-    job.journal.parent.mkdir(parents=True)
-    job.journal.touch()
+    job.cell.workplace.mkdir(parents=True)
+    (job.cell.workplace / JOURNAL_FILE).touch()
 
     run_cell(job)
 
@@ -141,8 +142,8 @@ def _hold(path, seconds: float) -> None:
 
 def test_two_sweeps_do_not_run_a_cell_at_once(make_job, calls):
     job = make_job()
-    job.folder.mkdir(parents=True)
-    lock = job.folder / "sweep.lock"
+    job.cell.folder.mkdir(parents=True)
+    lock = job.cell.folder / "sweep.lock"
     other = multiprocessing.get_context("spawn").Process(target=_hold, args=(lock, 0.5))
     other.start()
     while not lock.with_suffix(".held").exists():
@@ -179,10 +180,10 @@ def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, sta
         sys.exit(3)
     """)
     job = make_job(project=tmp_path, sweep="demo")
-    job.folder.mkdir(parents=True)
+    job.cell.folder.mkdir(parents=True)
     before = dict(os.environ)
 
-    with job.log.open("w") as log, cells.held(job.folder / "lock") as lock:
+    with job.log.open("w") as log, cells.held(job.cell.folder / "lock") as lock:
         code = cells.run_kedro(["run", "--params=a=1"], job, log, lock)
 
     assert code == 3
@@ -196,8 +197,8 @@ def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, sta
 def test_a_run_holds_the_cells_lock_itself(make_job, tmp_path, stand_in):
     stand_in("import pathlib, time; pathlib.Path('on').touch(); time.sleep(60)")
     job = make_job(project=tmp_path)
-    job.folder.mkdir(parents=True)
-    path = job.folder / "lock"
+    job.cell.folder.mkdir(parents=True)
+    path = job.cell.folder / "lock"
 
     def start() -> None:
         with job.log.open("w") as log, path.open("w") as file:

@@ -17,13 +17,13 @@ from distributed import Client
 
 from equidp.sweep import cluster
 from equidp.sweep.cluster import Cluster
-from equidp.sweep.signals import deaf_to_ctrl_c
+from equidp.system.interrupts import handling
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 
 
 def test_what_a_sweep_starts_does_not_hear_ctrl_c_and_it_does_again() -> None:
-    with deaf_to_ctrl_c():
+    with handling(signal.SIG_IGN, signal.SIGINT):
         child = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from rich.console import Console
 
 from equidp.options import dotted
-from equidp.sweep.command import time_left, unnamed
+from equidp.sweep.command import INTERRUPTED, fan_out, time_left, unnamed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,6 +93,19 @@ def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):
     (folder,) = [path for path in reports.iterdir() if path.name != "both"]
     assert second.stdout.startswith(f"{folder.name}: 1 cell, dpsgd on digits")
     assert (folder / "digits.html").is_file()
+
+
+def test_sigterm_ends_a_sweep_as_ctrl_c_does(capsys):
+    class Cluster:
+        @contextmanager
+        def connect(self):
+            signal.raise_signal(signal.SIGTERM)
+            yield
+
+    with pytest.raises(SystemExit) as ended:
+        fan_out(None, Cluster(), {}, [], Console())
+    assert ended.value.code == INTERRUPTED
+    assert capsys.readouterr().out.startswith("Stopped. 0 cells")
 
 
 def test_a_sweep_without_a_name_is_named_after_its_cells():

@@ -18,7 +18,6 @@ from equidp.sweep.cell import CellResult, Job
 from equidp.sweep.cluster import Cluster
 from equidp.sweep.fanout import Sweep
 from equidp.sweep.project import Cell
-from equidp.sweep.signals import stopping_on_sigterm
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of Dask's own sockets, as its cluster closes
 
@@ -49,18 +48,18 @@ def cell(key: str, baseline: str = "b", records: str = "r") -> Cell:
 
 def record(job: Job) -> CellResult:
     """Instead of a run: note when it began and ended."""
-    job.folder.mkdir(parents=True, exist_ok=True)
+    job.cell.folder.mkdir(parents=True, exist_ok=True)
     begun = time.time()
     time.sleep(0.1)
-    (job.folder / "times").write_text(f"{begun} {time.time()}")
-    return CellResult(job.key, attempts=1, seconds=0.1)
+    (job.cell.folder / "times").write_text(f"{begun} {time.time()}")
+    return CellResult(job.cell.key, attempts=1, seconds=0.1)
 
 
 def die_once(job: Job) -> CellResult:
     """The first time, the worker is killed under it."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    if not (job.folder / "died").exists():
-        (job.folder / "died").touch()
+    job.cell.folder.mkdir(parents=True, exist_ok=True)
+    if not (job.cell.folder / "died").exists():
+        (job.cell.folder / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return record(job)
 
@@ -70,7 +69,7 @@ def no_records(reason: str | None, cell: Cell) -> str | None:
 
 
 def sweep(client: Client, jobs: list[Job], reason: str | None = None) -> Sweep:
-    return Sweep(client, {job.key: job for job in jobs}, partial(no_records, reason))
+    return Sweep(client, {job.cell.key: job for job in jobs}, ingest=partial(no_records, reason))
 
 
 def test_cells_that_share_a_baseline_wait_for_the_first_of_them(client, make_job: Callable[..., Job], monkeypatch):
@@ -79,10 +78,10 @@ def test_cells_that_share_a_baseline_wait_for_the_first_of_them(client, make_job
     jobs = [make_job(c.key) for c in cells]
     seen = Seen()
 
-    outcomes = sweep(client, jobs).run(cells, seen)
+    outcomes = sweep(client, jobs).run(cells, seen.update)
 
-    assert sorted(outcome.key for outcome in outcomes) == sorted(job.key for job in jobs)
-    times = {job.key: [float(t) for t in (job.folder / "times").read_text().split()] for job in jobs}
+    assert sorted(outcome.key for outcome in outcomes) == sorted(job.cell.key for job in jobs)
+    times = {job.cell.key: [float(t) for t in (job.cell.folder / "times").read_text().split()] for job in jobs}
     assert min(times["a1"][0], times["a2"][0]) >= times["a0"][1]
     assert times["b1"][0] >= times["b0"][1]
     assert seen.states[0] == (0, 0)
@@ -94,16 +93,16 @@ def test_without_records_no_cell_of_that_dataset_starts(client, make_job, monkey
     monkeypatch.setattr(fanout, "run_cell", record)
     jobs = [make_job("a"), make_job("b")]
 
-    outcomes = sweep(client, jobs, "adult.data is missing").run([cell("a"), cell("b")], Seen())
+    outcomes = sweep(client, jobs, "adult.data is missing").run([cell("a"), cell("b")], Seen().update)
 
     assert [outcome.reason for outcome in outcomes] == ["records: adult.data is missing"] * 2
-    assert not any(job.folder.exists() for job in jobs)
+    assert not any(job.cell.folder.exists() for job in jobs)
 
 
 def test_a_cell_of_the_same_settings_in_another_project_runs_too(client, make_job, monkeypatch, tmp_path):
     monkeypatch.setattr(fanout, "run_cell", record)
     here = make_job("a")
-    there = replace(here, folder=tmp_path / "another project")
+    there = replace(here, cell=replace(here.cell, folder=tmp_path / "another project"))
     first, second = sweep(client, [here]), sweep(client, [there])
     held: list[Future] = []  # so that the cluster still knows them, as it would another client's
 
@@ -114,31 +113,31 @@ def test_a_cell_of_the_same_settings_in_another_project_runs_too(client, make_jo
     plain = client.submit
     monkeypatch.setattr(client, "submit", submit)
 
-    first.run([cell("a")], Seen())
-    second.run([cell("a")], Seen())
+    first.run([cell("a")], Seen().update)
+    second.run([cell("a")], Seen().update)
 
     assert len(held) == 4
-    assert (here.folder / "times").exists()
-    assert (there.folder / "times").exists()
+    assert (here.cell.folder / "times").exists()
+    assert (there.cell.folder / "times").exists()
 
 
 def test_a_cell_outlives_its_worker(client, make_job, monkeypatch):
     monkeypatch.setattr(fanout, "run_cell", die_once)
     job = make_job("a")
 
-    (outcome,) = sweep(client, [job]).run([cell("a")], Seen())
+    (outcome,) = sweep(client, [job]).run([cell("a")], Seen().update)
 
     assert outcome.reason is None
-    assert (job.folder / "died").exists()
+    assert (job.cell.folder / "died").exists()
 
 
 def test_a_task_that_raises_is_a_failed_cell_and_the_others_go_on(client, make_job, monkeypatch):
     monkeypatch.setattr(fanout, "run_cell", record)
     first = make_job("a")
-    first.folder.parent.mkdir(parents=True)
-    first.folder.write_text("a file where its folder should be")
+    first.cell.folder.parent.mkdir(parents=True)
+    first.cell.folder.write_text("a file where its folder should be")
 
-    outcomes = sweep(client, [first, make_job("b")]).run([cell("a"), cell("b")], Seen())
+    outcomes = sweep(client, [first, make_job("b")]).run([cell("a"), cell("b")], Seen().update)
 
     reasons = {outcome.key: outcome.reason for outcome in outcomes}
     assert reasons["b"] is None
@@ -151,15 +150,10 @@ def test_ctrl_c_keeps_what_is_finished(client, make_job, monkeypatch):
     running = sweep(client, [make_job(c.key) for c in cells])
 
     with pytest.raises(KeyboardInterrupt):
-        running.run(cells, Seen(stop_after=2))
+        running.run(cells, Seen(stop_after=2).update)
 
     assert len(running.outcomes) == 2
     assert all(outcome.reason is None for outcome in running.outcomes)
-
-
-def test_sigterm_is_ctrl_c():
-    with stopping_on_sigterm(), pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGTERM)
 
 
 def test_gpu_slots_are_dask_resources():

@@ -14,7 +14,6 @@ from equidp.registry import Registry
 if TYPE_CHECKING:
     from equidp.algorithms.settings import AlgorithmSettings
 
-__all__ = ["ALGORITHMS", "algorithm_settings"]
 
 ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
     "equidp.algorithms",

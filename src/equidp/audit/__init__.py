@@ -14,5 +14,3 @@ from equidp.audit.one_run import epsilon_lower_bound, p_value
 from equidp.audit.run import run
 from equidp.audit.setup import TrainingSetup
 from equidp.parameters import AuditSettings
-
-__all__ = ["AuditSettings", "TrainingSetup", "epsilon_lower_bound", "p_value", "run"]

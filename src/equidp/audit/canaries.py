@@ -17,8 +17,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ from equidp.audit.one_run import CONFIDENCE, epsilon_lower_bound
 from equidp.audit.setup import TrainingSetup, losses
 from equidp.data.records import Records, Schema
 from equidp.gradients.losses import Loss
-from equidp.mechanism.noise import RandomSource, SeededRandom, Stream, derived_seed
+from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
 from equidp.mechanism.parts import WeightRule, tensors
 from equidp.mechanism.trainer import Trainer
 
@@ -39,14 +39,7 @@ ID_BYTES = 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the guesses about one set of canaries.
-
-    Attributes:
-        canaries, guesses, correct: m, r and v.
-        delta: δ of the bound.
-        epsilon_lower_bound: ε is not below it, with probability `confidence`.
-        confidence: of the bound.
-    """
+    """The guesses about m `canaries`: r `guesses`, v `correct`; ε at δ is not below the bound, with that confidence."""
 
     canaries: int
     guesses: int
@@ -103,7 +96,7 @@ def gradient_scores(
     public = setup.public if setup.public is None else with_canaries(setup.public, torch.zeros(0, dtype=torch.bool))
     setup.train(
         with_canaries(records, included),
-        listener,
+        cast(RandomSource, listener),
         model=model,
         loss=canary_loss(setup.loss),
         public=public,
@@ -176,7 +169,7 @@ class Listener:
     """
 
     def __init__(self, random: RandomSource, model: CanaryModel, rate: float) -> None:
-        self.random, self.repeatable, self.rate = random, random.repeatable, rate
+        self.random, self.rate = random, rate
         self._where = slice(1, model.canaries + 1)
         self._dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.scores = torch.zeros(model.canaries, dtype=torch.float64)
@@ -195,38 +188,9 @@ class Listener:
             drift = torch.logaddexp(torch.full_like(drift, math.log1p(-self.rate)), inside)
         self.scores += drift
 
-    def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
-        """The wrapped source's coins."""
-        return self.random.bernoulli(probability, size)
-
-    def uniform(self, size: int, stream: Stream = "sampling") -> Tensor:
-        """The wrapped source's uniforms."""
-        return self.random.uniform(size, stream)
-
-    def words(self, size: int) -> np.ndarray:
-        """The wrapped source's words."""
-        return self.random.words(size)
-
-    def normal(self, size: int) -> Tensor:
-        """The wrapped source's noise."""
-        return self.random.normal(size)
-
-    def renew(self, life: int) -> None:
-        """As the streams that are listened to."""
-        self.random.renew(life)
-
-    @property
-    def renewed(self) -> bool:
-        """As the streams that are listened to."""
-        return self.random.renewed
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The wrapped source's."""
-        return self.random.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The wrapped source's."""
-        self.random.load_state_dict(state)
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the wrapped source's own."""
+        return getattr(self.random, name)
 
 
 def strongest_norm(rule: WeightRule, public: dict[str, Tensor]) -> float:

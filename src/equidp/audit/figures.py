@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from equidp.reporting.attack import ATTACKS
 from equidp.reporting.style import categories, category, figure, label, line, looks
 
 CANARIES = {"gradient_canaries": "gradient canaries", "input_canaries": "mislabelled records"}
@@ -15,8 +16,6 @@ MEASURES = {
     "tpr_at_1_percent_fpr": ("True positive rate at 1 % false positives", 0.01),
 }
 """Figures of exposure: their name, and their value if nothing leaks."""
-
-ATTACKS = {"loss": "loss threshold", "reference": "reference models"}
 
 
 def bounds_beside_claims(findings: Mapping[str, Any]) -> go.Figure:
@@ -27,17 +26,9 @@ def bounds_beside_claims(findings: Mapping[str, Any]) -> go.Figure:
     for name, look in list(looks(series).items())[1:]:
         values = [verdict[series[name]] for verdict in found.values()]
         hover = [f"δ = {v['delta']:.2g}, {v['correct']} of {v['guesses']} guesses right" for v in found.values()]
-        chart.add_trace(
-            go.Scatter(
-                name=name,
-                x=list(found),
-                y=values,
-                mode="markers",
-                marker={"symbol": look.symbol, "size": 12, "color": look.colour},
-                hovertext=hover,
-                cliponaxis=False,  # a bound of 0 lies on the axis
-            )
-        )
+        marker = {"symbol": look.symbol, "size": 12, "color": look.colour}
+        shown = {"name": name, "mode": "markers", "marker": marker, "hovertext": hover}
+        chart.add_trace(go.Scatter(x=list(found), y=values, cliponaxis=False, **shown))  # a bound of 0 lies on the axis
     chart.update_yaxes(rangemode="tozero")
     categories(chart, found)
     chart.update_xaxes(range=[-0.5, len(found) - 0.5])
@@ -58,15 +49,10 @@ def exposure_by_group(findings: Mapping[str, Any], grouping: str, measure: str =
             continue
         values = [found[measure] for found in known.values()]
         ends = [found[f"{measure}_interval"] for found in known.values()]
-        trace = line(look, map(category, known), values)
-        trace.update(mode="markers")
-        trace.error_y = {
-            "type": "data",
-            "symmetric": False,
-            "array": [max(0.0, high - v) for v, (_, high) in zip(values, ends, strict=True)],
-            "arrayminus": [max(0.0, v - low) for v, (low, _) in zip(values, ends, strict=True)],
-        }
-        chart.add_trace(trace)
+        above = [max(0.0, high - v) for v, (_, high) in zip(values, ends, strict=True)]
+        below = [max(0.0, v - low) for v, (low, _) in zip(values, ends, strict=True)]
+        error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+        chart.add_trace(line(look, map(category, known), values).update(mode="markers", error_y=error))
         reached += [end for pair in ends for end in pair]
     chart.add_hline(y=harmless, line={"dash": "dot", "color": "#767676"})
     everyone = next(iter(models.values()))[attack]["groups"][grouping] if models else []

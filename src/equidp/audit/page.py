@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
-from equidp.audit.figures import ATTACKS, CANARIES, MEASURES, bounds_beside_claims, exposure_by_group
+from equidp.audit.figures import CANARIES, MEASURES, bounds_beside_claims, exposure_by_group
 from equidp.audit.membership import FEWEST
 from equidp.audit.run import REMEDY
 from equidp.data.records import MIN_TEST_RECORDS
+from equidp.reporting.attack import ATTACKS, lower_text
+from equidp.reporting.figures import trade_off_figure
 from equidp.reporting.page import MAX_FIGURE_GROUPS
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.rendering import PageTable, TableCell, render
 from equidp.reporting.tables import BASELINE
-from equidp.reporting.trade_off_figure import trade_off_figure
 
 WARNING = (
     "The findings of an audit are computed from exact training data and are outside the privacy guarantee: keep this "
@@ -68,7 +68,6 @@ def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, pro
         settings: resolved settings, nested or flat.
         provenance: commit, data checksums, versions; nested or flat.
     """
-    groups = list(_exposures(findings))
     return render(
         "audit.html.j2",
         title=title,
@@ -80,7 +79,7 @@ def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, pro
         cards=_cards(findings),
         bounds=_bounds(findings),
         algorithm=findings["algorithm"],
-        groups=groups,
+        groups=list(_exposures(findings)),
         interval=f"{findings['confidence']:.0%}",
         fewest={"auc": MIN_TEST_RECORDS, "tpr": FEWEST},
         reading=READING,
@@ -96,7 +95,7 @@ def verdict_sentence(findings: Mapping[str, Any]) -> str:
     if not refuting:
         beyond = [name for name, one in found.items() if not one["refutable"]]
         if len(beyond) == len(found):
-            most = " and ".join(f"ε ≥ {_lower(one['epsilon_within_reach'])}" for one in found.values())
+            most = " and ".join(f"ε ≥ {lower_text(one['epsilon_within_reach'])}" for one in found.values())
             return (
                 f"Not tested: with every guess right {' and '.join(found)} would have shown {most}, no more "
                 f"than {findings['algorithm']} claims. {REMEDY}"
@@ -107,7 +106,7 @@ def verdict_sentence(findings: Mapping[str, Any]) -> str:
             + "That is no proof that the claim holds."
         )
     shown = " and ".join(
-        f"{name} show ε ≥ {_lower(found[name]['epsilon_lower_bound'])} where "
+        f"{name} show ε ≥ {lower_text(found[name]['epsilon_lower_bound'])} where "
         f"{epsilon_text(found[name]['epsilon_claimed'])} is claimed (at δ = {found[name]['delta']:.2g})"
         for name in refuting
     )
@@ -127,7 +126,7 @@ def _cards(findings: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     cards = [("claimed by the run", f"ε ≤ {epsilon_text(claim['epsilon'])}", f"at δ = {claim['delta']:.2g}")]
     for name, found in _attacks(findings).items():
         claimed = f"of {epsilon_text(found['epsilon_claimed'])} claimed at δ = {found['delta']:.2g}"
-        cards.append((f"shown by {name}", f"ε ≥ {_lower(found['epsilon_lower_bound'])}", claimed))
+        cards.append((f"shown by {name}", f"ε ≥ {lower_text(found['epsilon_lower_bound'])}", claimed))
     for when, model in (("before", BASELINE), ("after", findings["algorithm"])):
         if attacks := findings["membership"].get(model):
             cards.append(_exposed_most(when, *list(attacks.items())[-1]))
@@ -149,22 +148,15 @@ def _exposed_most(when: str, attack: str, found: Mapping[str, Any]) -> tuple[str
 
 
 def _bounds(findings: Mapping[str, Any]) -> PageTable | None:
-    header = (
-        ("attack", False),
-        ("canaries", True),
-        ("guesses", True),
-        ("right", True),
-        ("δ", True),
-        (f"ε shown ({findings['confidence']:.0%})", True),
-        ("ε claimed", True),
-        ("verdict", False),
-    )
+    shown = f"ε shown ({findings['confidence']:.0%})"
+    numbers = ((name, True) for name in ("canaries", "guesses", "right", "δ", shown, "ε claimed"))
+    header = (("attack", False), *numbers, ("verdict", False))
     rows = tuple(
         (
             _words(name),
             *(TableCell(f"{found[key]:,}", found[key]) for key in ("canaries", "guesses", "correct")),
             TableCell(f"{found['delta']:.2g}", found["delta"]),
-            TableCell(f"≥ {_lower(found['epsilon_lower_bound'])}", found["epsilon_lower_bound"]),
+            TableCell(f"≥ {lower_text(found['epsilon_lower_bound'])}", found["epsilon_lower_bound"]),
             TableCell(f"≤ {epsilon_text(found['epsilon_claimed'])}", found["epsilon_claimed"]),
             _words("REFUTED" if not found["consistent"] else "not refuted" if found["refutable"] else "out of reach"),
         )
@@ -238,8 +230,3 @@ def points(findings: Mapping[str, Any]) -> dict[str, list[Sequence[float]]]:
 
 def _words(text: str) -> TableCell:
     return TableCell(text, text)
-
-
-def _lower(value: float) -> str:
-    """A lower bound with four decimals, rounded down: rounding must not strengthen an accusation."""
-    return f"{math.floor(value * 1e4 + 1e-9) / 1e4:.4f}"

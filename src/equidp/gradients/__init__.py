@@ -1,14 +1,14 @@
 """Per-record gradient norms, then one weighted sum, without a gradient for each record in memory.
 
 - `engine`: what a step asks, `norms` and then `weighted_sum`. It tries a model out before it trusts it.
-- `bookkeeping`: one forward and one backward pass, and the books that both are taken from. `tape`: what the layers saw.
+- `bookkeeping`: one forward and one backward pass, and what is kept of them for both. `tape`: what the layers saw.
 - `layers`: one rule for each kind of layer. `products`, `convolutions`, `lookups`: what the rules are made of; `terms`:
   what these have in common; `units`: means over a unit's records; `windows`: what a convolution sees.
 - `rounding`, `precision`: why no norm comes out too small. `refusals`: models that cannot be private.
 - `compiled`: kernels for the CPU. Nothing else knows whether there are any.
 - `losses`: per-record losses. `workspace`: memory that is used again from step to step.
 - `probe`: the first batch is computed in two ways, and a wrong gradient is refused.
-- `recording`: a step recorded once and replayed on CUDA. It and the probe know `passes`, a protocol, not the engine.
+- `recording`: a step recorded once and replayed on CUDA. It and the probe know `bookkeeping`, not the engine.
 
 It imports `equidp.errors` and `equidp.system`, and nothing else of this package. It does not know what privacy is.
 Begin with `engine.GradientEngine`.

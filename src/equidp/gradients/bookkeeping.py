@@ -12,8 +12,9 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import reduce
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +22,23 @@ from torch import Tensor, nn
 from equidp.errors import EquidpError
 from equidp.gradients.layers import Call, Site, fallback, sites
 from equidp.gradients.losses import KnowsGradient, Loss
-from equidp.gradients.passes import Iterate, Precision
 from equidp.gradients.precision import refuse_autocast
-from equidp.gradients.refusals import BATCH_NORMS, refuse_mixing, refuse_training_batch_norm, refuse_unfit
+from equidp.gradients.refusals import BATCH_NORMS, refuse_batch_statistics, refuse_mixing, refuse_unfit
 from equidp.gradients.tape import Tape
 from equidp.gradients.terms import Gradients, Shared, Term
 from equidp.gradients.units import Units, UnitSums
 from equidp.gradients.workspace import Workspace
 
+Precision = Literal["float32", "bf16"]
+
+Iterate = tuple[Tensor | None, float]
+"""A flat `[d]` vector of parameters, or None for the current ones, and the coefficient of the gradients there."""
+
 NOTHING = contextlib.nullcontext()
 
 
 class BookKeeping:
-    """Norms and sums of a model that is trusted (`passes.Passes`); arguments and errors as of `GradientEngine`."""
+    """Norms and sums of a model that is trusted; arguments and errors as of `GradientEngine`."""
 
     def __init__(self, model: nn.Module, loss: Loss, *, precision: Precision = "float32") -> None:
         if precision not in ("float32", "bf16"):
@@ -86,7 +91,7 @@ class BookKeeping:
         if not self._records:
             self._kept = {}
             return torch.zeros(rows, device=self.device)
-        refuse_training_batch_norm(self.batch_norms)
+        refuse_batch_statistics(self.batch_norms)
         calls = self.calls(features, labels, iterates or [(None, 1.0)])
         self._kept = self._kept_by(calls, rows)
         norms = self._squared_norms(self._kept, rows).sqrt().float()
@@ -188,7 +193,9 @@ class BookKeeping:
         for values, coefficient in iterates:
             with NOTHING if values is None else self._parameters_at(values):
                 for site, call in self._one_pass(features, labels):
-                    calls[site].append(call if coefficient == 1 else call.times(coefficient))
+                    calls[site].append(
+                        call if coefficient == 1 else replace(call, backprop=call.backprop * coefficient)
+                    )
         return calls
 
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
@@ -217,7 +224,7 @@ class BookKeeping:
     def _kept_by(self, calls: dict[Site, list[Call]], rows: int) -> dict[nn.Parameter, Gradients]:
         found: dict[nn.Parameter, list[Term]] = defaultdict(list)
         for site, site_calls in calls.items():
-            # inference mode spares every view its book-keeping; torch.func cannot do without
+            # in inference mode views cost less, which torch.func does not support
             with torch.no_grad() if site.rule is fallback else torch.inference_mode():
                 for name, term in site.terms(site_calls, self.workspace).items():
                     found[site.parameters[name]].append(term)

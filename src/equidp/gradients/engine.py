@@ -11,15 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.bookkeeping import BookKeeping, all_finite
+from equidp.gradients.bookkeeping import BookKeeping, Iterate, Precision
 from equidp.gradients.losses import Loss
-from equidp.gradients.passes import Iterate, Passes, Precision
 from equidp.gradients.precision import refuse_short_products
 from equidp.gradients.probe import probe
 from equidp.gradients.recording import Recorder, Recordings
 from equidp.gradients.shape import FixedRows, padded
-
-__all__ = ["GradientEngine", "all_finite"]
 
 
 class GradientEngine:
@@ -54,8 +51,8 @@ class GradientEngine:
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
         self.rows = rows
-        work: Passes = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
-        self._asked: Passes = work if rows is None else FixedRows(work, rows)
+        work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
+        self._asked = work if rows is None else FixedRows(work, rows)
         self._probed = False
         self._gradient: Tensor | None = None
 
@@ -93,7 +90,7 @@ class GradientEngine:
 
         Raises:
             EquidpError: for features or labels that are no tensors, where torch would take norms and sums in fewer
-                digits, for a layer called in a way that the books cannot hold, or if a model's first batch shows that
+                digits, for a layer called in a way that cannot be followed, or if a model's first batch shows that
                 its gradients would be wrong (`probe.py`).
         """
         self.try_out(features, labels)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,10 +41,6 @@ class Call:
     inputs: tuple[Tensor, ...]
     backprop: Tensor
     parameters: Mapping[str, Tensor]
-
-    def times(self, coefficient: float) -> Call:
-        """This call with its backprop scaled."""
-        return replace(self, backprop=self.backprop * coefficient)
 
 
 def _exact(values: Tensor) -> Tensor:
@@ -148,51 +144,35 @@ def frozen_batch_norm(page: Page) -> dict[str, Term]:
 
 
 def layer_norm(page: Page) -> dict[str, Term]:
-    """Scale and shift per normalised element."""
-    shape = page.layer.normalized_shape
-    return _scaled(page, lambda x: F.layer_norm(x, shape, eps=page.layer.eps), _over_places(shape))
-
-
-def rms_norm(page: Page) -> dict[str, Term]:
-    """Scale per element of activations divided by their root mean square."""
-    shape = page.layer.normalized_shape
-    return _scaled(page, lambda x: F.rms_norm(x, shape, eps=page.layer.eps), _over_places(shape))
+    """Scale (and shift) per element that was normalised, or divided by the root mean square."""
+    layer, shape = page.layer, page.layer.normalized_shape
+    norm = F.rms_norm if isinstance(layer, nn.RMSNorm) else F.layer_norm
+    places = math.prod(shape)  # what lies between these and the records is summed
+    return _scaled(page, lambda x: norm(x, shape, eps=layer.eps), lambda x: x.reshape(len(x), -1, places).sum(1))
 
 
 def prelu(page: Page) -> dict[str, Term]:
     """Slope of what is negative, one per channel or one for all."""
-    alike = page.layer.num_parameters == 1
-    return _scaled(page, lambda x: x.clamp(max=0), _over_all if alike else _over_pixels)
-
-
-def _over_all(values: Tensor) -> Tensor:
-    """`[b, …]` to `[b, 1]` sums."""
-    return values.flatten(1).sum(1, keepdim=True)
-
-
-def _over_places(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """`[b, …, *shape]` to sums over what lies between, `[b, numel]`."""
-    return lambda x: x.reshape(len(x), -1, math.prod(shape)).sum(1)
+    one = page.layer.num_parameters == 1
+    total = (lambda x: x.flatten(1).sum(1, keepdim=True)) if one else _over_pixels
+    return _scaled(page, lambda x: x.clamp(max=0), total)
 
 
 def _scaled(page: Page, normalise: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> dict[str, Term]:
     """Terms of `y = normalise(x)·weight + bias`, elementwise; `total` sums what shares a weight."""
+
+    def product(x: Tensor, d: Tensor) -> Tensor:  # a few records at a time: what lies between never leaves the cache
+        ranges = page.workspace.chunks(len(x), x[0].numel())
+        return torch.cat([total(normalise(x[start:stop]) * d[start:stop]) for start, stop in ranges])
+
     backprops = [_exact(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
         pairs = [(_exact(call.inputs[0]), d) for call, d in zip(page.calls, backprops, strict=True)]
-        terms["weight"] = Vectors(
-            _sum([_in_chunks(page, x, d, lambda x, d: total(normalise(x) * d)) for x, d in pairs])
-        )
+        terms["weight"] = Vectors(_sum([product(x, d) for x, d in pairs]))
     if "bias" in page.names:
         terms["bias"] = Vectors(_sum([total(d) for d in backprops]))
     return terms
-
-
-def _in_chunks(page: Page, x: Tensor, d: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Elementwise work on a few records at a time, so that what lies between never leaves the cache."""
-    ranges = page.workspace.chunks(len(x), x[0].numel())
-    return torch.cat([product(x[start:stop], d[start:stop]) for start, stop in ranges])
 
 
 def _over_pixels(values: Tensor) -> Tensor:
@@ -243,7 +223,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm1d: frozen_batch_norm,
     nn.BatchNorm2d: frozen_batch_norm,
     nn.LayerNorm: layer_norm,
-    nn.RMSNorm: rms_norm,
+    nn.RMSNorm: layer_norm,
     nn.PReLU: prelu,
     nn.Embedding: embedding,
 }
@@ -259,7 +239,7 @@ def rule_for(layer: nn.Module) -> Rule | None:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A layer whose calls are booked: its name in the model, its rule, its trainable parameters by their name in it."""
+    """A layer whose calls are kept: its name in the model, its rule, its trainable parameters by their name in it."""
 
     name: str
     layer: nn.Module

@@ -1,4 +1,4 @@
-"""Losses of one record each. One that knows its own gradient spares a model of one linear layer all of autograd."""
+"""Losses of one record each. With one that knows its own gradient, a model of one linear layer needs no autograd."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Precision: norms and sums of gradients are taken in float32 with all its digits, or not at all.
 
-torch can be told to shorten products: by autocast, by TF32, by other default types. A sum of fewer digits than its
+torch can be set to shorten products: by autocast, by TF32, by other default types. A sum of fewer digits than its
 norms may exceed what it was clipped to.
 """
 
@@ -19,11 +19,8 @@ from equidp.errors import EquidpError
 def refuse_autocast(kind: str) -> None:
     """Refuse to take norms or sums in half precision; to be called before either.
 
-    There one of 512 records that agree moved the sum by 1.6 times what it may, and a gradient that cancels to 6 % had a
-    thirtieth of its norm.
-
-    Args:
-        kind: the device's; asking it for that takes longer than all else here.
+    Measured there: one of 512 equal records moved the sum by 1.6 times its bound, and a gradient that cancels to 6 %
+    got a thirtieth of its norm. `kind` is the device's.
 
     Raises:
         EquidpError: inside `torch.autocast`.
@@ -36,8 +33,9 @@ def refuse_autocast(kind: str) -> None:
 
 
 def refuse_short_products(device: torch.device) -> None:
-    """Refuse to begin where torch is told to shorten float32's products, or to make new tensors of other numbers, noise
-    among them. Switched, it would be for all threads.
+    """Refuse to begin where torch is set to shorten float32's products, or to make new tensors of another type.
+
+    New tensors include the noise. The setting is not changed here, because it would change for all threads.
 
     Raises:
         EquidpError: with a lower precision of products than torch's default, or another default type than float32.
@@ -45,14 +43,14 @@ def refuse_short_products(device: torch.device) -> None:
     if torch.get_default_dtype() != torch.float32:
         name = str(torch.get_default_dtype()).removeprefix("torch.")
         raise EquidpError(
-            f"torch is told to make new tensors {name}, noise and sums among them, which are computed in float32: "
+            f"torch is set to make new tensors {name}, noise and sums among them, which are computed in float32: "
             "leave out torch.set_default_dtype, and give your own tensors their dtype."
         )
     cpu: Any = torch.backends.mkldnn  # torch does not declare them
     kinds = (torch.backends.cuda.matmul,) if device.type == "cuda" else (cpu.matmul, cpu.conv)  # cuDNN's: see below
     if any(kind.fp32_precision not in ("ieee", "none") for kind in kinds):
         raise EquidpError(
-            "torch is told to shorten float32's products, and norms and sums of gradients want all digits: leave out "
+            "torch is set to shorten float32's products, and norms and sums of gradients want all digits: leave out "
             "torch.set_float32_matmul_precision, torch.backends' fp32_precision and TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; "
             'for cheaper passes there is precision="bf16" (training.precision=bf16).'
         )

@@ -1,13 +1,13 @@
 """Probe: one look, at a run's first batch, at whether a model's per-record gradients are what they claim to be.
 
-The books are kept per layer. A parameter that reaches the loss past its own layer (a weight used by a function, say),
+Gradients are kept per layer. A parameter that reaches the loss past its own layer (a weight used by a function, say),
 or a layer of the user's own in which records meet, would make them wrong without any sign of it. So two records are
 tried: each one's gradient and its norm have to be autograd's, and so have those of a unit of both. Neither's norm may
 depend on the other, or on its being there. Where a model draws random numbers, records may meet by chance (mixup): then
 several draws are tried.
 
 The norm matters most: the weight follows from it, and no sum shows that it is too small. It may be larger than
-autograd's by what the books say, where a gradient cancels (`rounding.py`).
+autograd's by what `overstatement` says, where a gradient cancels (`rounding.py`).
 
 Nor may a forward pass change a buffer or a parameter: what it learns there would leave with the model, exact and
 without noise.
@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.passes import Passes, Precision
+from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.precision import as_precise_as_norms
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -33,32 +32,7 @@ TOLERANCE = {"float32": 1e-3, "bf16": 5e-2}
 """Share of a gradient's norm; rounding stays far below it, a forgotten contribution does not."""
 
 
-class Probed(Passes, Protocol):
-    """Passes that can be tried out.
-
-    Attributes:
-        model: whose gradients.
-        parameters: the trained ones, in order.
-        precision: in which forward and backward run.
-    """
-
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def parameters(self) -> tuple[nn.Parameter, ...]: ...
-    @property
-    def precision(self) -> Precision: ...
-
-    def overstatement(self) -> Tensor:
-        """`[b]` (or `[U]`): by how much the squares of the last `norms` may be too large."""
-
-    def plain_sum(
-        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None
-    ) -> Tensor:
-        """`[d]`: Σ w_i g_i by ordinary autograd."""
-
-
-def probe(passes: Probed, features: Tensor, labels: Tensor) -> bool:
+def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> bool:
     """Try the first records of a batch; true once there is nothing left to try.
 
     Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
@@ -70,7 +44,7 @@ def probe(passes: Probed, features: Tensor, labels: Tensor) -> bool:
     features, labels = _two_different(features, labels)
     before = {name: value.clone() for name, value in _kept(passes)}
     seed = torch.random.initial_seed()
-    devices = [_device(passes)] if _device(passes).type == "cuda" else []
+    devices = [passes.device] if passes.device.type == "cuda" else []
     # with cuDNN's TF32 a sound model's gradients could differ by more than is allowed here
     with GLOBAL_RANDOM, as_precise_as_norms(), torch.random.fork_rng(devices=devices):
         _reseed(passes, seed)
@@ -104,7 +78,9 @@ def probe(passes: Probed, features: Tensor, labels: Tensor) -> bool:
     return True
 
 
-def _compare_each(passes: Probed, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> None:
+def _compare_each(
+    passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None
+) -> None:
     """Every record's (or unit's) gradient and its norm with autograd's."""
     norms = _norms(passes, features, labels, seed, owners)
     alone = torch.ones_like(norms).diag()
@@ -125,7 +101,7 @@ def _compare_each(passes: Probed, features: Tensor, labels: Tensor, seed: int, o
 
 
 def _by_autograd(
-    passes: Probed,
+    passes: BookKeeping,
     features: Tensor,
     labels: Tensor,
     seed: int,
@@ -144,11 +120,7 @@ def _by_autograd(
         ) from error
 
 
-def _device(passes: Probed) -> torch.device:
-    return passes.parameters[0].device
-
-
-def _norms(passes: Probed, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
+def _norms(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int, owners: Tensor | None = None) -> Tensor:
     _reseed(passes, seed)
     return passes.norms(features, labels, owners=owners)
 
@@ -165,16 +137,16 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             layer.training = training
 
 
-def _reseed(passes: Probed, seed: int) -> None:
+def _reseed(passes: BookKeeping, seed: int) -> None:
     torch.random.default_generator.manual_seed(seed)
-    if _device(passes).type == "cuda":
+    if passes.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
-def _generators(passes: Probed) -> Tensor:
+def _generators(passes: BookKeeping) -> Tensor:
     """State of the generators that the model may draw from."""
     states = [torch.get_rng_state()]
-    return torch.cat([*states, torch.cuda.get_rng_state(_device(passes))] if _device(passes).type == "cuda" else states)
+    return torch.cat([*states, torch.cuda.get_rng_state(passes.device)] if passes.device.type == "cuda" else states)
 
 
 def _two_different(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,13 +155,13 @@ def _two_different(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return features[[0, *other]], labels[[0, *other]]
 
 
-def _kept(passes: Probed) -> Iterator[tuple[str, Tensor]]:
+def _kept(passes: BookKeeping) -> Iterator[tuple[str, Tensor]]:
     """What leaves with the model, trained or not."""
     yield from passes.model.named_parameters()
     yield from passes.model.named_buffers()
 
 
-def _compare_kept(passes: Probed, before: dict[str, Tensor]) -> None:
+def _compare_kept(passes: BookKeeping, before: dict[str, Tensor]) -> None:
     for name, value in _kept(passes):
         known = before.get(name)  # None: made in the forward pass
         if known is None or not torch.equal(value.nan_to_num(), known.nan_to_num()):
@@ -200,7 +172,7 @@ def _compare_kept(passes: Probed, before: dict[str, Tensor]) -> None:
             )
 
 
-def _compare_sums(passes: Probed, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
+def _compare_sums(passes: BookKeeping, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
     names = {p: name for name, p in passes.model.named_parameters()}
     sizes = [p.numel() for p in passes.parameters]
     allowed = TOLERANCE[passes.precision]
@@ -213,7 +185,7 @@ def _compare_sums(passes: Probed, ours: Tensor, expected: Tensor, norms: Tensor)
             )
 
 
-def _compare_norms(passes: Probed, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
+def _compare_norms(passes: BookKeeping, together: Tensor, alone: Tensor, share: float = 1.0) -> None:
     if not _close(passes, together, alone, share):
         raise EquidpError(
             "A record's gradient changes with the other records of its batch, or with those before it: some layer or "
@@ -221,6 +193,6 @@ def _compare_norms(passes: Probed, together: Tensor, alone: Tensor, share: float
         )
 
 
-def _close(passes: Probed, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
+def _close(passes: BookKeeping, norms: Tensor, others: Tensor, share: float = 1.0) -> bool:
     # not "larger than": what is not a number is no equality either
     return bool(((norms - others).abs() <= share * TOLERANCE[passes.precision] * (norms + 1e-6)).all())

@@ -20,7 +20,7 @@ from equidp.gradients.terms import (
     formed_again,
     materialised_norms,
     weighted,
-)
+)  # fmt: skip
 from equidp.gradients.windows import Kernel
 
 
@@ -40,10 +40,8 @@ class Outer(Term):
         return (backprops.T @ inputs).view(-1)
 
     def gradients(self, start: int, stop: int) -> Tensor:
-        return self._products().gradients(start, stop)
-
-    def _products(self) -> Products:
-        return Products([self.inputs.unsqueeze(1)], [self.backprops.values.unsqueeze(1)])
+        products = Products([self.inputs.unsqueeze(1)], [self.backprops.values.unsqueeze(1)])
+        return products.gradients(start, stop)
 
 
 class Products(Term):

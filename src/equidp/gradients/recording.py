@@ -5,7 +5,7 @@ weighted sums are recorded; they follow from batch, weights and parameters. Samp
 are not, and so nothing that draws a random number.
 
 A recording has a fixed number of rows, as all private passes on a GPU have (`shape.py`); what has another is computed
-afresh. No recording is trusted unseen: until parameters have changed a few times its batches are computed both ways.
+afresh. Every recording is checked first: until parameters have changed a few times, its batches are computed both ways.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.gradients.passes import Iterate, Passes, Precision
+from equidp.gradients.bookkeeping import BookKeeping, Iterate
 from equidp.gradients.probe import TOLERANCE
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -41,29 +41,7 @@ class Recorder(Protocol):
     """
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`work` once more with every call, on what the tensors that it read hold by then; the result is overwritten
-        by the next call.
-        """
-
-
-class Recordable(Passes, Protocol):
-    """Passes that can be recorded.
-
-    Attributes:
-        parameters: the trained ones, in order.
-        precision: in which forward and backward run.
-    """
-
-    @property
-    def parameters(self) -> tuple[nn.Parameter, ...]: ...
-    @property
-    def precision(self) -> Precision: ...
-
-    def clear(self) -> None:
-        """Forget the last batch."""
-
-    def twin(self) -> Recordable:
-        """Others on the same model, with memory of their own."""
+        """`work` again with every call, on the current content of the tensors that it reads; overwrites its result."""
 
 
 class CudaGraphs:
@@ -82,21 +60,19 @@ class CudaGraphs:
         """A graph of `work`."""
         # of a process's threads one records at a time, and none seeds the generators, which a capture registers
         with GLOBAL_RANDOM, torch.cuda.device(self._device):
-            return self._record(work)
-
-    def _record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UP):
-                work()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: what trains in another thread may go on allocating
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = work()
-        # so far nothing is computed: the next warm-up would look up, by ids that nobody wrote, rows that are not there
-        graph.replay()
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP):
+                    work()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: what trains in another thread may go on allocating
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = work()
+            # so far nothing is computed: the next warm-up would look up, by ids that nobody wrote, rows that are not
+            # there
+            graph.replay()
 
         def again() -> Tensor:
             graph.replay()
@@ -108,12 +84,12 @@ class CudaGraphs:
 class Recording:
     """Norms and weighted sums of batches that have as many rows as a given one."""
 
-    def __init__(self, passes: Recordable, recorder: Recorder, features: Tensor, labels: Tensor) -> None:
+    def __init__(self, passes: BookKeeping, recorder: Recorder, features: Tensor, labels: Tensor) -> None:
         self.rows, self._states = len(features), 0
         self._seen: list[Tensor] = []  # the parameters of the last state, while on trial
         self._features, self._labels = torch.zeros_like(features), torch.zeros_like(labels)
         self._weights = torch.zeros(self.rows, device=features.device)
-        self._passes = passes.twin()  # its books are those that the recorded sum reads
+        self._passes = passes.twin()  # the recorded sum reads what these keep
         self._norms = recorder.record(lambda: self._passes.norms(self._features, self._labels))
         self._sum = recorder.record(lambda: self._passes.weighted_sum(self._weights))
 
@@ -150,7 +126,7 @@ class Recordings:
         new_recorder: makes the recorder.
     """
 
-    def __init__(self, passes: Recordable, new_recorder: Callable[[], Recorder]) -> None:
+    def __init__(self, passes: BookKeeping, new_recorder: Callable[[], Recorder]) -> None:
         self._passes, self._new_recorder = passes, new_recorder
         self._made: Recording | None = None
         self._last = torch.zeros(0)
@@ -177,7 +153,7 @@ class Recordings:
             return self._passes.norms(features, labels, owners=owners, iterates=iterates)
         found = recording.norms(features, labels)
         if recording.on_trial:
-            expected = self._passes.norms(features, labels)  # their own sum wants their books too
+            expected = self._passes.norms(features, labels)  # their own sum needs what they keep, too
             allowed = self._tolerance()
             _compare(torch.isclose(found, expected, rtol=allowed, atol=1e-6 * allowed, equal_nan=True).all())
         self._last = found

@@ -34,8 +34,7 @@ def refuse_mixing(model: nn.Module) -> None:
     """Refuse, by name, every layer in which one record can reach another's output."""
     for name, layer in model.named_modules():
         if isinstance(layer, BATCH_NORMS):
-            if _takes_batch_statistics(layer):
-                raise EquidpError(_batch_norm_message(name))
+            refuse_batch_statistics([(name, layer)])
             continue
         if isinstance(layer, nn.Embedding) and (layer.scale_grad_by_freq or layer.max_norm is not None):
             raise EquidpError(
@@ -55,20 +54,11 @@ def refuse_mixing(model: nn.Module) -> None:
             )
 
 
-def refuse_training_batch_norm(layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse, by name, a BatchNorm that was put into training mode after it had been let in."""
+def refuse_batch_statistics(layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse, by name, a BatchNorm that takes the batch's own statistics: in training, or where it keeps no others."""
     for name, layer in layers:
-        if _takes_batch_statistics(layer):
-            raise EquidpError(_batch_norm_message(name))
-
-
-def _takes_batch_statistics(layer: nn.Module) -> bool:
-    """Whether a BatchNorm takes the batch's own statistics: in training, and always where it keeps no others."""
-    return layer.training or layer.running_mean is None
-
-
-def _batch_norm_message(name: str) -> str:
-    return (
-        f"Layer {name!r} is a BatchNorm that takes the batch's statistics, which mixes records; use GroupNorm, or "
-        "freeze it, with the running statistics it has, by eval() before training."
-    )
+        if layer.training or layer.running_mean is None:
+            raise EquidpError(
+                f"Layer {name!r} is a BatchNorm that takes the batch's statistics, which mixes records; use GroupNorm, "
+                "or freeze it, with the running statistics it has, by eval() before training."
+            )

@@ -19,9 +19,9 @@ LONG_ROW = 1 << 15  # squares summed in one go
 def alike(left: Tensor, right: Tensor) -> Tensor:
     """`[…, n, m]`: `left @ right` of `[…, n, k]` and `[…, k, m]`, rounded alike wherever in a batch a record stands.
 
-    To MKL it matters where in memory, modulo four floats, a record's result begins, or its left factor if that has its
-    rows there. A record that joins would move all that come after it: by a thousandth of Δ each, where their gradients
-    cancel over 2,000 positions.
+    MKL rounds by where in memory, modulo four floats, a record's result begins (or its left factor, if its rows are
+    there). One more record would move all later ones, and change each by up to a thousandth of Δ where gradients cancel
+    over 2,000 positions.
     """
     (n, k), m = left.shape[-2:], right.shape[-1]
     turned = left.stride(-1) != 1
@@ -55,8 +55,8 @@ def gram_slack(width: int) -> float:
 def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     """`[b]`: Σ_pq left·right of two Gram matrices `[b, P, P]`, raised where cancellation may have made it too small.
 
-    By the more the more was lost, so that rounding cannot make it jump. And by the most that entries too small for
-    float32 may have come to: they would have been multiplied by the other matrix's (P·max(i, o) up to 2²⁶).
+    It is raised the more, the more was lost, so that rounding cannot make it jump; and by the most that entries too
+    small for float32 can add: they would be multiplied by the other matrix's entries (P·max(i, o) up to 2²⁶).
 
     Args:
         width: i + o, of how many products the entries of both are sums.

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from equidp.gradients.passes import Iterate, Passes
+from equidp.gradients.bookkeeping import BookKeeping, Iterate
+from equidp.gradients.recording import Recordings
 
 OVERFLOW = 2.5
 """A Poisson batch has more rows than the public number once in 160 steps: it then costs another chunk, and every row
@@ -44,7 +45,7 @@ def padded(values: Tensor, rows: int) -> Tensor:
 class FixedRows:
     """Passes with a public number of rows, around others; rows after the batch's have weight 0."""
 
-    def __init__(self, passes: Passes, rows: int) -> None:
+    def __init__(self, passes: BookKeeping | Recordings, rows: int) -> None:
         self.passes, self.rows = passes, rows
         self._found = 0  # units of the last batch
         self._weights = 0  # and rows that its weights have

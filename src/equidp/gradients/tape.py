@@ -14,17 +14,17 @@ from equidp.gradients.layers import Call, Site, fallback
 
 
 class Tape:
-    """Books the calls of the trainable layers during one forward pass, and their backprops afterwards."""
+    """Keeps the calls of the trainable layers during one forward pass, and their backprops afterwards."""
 
-    def __init__(self, booked: Sequence[Site], records: int) -> None:
-        self._sites, self._records = booked, records
+    def __init__(self, sites: Sequence[Site], records: int) -> None:
+        self._sites, self._records = sites, records
         self._entries: list[tuple[Site, tuple[Tensor, ...], GradientEdge]] = []
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Tape:
         for site in self._sites:
             self._hooks.append(site.layer.register_forward_pre_hook(self._open))
-            self._hooks.append(site.layer.register_forward_hook(self._booking(site)))
+            self._hooks.append(site.layer.register_forward_hook(self._following(site)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,8 +40,8 @@ class Tape:
             x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs
         )
 
-    def _booking(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...], Any], Tensor | None]:
-        def book(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
+    def _following(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...], Any], Tensor | None]:
+        def follow(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
             _check_call(site, inputs, output, self._records)
@@ -51,7 +51,7 @@ class Tape:
             self._entries.append((site, kept, edge))
             return fresh
 
-        return book
+        return follow
 
     def ends_at(self, outputs: Tensor) -> bool:
         """Whether these are what the only call gave, unchanged: an operation on it, in place too, has its own node."""
@@ -72,11 +72,12 @@ class Tape:
         edges = [edge for *_, edge in self._entries]
         # of the sum: torch would import sympy to look at the shape of given ones
         backprops = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if losses.requires_grad else []
-        return [
-            (site, Call(inputs, backprop, _snapshot(site)))
-            for (site, inputs, _), backprop in zip(self._entries, backprops, strict=False)
-            if backprop is not None
-        ]
+        found = []
+        for (site, inputs, _), backprop in zip(self._entries, backprops, strict=False):
+            if backprop is not None:
+                parameters = {k: p.detach() for k, p in site.parameters.items()} if site.rule is fallback else {}
+                found.append((site, Call(inputs, backprop, parameters)))
+        return found
 
 
 def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -> None:
@@ -90,7 +91,3 @@ def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) 
             f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {records} "
             "records; records must stay along the first dimension."
         )
-
-
-def _snapshot(site: Site) -> dict[str, Tensor]:
-    return {k: p.detach() for k, p in site.parameters.items()} if site.rule is fallback else {}

@@ -8,13 +8,13 @@ came back. Such a norm can be had from the gradient, `P·i·o` multiplications, 
 
 The tricks are those of Goodfellow (2015, norms from activations and backprops), Li et al. (2022, Gram matrices) and
 Bu et al. (2023, book-keeping). Which of them gives a term's norms is decided by the shapes of one record alone: never
-by timing the machine, so that a resumed run repeats every rounding, and never by how many records there are or who they
-are, so that nobody's norm, hence weight, is another's doing.
+by timing the machine, so that a resumed run repeats every rounding; and never by how many records there are, or which,
+so that no record's norm and weight depend on another record.
 
-A float32 sum over many positions rounds, by up to 6e-9 of its terms' sizes for each of them, and where they cancel that
-is all there is. One that takes other steps than the norm did rounds otherwise, and the weight belongs to the norm. So
-where positions are many, a weighted sum forms again what the norms were taken of, in the same pieces. A unit's records
-are such positions too, and so are layers that share a parameter.
+A float32 sum over many positions is rounded by up to 6e-9 of the size of each term, and where the terms cancel nothing
+else is left. A sum in other steps than the norm's is rounded differently, and the weight would not fit it. So where
+positions are many, a weighted sum forms the same gradients again, in the same pieces. A unit's records and layers that
+share a parameter count as positions too.
 """
 
 from __future__ import annotations

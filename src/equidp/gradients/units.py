@@ -55,10 +55,9 @@ class Units:
 class UnitSums(Gradients):
     """The gradients of units with respect to one parameter: means of their records', formed one unit after the other.
 
-    Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit, so that a unit's
-    arrival would round, and at worst cancel, otherwise for all. A unit's records may cancel too: their sum is `raised`
-    as a record's is, and the weighted sum is one of these very sums: in one over all of the batch's records a thousand
-    that nearly cancel would round otherwise.
+    Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit: one more unit could
+    change how all others are rounded. A unit's records may cancel too: their sum is `raised` as a record's is, and the
+    weighted sum adds these same sums, as a sum over all records of the batch would be rounded differently.
 
     Args:
         terms: of the parameter's layers; gradients of layers that share it add.

@@ -7,7 +7,7 @@ cuts do the same thing:
 - `WholeWindows`: channels last; a run is one row of a window. Best with many channels.
 - `Bands`: channels first; a run is one row of output pixels. Best with few channels.
 
-Where code can be compiled for it (`compiled.py`) nothing is written out at all.
+Where code can be compiled for it (`compiled`) nothing is written out at all.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Bands(Cut):
     def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
         band, places = self.kernel.fan_in, backprops.transpose(1, 2)
         floats = self.scratch()
-        room = workspace.take("windows", len(view), floats + -floats % 4, like=view)[:, :floats]  # see `terms.alike`
+        room = workspace.take("windows", len(view), floats + -floats % 4, like=view)[:, :floats]  # see `rounding.alike`
         bands = room.view(view.shape).copy_(view).view(len(view), band, -1)
         product(bands, places, out.view(len(view), band, -1), add)
 

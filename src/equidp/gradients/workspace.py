@@ -26,7 +26,7 @@ class Workspace:
         numel = math.prod(shape)
         buffer = self._buffers.get(owner)
         if buffer is None or buffer.numel() < numel or buffer.dtype != like.dtype or buffer.device != like.device:
-            # Poisson batches vary in size: a little more spares the next reallocation
+            # Poisson batches vary in size: a little more often saves the next reallocation
             buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
         return buffer[:numel].view(shape)
 

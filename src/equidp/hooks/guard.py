@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ RELEASE = "release"
 """The folder of all that may go out with a model, by the catalog's name, and the pipeline that writes it again."""
 
 SAID = (*ARTIFACTS, "metrics_release", RELEASE)
-"""What is said of a model, and goes before a new one takes its place."""
+"""Results that describe a model: they are removed before a new model replaces it."""
 
 LOCK = "run.lock"
 """File beside what ingestion writes, which every run does; held while the run is at work."""
@@ -81,8 +81,8 @@ def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError |
     while cause.__cause__ is not None:
         cause = cause.__cause__
     # of a versioned dataset's folder Kedro says something else
-    told = "while saving" in str(error) or isinstance(cause, NotADirectoryError)
-    saving = isinstance(error, DatasetError) and told and name in catalog
+    wrapped = "while saving" in str(error) or isinstance(cause, NotADirectoryError)
+    saving = isinstance(error, DatasetError) and wrapped and name in catalog
     if not (saving and isinstance(cause, OSError) and cause.errno in REFUSALS):
         return None
     path = written_to(catalog, name)
@@ -121,13 +121,17 @@ class GuardHook:
         # parts that cannot hold together are refused before anything runs
         algorithms = {name: self._settings.algorithm(name) for name in names}
         if algorithms:
-            _refuse_missing_device(self._settings)
+            from equidp.training.preparation import device_of
+
+            device_of(self._settings.training)  # refuses one that this machine has not
         _tell_unread(run_params, sorted(algorithms))
         _tell_unreleased(self._settings, algorithms_in(pipeline))
         catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
-        catalog["on_epoch"] = MemoryDataset(_nothing, copy_mode="assign")  # unless the run is tracked
+        catalog["on_epoch"] = MemoryDataset(
+            lambda algorithm, figures: None, copy_mode="assign"
+        )  # unless the run is tracked
         _refuse_misleading(run_params, pipeline, catalog)
-        for name in pipeline.datasets():  # a wrong entry of the catalog is told now, not after hours of training
+        for name in pipeline.datasets():  # a wrong entry of the catalog is refused now, not after hours of training
             catalog.get(name, fallback_to_runtime_pattern=True)
         self._hold(pipeline, catalog)
         self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)
@@ -136,7 +140,7 @@ class GuardHook:
 
     @hook_impl
     def before_dataset_saved(self, dataset_name: str) -> None:
-        """Before a new model takes its place, everything that was said of the old one goes.
+        """Before a new model replaces the old one, all results that describe the old one are removed.
 
         A run that ends here, or is cut by --to-nodes, would leave the new model beside an earlier run's ε. An interrupt
         waits from here on.
@@ -209,16 +213,6 @@ class GuardHook:
 def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
     """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
-
-
-def _nothing(algorithm: str, figures: Mapping[str, float]) -> None:
-    """What training calls after an epoch that nobody follows."""
-
-
-def _refuse_missing_device(settings: Settings) -> None:
-    from equidp.training.preparation import device_of
-
-    device_of(settings.training)
 
 
 def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:

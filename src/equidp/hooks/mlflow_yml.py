@@ -12,55 +12,44 @@ from equidp.options import Declared, refusal_of
 
 
 class Server(Declared):
-    """Where runs are kept."""
+    """MLflow's store: its address, and the block of conf/local/credentials.yml with variables that its client reads."""
 
     mlflow_tracking_uri: str
-    """Address of MLflow's store."""
     credentials: str | None = None
-    """Name of a block in conf/local/credentials.yml: environment variables that MLflow's client reads."""
 
 
 class Disabled(Declared):
-    """What is not tracked."""
+    """A command whose pipelines all stand here opens no run."""
 
     pipelines: tuple[str, ...] = ()
-    """A command whose pipelines all stand here opens no run."""
 
 
 class NewExperiment(Declared):
-    """How the experiment is made where it does not exist."""
+    """How an experiment is made: URI of a folder for artifacts (null lets the server decide), and its tags."""
 
     artifact_location: str | None = None
-    """URI of a folder for artifacts; null lets the server decide."""
     tags: dict[str, str] | None = None
-    """Tags of the experiment."""
 
 
 class ExperimentSettings(Declared):
-    """The experiment that runs belong to."""
+    """The experiment that runs belong to, and how it is made where it does not exist."""
 
     name: str = "equidp"
-    """Its name."""
     create_experiment_kwargs: NewExperiment = NewExperiment()
-    """How it is made."""
 
 
 class TrackingSettings(Declared):
     """What is tracked, and under which name."""
 
     disable_tracking: Disabled = Disabled()
-    """What is not."""
     experiment: ExperimentSettings = ExperimentSettings()
-    """The experiment."""
 
 
 class MlflowSettings(Declared):
     """All of mlflow.yml."""
 
     server: Server
-    """Where runs are kept."""
     tracking: TrackingSettings = TrackingSettings()
-    """What is tracked."""
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:

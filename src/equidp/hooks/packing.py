@@ -19,7 +19,7 @@ CODE = Path(__file__).with_name("served_model.py")
 def pack(target: Path, weights: Path, statement: Iterable[Path] = ()) -> None:
     """Write the folder `target`, loadable by `mlflow.pyfunc`.
 
-    Files of its privacy `statement` lie beside the model, so that who is given the model is told its ε.
+    Files of its privacy `statement` lie beside the model, so that whoever is given the model knows its ε.
     """
     # a data frame of a dataset's own columns has no signature, and needs none
     with held_back("mlflow.pyfunc", below=logging.ERROR):

@@ -1,4 +1,4 @@
-"""Prints what came out: the tables at the end, and where everything lies."""
+"""Prints the results: the tables at the end, and the paths of all files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from equidp.hooks.guard import RELEASE, evaluated, names_of, written_to
+from equidp.system.logs import terminal
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WIDTH = 100
-
 
 class PrintHook:
-    """Tells the user what came out."""
+    """Shows the user the results."""
 
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
@@ -31,18 +30,12 @@ class PrintHook:
         print_results(names_of(run_params), pipeline, catalog)
 
 
-def terminal() -> Console:
-    """Where results are printed: as wide as the terminal, 100 columns where there is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
-
-
 def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Tables and paths, whichever the pipeline has."""
     if "audit_report" in pipeline.all_outputs():
         _print_audit(catalog.load("audit_findings"))
         for name in ("audit_findings", "audit_report"):
-            terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True, highlight=False)
+            terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
     if finished := evaluated(pipeline):
         from equidp.reporting.tables import print_table, results_table
 
@@ -52,7 +45,7 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
         print_groups(catalog.load("groups"), written_to(catalog, "groups"))
     for name in sorted(pipeline.outputs()):
         if name.endswith(".report") or (name.endswith(f".{RELEASE}") and written_to(catalog, name).exists()):
-            terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True, highlight=False)
+            terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
 
 
 def print_groups(groups: pd.DataFrame, path: Path) -> None:
@@ -69,8 +62,8 @@ def print_groups(groups: pd.DataFrame, path: Path) -> None:
         table.add_row(*(escape(str(value)) for value in (row["grouping"], name, *(row[part] for part in PARTS))))
     terminal().print(table)
     if not groups["evaluable"].all():
-        terminal().print(FEW_MEANS, highlight=False)
-    terminal().print(f"groups: {path}", soft_wrap=True, highlight=False)
+        terminal().print(FEW_MEANS)
+    terminal().print(f"groups: {path}", soft_wrap=True)
 
 
 def _print_audit(findings: dict[str, Any]) -> None:
@@ -83,12 +76,10 @@ def _print_audit(findings: dict[str, Any]) -> None:
             verdict = "consistent with" if found["consistent"] else "REFUTES"
             terminal().print(
                 f"{attack.replace('_', ' ')}: ε ≥ {found['epsilon_lower_bound']:.3f} shown, {verdict} "
-                f"ε ≤ {epsilon_text(found['epsilon_claimed'], 3)} claimed at δ = {found['delta']:.2g}",
-                highlight=False,
+                f"ε ≤ {epsilon_text(found['epsilon_claimed'], 3)} claimed at δ = {found['delta']:.2g}"
             )
             if not found["refutable"]:
                 terminal().print(
                     f"  With all {found['guesses']} guesses right it would have shown ε ≥ "
-                    f"{found['epsilon_within_reach']:.3f}, so this claim was not tested. {REMEDY}",
-                    highlight=False,
+                    f"{found['epsilon_within_reach']:.3f}, so this claim was not tested. {REMEDY}"
                 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import mlflow
@@ -66,10 +66,8 @@ class RunRecorder:
         active = mlflow.active_run()  # the user's own: this run is logged to it, in the store that it is in
         self._experiment = active.info.experiment_id if active else store.connect(config)
 
-    @property
-    def on_epoch(self) -> Callable[[str, Mapping[str, float]], None]:
-        """What training calls after every epoch: with the algorithm and the epoch's figures."""
-        return runs.log_epoch
+    on_epoch = staticmethod(runs.log_epoch)
+    """What training calls after every epoch: with the algorithm and the epoch's figures."""
 
     def open(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         """Open a single algorithm's run, or the parent of one child each."""
@@ -77,7 +75,7 @@ class RunRecorder:
         runs.begin(mlflow.active_run() is None)
         if set(names) <= set(self._settings["tracking"]["disable_tracking"]["pipelines"]):
             return
-        # of a run that the store has made, and of which it has not answered yet, nobody knows
+        # a run that the store has made, but not yet confirmed, would be lost
         with interrupts.waiting(), self._refusing("Nothing was run."):
             if mlflow.active_run() is None:
                 mlflow.start_run(experiment_id=self._experiment, run_name="+".join(names))
@@ -86,25 +84,27 @@ class RunRecorder:
     def _describe(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         active, algorithms, names = mlflow.active_run(), algorithms_in(pipeline), names_of(run_params)
         assert active is not None
-        client, row = MlflowClient(), active.data.tags.get(ROW)
+        row = active.data.tags.get(ROW)
         mlflow.set_tags({name: value for name, value in run_params.items() if value})
         mlflow.set_tag("kedro_command", self._command(run_params))
         if not (algorithms or audits(pipeline)):
             return
         mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))
         if audits(pipeline):
-            runs.open_run(client, AUDIT, active.info.run_id)
+            runs.open_run(AUDIT, active.info.run_id)
             runs.log_params(AUDIT, self._settings_of(BASELINE, more=("resume", "audit", "audited")))
             return
         if len(names) == 1 and names[0] in algorithms:
             algorithms = (names[0],)
-            runs.open_run(client, names[0], active.info.run_id)
+            runs.open_run(names[0], active.info.run_id)
             mlflow.set_tag("mlflow.runName", self._run_name(names[0], row))
         else:
             mlflow.set_tag("mlflow.runName", self._run_name("+".join(algorithms)))
             for name in algorithms:
-                runs.open_run(client, name, self._child(client, active, name), child=True)
-            runs.open_run(client, COMPARISON, active.info.run_id)
+                named, parent = self._run_name(name), {"mlflow.parentRunId": active.info.run_id}
+                made = MlflowClient().create_run(active.info.experiment_id, tags=parent, run_name=named)
+                runs.open_run(name, made.info.run_id, child=True)
+            runs.open_run(COMPARISON, active.info.run_id)
             runs.log_params(COMPARISON, self._settings_of(*algorithms, more=("resume",)))
         for name in algorithms:
             more = ("resume",) if len(algorithms) == 1 else ()
@@ -141,7 +141,7 @@ class RunRecorder:
             self._log_results(pipeline, catalog)
             runs.catch_up()
             runs.close_runs("FINISHED")
-        runs.forget_runs()
+        runs.begin(False)
 
     def _log_results(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         made = pipeline.all_outputs()  # of a pipeline cut by --to-nodes other files are an earlier run's
@@ -157,10 +157,10 @@ class RunRecorder:
         """End the runs of a pipeline that failed; one that was stopped can go on, and has not failed."""
         try:
             runs.close_runs("KILLED" if isinstance(refusal_in(error), StoppedError) else "FAILED")
-            runs.forget_runs()
+            runs.begin(False)
         except store.FAILURES as failure:
             runs.lose(failure)
-            _abandon()
+            runs.abandon()
 
     @contextmanager
     def _refusing(self, consequence: str, *others: type[Exception]) -> Iterator[None]:
@@ -170,16 +170,8 @@ class RunRecorder:
             yield
         except failures as error:
             refusal = store.refusal(self._uri, error, consequence)
-            _abandon()
+            runs.abandon()
             raise refusal from error
-
-    def _child(self, client: MlflowClient, parent: Any, algorithm: str) -> str:
-        run = client.create_run(
-            parent.info.experiment_id,
-            tags={"mlflow.parentRunId": parent.info.run_id},
-            run_name=self._run_name(algorithm),
-        )
-        return run.info.run_id
 
     def _run_name(self, algorithm: str, row: str | None = None) -> str:
         return run_name(algorithm, self._parameters, self._given, row)
@@ -223,8 +215,8 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
         row: in a sweep, the name of the table's row, which says what differs.
     """
     others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}
-    told = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
-    words = [f" {name.rpartition('.')[2]}={value}" for name, value in told.items()]
+    shown = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
+    words = [f" {name.rpartition('.')[2]}={value}" for name, value in shown.items()]
     more = "".join(words) if row is None else row.removeprefix(algorithm)
     name = f"{algorithm}{more} {parameters['dataset']} seed={parameters['seed']}"
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
@@ -236,7 +228,9 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog) -> None:
         runs.log_metrics(name, flat_metrics(metrics))
     if f"{name}.privacy" in made:
         privacy = catalog.load(f"{name}.privacy")
-        runs.log_metrics(name, _epsilons(privacy))
+        if privacy["private"]:
+            figures = {figure: privacy[figure] for figure in ("epsilon", "epsilon_rdp", "epsilon_pld", "delta")}
+            runs.log_metrics(name, figures | {"epsilon_published": privacy["epsilon_published"]["value"]})
         runs.log_tags(name, _privacy_tags(privacy))
         if metrics is not None:
             runs.log_tags(name, {MLFLOW_RUN_NOTE: _description(privacy, metrics)})
@@ -250,26 +244,12 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog) -> None:
         runs.log_model(name, written_to(catalog, f"{name}.model"), [written_to(catalog, one) for one in beside])
 
 
-def _abandon() -> None:
-    """No run is left open: MLflow would end it as finished when the process exits."""
-    with suppress(*store.FAILURES):
-        runs.abandon()
-    runs.forget_runs()
-
-
 def _bounds(findings: Mapping[str, Any]) -> dict[str, float]:
     figures = {"epsilon": findings["claim"]["epsilon"]}
     for attack in ("gradient_canaries", "input_canaries"):
         if found := findings[attack]:
             figures |= {f"audit/{attack}/{name}": found[name] for name in ("epsilon_lower_bound", "epsilon_claimed")}
     return figures
-
-
-def _epsilons(privacy: dict[str, Any]) -> dict[str, float]:
-    if not privacy["private"]:
-        return {}
-    figures = {name: privacy[name] for name in ("epsilon", "epsilon_rdp", "epsilon_pld", "delta")}
-    return figures | {"epsilon_published": privacy["epsilon_published"]["value"]}
 
 
 def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:

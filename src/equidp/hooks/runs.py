@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -65,7 +66,6 @@ class Tracking:
     """
 
     ours: bool = False
-    client: MlflowClient | None = None
     runs: dict[str, str] = field(default_factory=dict)
     children: list[str] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
@@ -75,6 +75,11 @@ class Tracking:
     live: dict[str, set[str]] = field(default_factory=dict)
     epochs: dict[str, set[int]] = field(default_factory=dict)
     written: float = 0.0
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """Of the store that MLflow is pointed at."""
+        return MlflowClient()
 
 
 _current = Tracking()
@@ -97,9 +102,8 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(interrupts.SIGTERM_STATUS)
 
 
-def open_run(client: MlflowClient, algorithm: str, run_id: str, *, child: bool = False) -> None:
+def open_run(algorithm: str, run_id: str, *, child: bool = False) -> None:
     """Add a run that nodes write to, at once when it is made: an interrupt may come before the next one."""
-    _current.client = client
     _current.opened.append(run_id)
     _current.runs[algorithm] = run_id
     if child:
@@ -110,22 +114,18 @@ def close_runs(status: str) -> None:
     """End all runs of the pipeline, the children first; nothing is written to any run from here on."""
     global _current
     _write_rows()
-    if _current.client is not None:
-        for run_id in _current.children:
-            _current.client.set_terminated(run_id, status)
+    for run_id in _current.children:
+        _current.client.set_terminated(run_id, status)
     _current = Tracking(_current.ours, opened=_current.opened)
     if _current.ours and mlflow.active_run() is not None:
         mlflow.end_run(status)
 
 
 def abandon() -> None:
-    """End the pipeline's run as failed, and leave its children."""
-    if _current.ours and mlflow.active_run() is not None:
-        mlflow.end_run("FAILED")
-
-
-def forget_runs() -> None:
-    """The pipeline's runs have ended."""
+    """End the pipeline's run as failed, and leave its children: MLflow would end it as finished with the process."""
+    with suppress(*FAILURES):
+        if _current.ours and mlflow.active_run() is not None:
+            mlflow.end_run("FAILED")
     begin(False)
 
 
@@ -143,7 +143,7 @@ def end_interrupted() -> None:
     except FAILURES as error:
         interrupts.raise_hidden(error)
     else:
-        forget_runs()
+        begin(False)
 
 
 @atexit.register  # after MLflow registered what would end the run as finished, hence before that is called
@@ -190,11 +190,10 @@ def catch_up() -> None:
         MlflowException: where the store still fails.
     """
     _write_rows()
-    if _current.client is not None:
-        while _current.held:
-            run_id, entries = _current.held[0]
-            _current.client.log_batch(run_id, **entries)
-            del _current.held[0]
+    while _current.held:
+        run_id, entries = _current.held[0]
+        _current.client.log_batch(run_id, **entries)
+        del _current.held[0]
 
 
 def log_epoch(algorithm: str, row: Mapping[str, float]) -> None:
@@ -212,9 +211,9 @@ def log_history(algorithm: str, history: Iterable[Mapping[str, Any]]) -> None:
 
     ε of an epoch is known at the end only, and no run's curves have it.
     """
-    told = set(_current.epochs.get(algorithm, ()))
+    known = set(_current.epochs.get(algorithm, ()))
     for row in history:
-        if int(row["epoch"]) not in told:
+        if int(row["epoch"]) not in known:
             kept = {name: v for name, v in row.items() if v is not None and v == v and name != "epsilon"}  # NaN: none
             log_epoch(algorithm, kept)
 
@@ -249,7 +248,7 @@ def log_dataset(algorithm: str, name: str, fingerprint: str, folder: Path) -> No
     A store that fails is not asked again: the tags say the same.
     """
     run_id = _current.runs.get(algorithm)
-    if _current.client is None or run_id is None or _current.lost:
+    if run_id is None or _current.lost:
         return
     source = json.dumps({"uri": folder.absolute().as_uri()})
     dataset = Dataset(name, fingerprint[:DIGEST_LENGTH], source_type="local", source=source)
@@ -262,7 +261,7 @@ def log_dataset(algorithm: str, name: str, fingerprint: str, folder: Path) -> No
 def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
     """Upload a file, or all files of a folder."""
     run_id = _current.runs.get(algorithm)
-    if _current.client is None or run_id is None:
+    if run_id is None:
         return
     if path.is_dir():
         _current.client.log_artifacts(run_id, str(path), folder)
@@ -308,7 +307,7 @@ def _write_rows() -> None:
 def write(algorithm: str, **entries: Any) -> None:
     """Write `metrics`, `params` or `tags` to the algorithm's run; kept for the end where the store has failed."""
     run_id = _current.runs.get(algorithm)
-    if _current.client is None or run_id is None:
+    if run_id is None:
         return
     if not _current.lost:
         try:

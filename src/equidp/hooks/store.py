@@ -143,8 +143,8 @@ def _check_file(path: Path) -> None:
         try:
             tried.write_bytes(b"x")
         except OSError as error:
-            told = storage_error(path, error).message
-            raise EquidpError(f"{told} Another place for MLflow's store is named by MLFLOW_TRACKING_URI.") from error
+            refused = storage_error(path, error).message
+            raise EquidpError(f"{refused} Another place for MLflow's store is named by MLFLOW_TRACKING_URI.") from error
         finally:
             with suppress(OSError):
                 tried.unlink()

@@ -25,17 +25,6 @@ from equidp.models.tramer_boneh import TramerBonehCifar10, TramerBonehMnist
 from equidp.options import checked_options
 from equidp.system.threads import GLOBAL_RANDOM
 
-__all__ = [
-    "MODELS",
-    "Model",
-    "ModelOptions",
-    "build_model",
-    "card_options",
-    "model_features",
-    "model_options",
-    "weights_of",
-]
-
 MODELS: dict[str, type[Model]] = {
     "logistic": Logistic,
     "mlp": Mlp,

@@ -31,22 +31,3 @@ from equidp.parameters.sections import (
     ReportSettings,
     TrainingSettings,
 )
-
-__all__ = [
-    "PIPELINE_SECTIONS",
-    "PLAIN",
-    "SECTIONS",
-    "TOP_LEVEL",
-    "AuditSettings",
-    "DataSettings",
-    "ModelSettings",
-    "OperationSettings",
-    "PrivacySettings",
-    "ReleaseSettings",
-    "ReportSettings",
-    "Settings",
-    "TrainingSettings",
-    "block",
-    "check_names",
-    "resolve",
-]

@@ -1,9 +1,11 @@
 """Kedro wiring only: every node is a thin function around the library."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from typing import Any
+
+from kedro.pipeline import Node, Pipeline
 
 # Evaluation and reporting read the outputs of several namespaces on purpose: `sgd.scores` beside `dpsgd_f.scores`.
 warnings.filterwarnings("ignore", message="One or more dataset names contain '.'", category=UserWarning)
@@ -12,3 +14,8 @@ warnings.filterwarnings("ignore", message="One or more dataset names contain '.'
 def given(function: Callable, **values: Any) -> Callable:
     """A node's function with some of its arguments, under its own readable name."""
     return update_wrapper(partial(function, **values), function)
+
+
+def wired(rows: Sequence[tuple], namespace: str | None = None) -> Pipeline:
+    """A pipeline of nodes, each given as function, inputs, outputs and name."""
+    return Pipeline([Node(*parts, name=name, namespace=namespace) for *parts, name in rows])

@@ -1,43 +1,50 @@
-"""Catalog datasets of our own: folders, and model weights. Nothing is pickled."""
+"""Catalog datasets of our own: folders, documents that may be missing, model weights, releases. Nothing is pickled."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
 
+from equidp.errors import EquidpError
 from equidp.models.weights import Weights, load_weights, save_weights
+from equidp.system.files import remove, replacing_folder
+
+UNDATED = 315_619_200
+"""2 January 1980, the date of every file that goes out: a date tells when a training ended. Zip has no earlier one."""
 
 
-class FolderDataset(AbstractDataset[None, Path]):
-    """A folder: raw files as a user laid them out, a cache, or a run's own place for checkpoints. Loads as its path."""
+class _PathDataset(AbstractDataset[Any, Any]):
+    """A file or folder of this machine; only read unless `save` says otherwise."""
 
     def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
         self._filepath = Path(filepath)
         self.metadata = metadata
 
-    def load(self) -> Path:
-        """The folder's path; whoever reads it says which file is missing."""
-        return self._filepath
-
-    def save(self, data: None) -> None:
-        """A folder is not written as a whole."""
-        raise DatasetError(f"{self._filepath} is a folder: it is read, not saved.")
+    def save(self, data: Any) -> None:
+        """Refused: what writes it has an entry of its own, or it is not written as a whole."""
+        raise DatasetError(f"{self._filepath} is read here, not saved.")
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._filepath)}
 
     def _exists(self) -> bool:
-        return self._filepath.is_dir()
+        return self._filepath.exists()
 
 
-class WeightsDataset(AbstractDataset[Weights, Weights]):
+class FolderDataset(_PathDataset):
+    """A folder: raw files as a user laid them out, a cache, or a run's own place for checkpoints. Loads as its path."""
+
+    def load(self) -> Path:
+        """The folder's path; whoever reads it says which file is missing."""
+        return self._filepath
+
+
+class WeightsDataset(_PathDataset):
     """Model weights as safetensors, the model's card in the file's metadata. Written atomically."""
-
-    def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
-        self._filepath = Path(filepath)
-        self.metadata = metadata
 
     def save(self, data: Weights) -> None:
         """Write weights and card."""
@@ -47,8 +54,45 @@ class WeightsDataset(AbstractDataset[Weights, Weights]):
         """Read weights and card."""
         return load_weights(self._filepath)
 
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._filepath)}
 
-    def _exists(self) -> bool:
-        return self._filepath.is_file()
+class OptionalDocumentDataset(_PathDataset):
+    """A JSON document; an empty one where there is no file."""
+
+    def load(self) -> dict[str, Any]:
+        """The document.
+
+        Raises:
+            EquidpError: for a file that holds none.
+        """
+        if not self._filepath.is_file():
+            return {}
+        try:
+            found = json.loads(self._filepath.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise EquidpError(f"{self._filepath} is damaged ({error}): make it again.") from error
+        if not isinstance(found, dict):
+            raise EquidpError(f"{self._filepath} is damaged (it holds no JSON object): make it again.")
+        return found
+
+
+class ReleaseFolderDataset(_PathDataset):
+    """A folder of files by name, written whole or not at all. Saving no file removes what an earlier run left."""
+
+    def save(self, data: dict[str, bytes]) -> None:
+        """Write beside the target, then replace it.
+
+        Raises:
+            EquidpError: where the disk refuses.
+        """
+        if not data:
+            remove(self._filepath)
+            return
+        with replacing_folder(self._filepath) as part:
+            for name, content in data.items():
+                (part / name).write_bytes(content)
+                os.utime(part / name, (UNDATED, UNDATED))
+            os.utime(part, (UNDATED, UNDATED))
+
+    def load(self) -> dict[str, bytes]:
+        """Every file by its name."""
+        return {path.name: path.read_bytes() for path in sorted(self._filepath.iterdir())}

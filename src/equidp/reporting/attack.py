@@ -7,6 +7,9 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
+ATTACKS = {"loss": "loss threshold", "reference": "reference models"}
+"""Attacks of membership inference, in words."""
+
 ALARMS = (0.001, 0.01, 0.05, 0.1)
 """Rates of false alarms in the documents."""
 
@@ -31,6 +34,17 @@ def recognised(privacy: Mapping[str, Any], alarms: float) -> float:
 def from_curve(privacy: Mapping[str, Any]) -> bool:
     """Whether `recognised` reads the statement's curve."""
     return bool(privacy.get("trade_off"))
+
+
+def factor_text(epsilon: float) -> str:
+    """e^ε in four digits: by so much the probability of any result may differ."""
+    factor = math.exp(min(epsilon, 700))
+    return f"{factor:.4g}" if factor < 1e6 else f"{factor:.2e}"
+
+
+def lower_text(epsilon: float) -> str:
+    """A lower bound with four decimals, rounded down: rounding must not strengthen an accusation."""
+    return f"{math.floor(epsilon * 1e4 + 1e-9) / 1e4:.4f}"
 
 
 def share_text(share: float) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from equidp.errors import listed_names
+from equidp.evaluation.metrics import diverged, guessing, outdone
 from equidp.reporting import figures, tables
-from equidp.reporting.page_warnings import page_warnings, privacy_facts
-from equidp.reporting.privacy_report import epsilon_text, privacy_sections, research_mode
+from equidp.reporting.privacy_report import NO_GUARANTEE, epsilon_text, privacy_sections, research_mode, understated
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.style import label
 from equidp.reporting.tables import BASELINE, groupings_of
-from equidp.reporting.trade_off_figure import trade_off_figure
 
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
@@ -59,7 +59,7 @@ def html_report(
         drawn=_figures(documents, privacy, histories, group_table),
         settings=_settings(settings, documents),
         provenance=provenance,
-        warnings=[*remarks, *page_warnings(documents, privacy)],
+        warnings=[*remarks, *_warnings(documents, privacy)],
         cards=_cards(documents, privacy),
         overview=_grid(overview.drop(columns=empty).reset_index()),
         costs="cost" not in empty,
@@ -133,7 +133,10 @@ def _training_figures(
     yield figures.learning_curve(histories, "loss"), "After each epoch."
     yield figures.learning_curve(histories, over="epsilon"), "After each epoch, against the ε spent until then."
     if drawn := {name: facts["trade_off"] for name, facts in privacy.items() if facts.get("trade_off")}:
-        yield trade_off_figure(drawn), "The most that any attack can achieve, by the ledger; grey is blind guessing."
+        yield (
+            figures.trade_off_figure(drawn),
+            "The most that any attack can achieve, by the ledger; grey is blind guessing.",
+        )
     yield figures.schedules(histories), "Noise multiplier, and the clip norm where there is one for all records."
     for name, history in histories.items():
         if any(str(column).startswith("clip_norm/") for column in history.columns):
@@ -247,7 +250,80 @@ def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
     """Settings by caption: if every row has its own, first the shared ones, then those that differ."""
     if len(rows) < 2 or settings.keys() != rows.keys():
         return {"": settings}
-    first, *others = flat = [dict(flat_texts(of)) for of in settings.values()]
+    first, *others = flat = [flat_texts(of) for of in settings.values()]
     shared = {name: value for name, value in first.items() if all(of.get(name) == value for of in others)}
     own = [{name: value for name, value in of.items() if name not in shared} for of in flat]
     return {"In every row": shared} | {row: of for row, of in zip(settings, own, strict=True) if of}
+
+
+def privacy_facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
+    """An algorithm's `privacy.json`; one without is not private."""
+    return {"private": True, **privacy[name]} if name in privacy else {"algorithm": name, "private": False}
+
+
+def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
+    """Sentences at the top, such as research mode or a baseline that failed."""
+    found = [research_mode(facts) for facts in privacy.values()]
+    if not any(privacy_facts(name, privacy)["private"] for name in documents):
+        found.append(NO_GUARANTEE)
+    doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
+    found += [_doubtful_rules(doubtful, privacy)] if len(doubtful) > 1 else doubtful.values()
+    if others := tables.other_baseline(documents):
+        found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
+    guesses = {name: said for name, document in documents.items() if (said := guessing(document.get("baseline") or {}))}
+    found += [
+        f"The non-private baseline of {name} {said}. Beside it privacy seems to be free: ignore costs and gaps near 0."
+        for name, said in guesses.items()
+    ]
+    if weak := [name for name, document in documents.items() if outdone(document) and name not in guesses]:
+        found.append(
+            f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
+            "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
+            "small."
+        )
+    found += [
+        f"The model of {name} {said}. Its accuracy is then that of the most frequent class."
+        for name, document in documents.items()
+        if (said := guessing(document))
+    ]
+    baselines = {name: document["baseline"] for name, document in documents.items() if "baseline" in document}
+    if lost := [name for name, baseline in baselines.items() if diverged(baseline)]:
+        found.append(
+            f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and every prediction "
+            "counts as wrong. No cost of privacy is known: give it a smaller learning rate (sgd.options.learning_rate)."
+        )
+    if lost := [name for name, document in documents.items() if diverged(document)]:
+        found.append(
+            f"The model of {', '.join(lost)} diverged: its scores are not finite, and every prediction counts as "
+            "wrong. Its figures are meaningless: give it a smaller learning rate."
+        )
+    of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
+    if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
+        found.append(f"No test record is of class {listed_names(absent)}: the figures say nothing about it.")
+    for name, document in documents.items():
+        if seeds := document.get("diverged"):
+            found.append(
+                f"In {seeds} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
+                "nor in the cost of privacy."
+            )
+    validated = [name for name, document in documents.items() if "evaluated_on" in document]
+    if validated and len(validated) == len(documents):
+        found.append(
+            "These are figures of the validation part, held back from the training records: where this page says "
+            "test, it means that part. The test part was not used."
+        )
+    elif validated:
+        found.append(
+            f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
+            "those of the others of the test part: do not compare the two."
+        )
+    return list(dict.fromkeys(warning for warning in found if warning))
+
+
+def _doubtful_rules(names: Collection[str], privacy: Mapping[str, Mapping]) -> str:
+    """One sentence for several algorithms: whose published ε is below ours, and whose leaves out releases only."""
+    lower = [name for name in names if privacy[name]["epsilon_published"]["value"] < privacy[name]["epsilon"]]
+    other = [name for name in names if name not in lower]
+    faults = [f"understate it in {', '.join(lower)}"] if lower else []
+    faults += [f"leave out releases in {', '.join(other)}"] if other else []
+    return f"The papers' rules for ε {' and '.join(faults)}: quote ε, not ε as published."

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from equidp.data.sources import record_words
-from equidp.reporting.attack import from_curve, recognised, share_text
+from equidp.reporting.attack import factor_text, from_curve, recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
-from equidp.reporting.statement_sections import (
-    FALSE_ALARMS,
-    Section,
-    curve_section,
-    trials_section,
-)
+
+FALSE_ALARMS = 0.01
+"""The rate of false accusations at which the attacker of the statement operates."""
 
 ROWS_OF_LEDGER = 8
 
@@ -34,6 +32,16 @@ NO_GUARANTEE = (
     "This model was trained without differential privacy. There is no ε. It may reveal training records, and "
     "everything measured on it belongs inside the organisation that holds the data."
 )
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, its paragraphs, and a table as header and rows (empty if none)."""
+
+    title: str
+    paragraphs: tuple[str, ...]
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
 
 
 def privacy_report(privacy: Mapping, dataset: str = "") -> str:
@@ -57,20 +65,9 @@ def privacy_report(privacy: Mapping, dataset: str = "") -> str:
 def privacy_sections(privacy: Mapping) -> tuple[Section, ...]:
     """The statement as sections of plain text."""
     if not privacy.get("private", True):
-        return (_no_guarantee(),)
-    sections = [
-        _guarantee(privacy),
-        _protected(privacy),
-        _delta(privacy),
-        _figures(privacy),
-        curve_section(privacy),
-        _ledger(privacy),
-        _released(privacy),
-        _outside(privacy),
-        trials_section(privacy),
-        _assumptions(privacy),
-    ]
-    return tuple(section for section in sections if section is not None)
+        return (Section("No guarantee", (NO_GUARANTEE,)),)
+    parts = (_guarantee, _protected, _delta, _figures, _curve, _ledger, _released, _outside, _trials, _assumptions)
+    return tuple(section for part in parts if (section := part(privacy)) is not None)
 
 
 def research_mode(privacy: Mapping) -> str | None:
@@ -93,24 +90,19 @@ def research_mode(privacy: Mapping) -> str | None:
 
 def _guarantee(privacy: Mapping) -> Section:
     epsilon, delta, unit = privacy["epsilon"], privacy["delta"], _unit(privacy)
-    factor = math.exp(min(epsilon, 700))
     caught = recognised(privacy, FALSE_ALARMS)
     source = "the trade-off curve" if from_curve(privacy) else "ε and δ"
     worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
         f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. The "
         f"probability of any result computed from what was released differs by a factor of at most "
-        f"e^ε = {_number(factor)}, apart from δ, whether or not any one {unit} was used.",
+        f"e^ε = {factor_text(epsilon)}, apart from δ, whether or not any one {unit} was used.",
         f"In practice: an attacker who knows everything else, and tests whether a certain {unit} was in the training "
         f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {share_text(caught)} of those "
         f"that were, by {source}. {worth}",
     ]
     warning = research_mode(privacy)
     return Section("What is guaranteed", (*lines, *([warning] if warning else [])))
-
-
-def _no_guarantee() -> Section:
-    return Section("No guarantee", (NO_GUARANTEE,))
 
 
 def _protected(privacy: Mapping) -> Section:
@@ -313,10 +305,7 @@ def _outside(privacy: Mapping) -> Section:
             "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are exact "
             "functions of the training data.",
         ),
-        (
-            "The test records",
-            "Accuracies, losses and group sizes of the test part are exact, and not protected.",
-        ),
+        ("The test records", "Accuracies, losses and group sizes of the test part are exact, and not protected."),
         (
             "Sizes of groups",
             "The numbers of training records of each group, where a page or groups.csv shows them, are exact too, and "
@@ -351,6 +340,67 @@ def _seed(privacy: Mapping) -> str:
     return f"Fixed to {privacy['seed']}: whoever knows or guesses it can remove the noise."
 
 
+def _curve(privacy: Mapping) -> Section | None:
+    curve = privacy.get("trade_off")
+    if not curve:
+        return None
+    source = "the privacy loss distribution" if curve["bound"] == "pld" else "Rényi divergences, which is looser"
+    lines = [
+        "An attacker who accuses more records wrongly recognises more of those that were used. The curve says how many "
+        f"at most, for any attack: it follows from {source}, and says more than a single ε. privacy.json has it as "
+        "trade_off: rates of false alarms beside the smallest possible rates of misses, and every figure is rounded "
+        "in the attacker's favour."
+    ]
+    if curve["mu"] is not None:
+        lines.append(
+            f"It lies above that of one Gaussian release with μ = {curve['mu']:.3f} (μ-GDP), for rates of at least "
+            f"{curve['mu_from']:g}: below δ nothing is guaranteed."
+        )
+    rates = list(zip(curve["false_alarms"], curve["misses"], strict=True))
+    rows = [(FALSE_ALARMS, 1 - curve["recognised_at_1_percent"])]
+    # every one of these rates stands in the curve, unless δ is larger
+    rows += [(alarm, missed) for alarm, missed in rates if alarm in (0.05, 0.1, 0.5)]
+    shown = tuple((f"{100 * alarms:.3g} %", share_text(1 - missed)) for alarms, missed in rows)
+    return Section("What an attacker can do at most", tuple(lines), ("accused wrongly", "recognised at most"), shown)
+
+
+_SCORE = (
+    "The score which chose must have been private itself, or measured on records that none of them trained on: not on "
+    "test parts that each one's seed drew anew, nor on a validation part (data.evaluate_on=validation) that went back "
+    "into this training."
+)
+
+
+_LAWS = {
+    "geometric": "the geometric law",
+    "negative_binomial": "the truncated negative binomial law",
+    "poisson": "the Poisson law, drawn again while it is 0",
+}
+
+
+def _trials(privacy: Mapping) -> Section | None:
+    """The number of trials that was declared; None for a single one."""
+    trials = privacy.get("trials") or {}
+    if trials.get("max") == 1 or not trials:
+        return None
+    alike = "" if privacy.get("secure") else " No two trials may have one seed: their noise would be the same."
+    if "law" not in trials:
+        text = (
+            f"At most {trials['max']} trainings on these records, this one included, were declared before the first of "
+            "them. ε is that of all their events together, so all of them may be published. Every trial has at most "
+            f"this run's ledger.{alike}"
+        )
+        return Section("Several trials", (text,))
+    shape = f", η = {trials['shape']:g}" if "shape" in trials else ""
+    text = (
+        f"The number of trainings was drawn before the first of them from {_LAWS[trials['law']]}, with mean "
+        f"{trials['mean']:g}{shape} (Papernot and Steinke 2022). ε is that of the choice and the chosen model, "
+        "provided that nothing else about the trials is ever shown, not even their number, and that every trial has at "
+        f"most this run's ledger.{alike} {_SCORE}"
+    )
+    return Section("Several trials", (text,))
+
+
 def _assumptions(privacy: Mapping) -> Section | None:
     assumptions = tuple(str(a) for a in privacy.get("assumptions", ()))
     return Section("Taken as public or assumed", assumptions) if assumptions else None
@@ -373,7 +423,3 @@ def _range(values: Iterable[float]) -> str:
     known = list(values)
     low, high = min(known), max(known)
     return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}" if value < 1e6 else f"{value:.2e}"

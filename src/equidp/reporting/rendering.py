@@ -20,6 +20,7 @@ import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from equidp.options import dotted
 from equidp.system.notebooks import without_ipython
 
 with without_ipython():
@@ -78,36 +79,25 @@ def render(
         warnings: sentences on top of the page.
         content: further values that the template needs.
     """
-    plotly, script = get_plotlyjs(), _asset("report.js")
-    return (
-        _templates()
-        .get_template(template)
-        .render(
-            title=title,
-            policy=_policy(plotly, script),
-            style=Markup(_asset("report.css")),
-            plotly=Markup(plotly),
-            script=Markup(script),
-            warnings=warnings,
-            charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
-            settings={caption: list(flat_texts(of)) for caption, of in settings.items()},
-            provenance={"": list(flat_texts(provenance))},
-            **content,
-        )
+    plotly, script = get_plotlyjs(), asset("report.js")
+    how: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    page = jinja2.Environment(loader=jinja2.FunctionLoader(asset), autoescape=True, **how).get_template(template)
+    return page.render(
+        title=title,
+        policy=_policy(plotly, script),
+        style=Markup(asset("report.css")),
+        plotly=Markup(plotly),
+        script=Markup(script),
+        warnings=warnings,
+        charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
+        settings={caption: list(flat_texts(of).items()) for caption, of in settings.items()},
+        provenance={"": list(flat_texts(provenance).items())},
+        **content,
     )
 
 
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of `assets`."""
     return resources.files("equidp.reporting").joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -138,10 +128,6 @@ def _json_for_script(facts: Mapping) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def flat_texts(values: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as dotted names and texts."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat_texts(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "–" if value is None else str(value)
+def flat_texts(values: Mapping) -> dict[str, str]:
+    """Nested settings as texts by dotted names."""
+    return {name: "–" if value is None else str(value) for name, value in dotted(values, empty=True).items()}

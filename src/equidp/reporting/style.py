@@ -61,14 +61,7 @@ def label(text: object) -> str:
     return html.escape(short, quote=False)
 
 
-_AXIS = {
-    "automargin": True,
-    "title": {"standoff": 12},
-    "ticks": "outside",
-    "showline": True,
-    "linecolor": INK,
-    "zeroline": False,
-}
+_AXIS = {"automargin": True, "title": {"standoff": 12}, "ticks": "outside", "showline": True, "linecolor": INK}
 _TEMPLATE = go.layout.Template(
     layout={
         "font": {"family": FONT, "size": 12, "color": INK},
@@ -78,7 +71,7 @@ _TEMPLATE = go.layout.Template(
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "bargap": 0.2,
-        "xaxis": {**_AXIS, "showgrid": False},
+        "xaxis": {**_AXIS, "showgrid": False, "zeroline": False},
         "yaxis": {**_AXIS, "showgrid": True, "gridcolor": "#e4e7eb", "zeroline": True, "zerolinecolor": "#9aa1a9"},
     }
 )
@@ -91,9 +84,7 @@ def figure(title: str, x: str, y: str) -> go.Figure:
         title: what is shown, as a phrase.
         x, y: axis titles with units.
     """
-    chart = blank(title)
-    chart.update_layout(xaxis_title_text=x, yaxis_title_text=y)
-    return chart
+    return blank(title).update_layout(xaxis_title_text=x, yaxis_title_text=y)
 
 
 def blank(title: str, height: int = HEIGHT) -> go.Figure:
@@ -159,32 +150,14 @@ def bars(
         more: further settings of `go.Bar`.
     """
     below, above = zip(*reach, strict=True) if reach else ((), ())
+    ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    fill = {"shape": look.pattern, "fillmode": "overlay", "fgcolor": "white", "size": 6, "solidity": 0.25}
     return go.Bar(
         name=look.name,
         x=[category(name) for name in x],
         y=list(y),
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": above,
-            "arrayminus": below,
-            "thickness": 1,
-            "width": 3,
-            "color": INK,
-        }
-        if reach
-        else None,
-        marker={
-            "color": look.colour,
-            "line": {"color": INK, "width": 0.5},
-            "pattern": {
-                "shape": look.pattern,
-                "fillmode": "overlay",
-                "fgcolor": "white",
-                "size": 6,
-                "solidity": 0.25,
-            },
-        },
+        error_y={**ends, "thickness": 1, "width": 3, "color": INK} if reach else None,
+        marker={"color": look.colour, "line": {"color": INK, "width": 0.5}, "pattern": fill},
         **more,
     )
 

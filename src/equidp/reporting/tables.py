@@ -204,7 +204,10 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
     width = min(WIDTH, console.width)
     frame = with_marks(frame).dropna(axis="columns", how="all")
     spare = [c for c in ("epsilon_published", "gap", "cost") if c in frame]
-    spare[1:1] = _group_columns_cheapest_first(frame)  # groups go before the gap does
+    few = frame.attrs.get("few", {})
+    order = [few.get(group, group) for group in frame.attrs.get("costliest_first", ())]
+    named = [c for c in frame.columns if ":" in c]
+    spare[1:1] = sorted(named, key=lambda c: -order.index(c.split(":", 1)[1]))  # groups go before the gap does
     while spare and _rich(frame).__rich_measure__(console, console.options).maximum > width:
         frame = frame.drop(columns=spare.pop(0))
     console.print(_rich(frame), width=width)
@@ -214,12 +217,6 @@ def left_out(frame: pd.DataFrame) -> str:
     """How a `results_table`'s groups were chosen, where it does not show them all."""
     shown, every = sum(":" in column for column in frame.columns), frame.attrs.get("groups", 0)
     return f"Of {every} groups the {shown} {frame.attrs['chosen_by']} are shown." if 0 < shown < every else ""
-
-
-def _group_columns_cheapest_first(frame: pd.DataFrame) -> list[str]:
-    few = frame.attrs.get("few", {})
-    order = [few.get(group, group) for group in frame.attrs.get("costliest_first", ())]
-    return sorted((c for c in frame.columns if ":" in c), key=lambda c: -order.index(c.split(":", 1)[1]))
 
 
 def _rich(frame: pd.DataFrame) -> Table:

@@ -43,7 +43,7 @@ def kedro(
         output: where it prints.
         held: a descriptor that stays open until this process ends.
     """
-    os.setsid()  # Ctrl-C is for whoever started it: he decides what becomes of it
+    os.setsid()  # Ctrl-C goes to the process that started this one, which then decides
     threading.Thread(target=_stop_without_starter, daemon=True).start()
     os.dup2(output.number, 1)
     os.dup2(output.number, 2)

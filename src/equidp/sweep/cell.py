@@ -26,8 +26,10 @@ from typing import IO, Any
 
 from equidp.sweep import tracked
 from equidp.sweep.attended import Descriptor, kedro
+from equidp.sweep.project import Cell
 from equidp.system.files import replacing, sockets_fit
 from equidp.system.threads import environment
+from equidp.training.checkpoint import JOURNAL_FILE
 
 MARKER, LOG, LOCK = "done.json", "run.log", "sweep.lock"
 CONTEXT = "MLFLOW_RUN_CONTEXT"
@@ -53,27 +55,19 @@ class Job:
     """All that a worker on any machine needs to run a cell; plain values, which can be sent to it.
 
     Attributes:
-        key: the cell's name; tags its MLflow run.
+        cell: which one.
         project: root folder, with the same path on every machine.
-        arguments: of `kedro`, without `run_label` and `resume`.
-        folder: of results, and of log, lock and marker.
-        outputs: files that a finished run has written.
-        journal: file that exists after an interrupted run, and not after a finished one.
         store, experiment: MLflow's address and the experiment's id.
         sweep: name of the sweep; tags the MLflow run.
         row: what the cell's row is called in the sweep's table; in the name of the MLflow run.
+        env: configuration environment.
         retries: how often a failed run is tried again.
         warm: whether runs are forked from a process that has imported everything, which saves each of them some five
             seconds. For workers that live no longer than the sweep, as they never import changed code again.
     """
 
-    key: str
+    cell: Cell
     project: Path
-    algorithm: str
-    params: str
-    folder: Path
-    outputs: tuple[Path, ...]
-    journal: Path
     store: str
     experiment: str
     sweep: str = ""
@@ -85,12 +79,12 @@ class Job:
     @property
     def marker(self) -> Path:
         """Written last of all."""
-        return self.folder / MARKER
+        return self.cell.folder / MARKER
 
     @property
     def log(self) -> Path:
         """Everything the run has printed."""
-        return self.folder / LOG
+        return self.cell.folder / LOG
 
 
 @dataclass(frozen=True)
@@ -114,31 +108,28 @@ class CellResult:
 
 def finished(job: Job) -> bool:
     """Whether the cell has its marker and its files."""
-    return job.marker.is_file() and all(path.is_file() for path in job.outputs)
+    return job.marker.is_file() and all(path.is_file() for path in job.cell.outputs.values())
 
 
 def run_cell(job: Job) -> CellResult:
     """Run a cell unless it is finished; never raises for a failed run."""
-    begun = time.monotonic()
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with held(job.folder / LOCK) as lock:
+    begun, key = time.monotonic(), job.cell.key
+    job.cell.folder.mkdir(parents=True, exist_ok=True)
+    with held(job.cell.folder / LOCK) as lock:
         if finished(job):
-            return CellResult(job.key, run_id=json.loads(job.marker.read_text())["run_id"])
+            return CellResult(key, run_id=json.loads(job.marker.read_text())["run_id"])
         job.marker.unlink(missing_ok=True)
         if run_id := _finished_run(job):
-            _mark(job, run_id, 0.0, 0)
-            return CellResult(job.key, run_id=run_id)
+            return _mark(job, CellResult(key, run_id=run_id))
         reason = None
         for attempt in range(1, job.retries + 2):
-            tracked.close(job.key, job.store, job.experiment)
+            tracked.close(key, job.store, job.experiment)
             reason = _attempt(job, lock)
             run_id = None if reason else _finished_run(job)
             if run_id:
-                seconds = time.monotonic() - begun
-                _mark(job, run_id, seconds, attempt)
-                return CellResult(job.key, None, seconds, attempt, run_id)
+                return _mark(job, CellResult(key, None, time.monotonic() - begun, attempt, run_id))
             reason = reason or "it ended well, but its files or its MLflow run are missing"
-    return CellResult(job.key, reason, time.monotonic() - begun, job.retries + 1)
+    return CellResult(key, reason, time.monotonic() - begun, job.retries + 1)
 
 
 @contextlib.contextmanager
@@ -153,8 +144,8 @@ def held(path: Path) -> Iterator[int]:
 
 def _attempt(job: Job, lock: int) -> str | None:
     """Run it once; why it failed, or None."""
-    resume = ",resume=true" if job.journal.exists() else ""
-    arguments = ["run", f"--pipeline={job.algorithm}", f"--params={job.params}{resume}"]
+    resume = ",resume=true" if (job.cell.workplace / JOURNAL_FILE).exists() else ""  # after an interrupted run
+    arguments = ["run", f"--pipeline={job.cell.algorithm}", f"--params={job.cell.params}{resume}"]
     arguments += [f"--env={job.env}"] if job.env else []
     with job.log.open("w") as log:
         code = run_kedro(arguments, job, log, lock)
@@ -163,7 +154,7 @@ def _attempt(job: Job, lock: int) -> str | None:
 
 def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     """`kedro …` in a process that ends when this one does; its exit status."""
-    tags = json.dumps({"run_label": job.key, "sweep": job.sweep, ROW: job.row})
+    tags = json.dumps({"run_label": job.cell.key, "sweep": job.sweep, ROW: job.row})
     environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store}  # the same store on every machine
     if job.warm:
         warm_up(job.project)
@@ -214,14 +205,14 @@ def _reason(log: Path, code: int) -> str:
     return last if code > 0 else f"killed by signal {-code}; last line: {last}"
 
 
-def _mark(job: Job, run_id: str, seconds: float, attempts: int) -> None:
-    facts = {"key": job.key, "command": f"kedro run --pipeline={job.algorithm} --params={job.params}"}
+def _mark(job: Job, result: CellResult) -> CellResult:
     with replacing(job.marker) as part:
-        part.write_text(json.dumps({**facts, **asdict(CellResult(job.key, None, seconds, attempts, run_id))}, indent=2))
+        part.write_text(json.dumps({"command": job.cell.command, **asdict(result)}, indent=2))
+    return result
 
 
 def _finished_run(job: Job) -> str | None:
     """Id of the cell's FINISHED run, where all its files are there too."""
-    if not all(path.is_file() for path in job.outputs):
+    if not all(path.is_file() for path in job.cell.outputs.values()):
         return None
-    return next((run.info.run_id for run in tracked.runs_of(job.key, job.store, job.experiment, "FINISHED")), None)
+    return next((run.info.run_id for run in tracked.runs_of(job.cell.key, job.store, job.experiment, "FINISHED")), None)

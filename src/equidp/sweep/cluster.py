@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Nanny, Scheduler, Security, SpecCluster
+from distributed import Client, Nanny, Scheduler, Security, SpecCluster
 
 from equidp.errors import EquidpError
-from equidp.sweep.signals import deaf_to_ctrl_c
+from equidp.system.interrupts import handling
 from equidp.system.logs import held_back
 
 GPU = "GPU"
@@ -67,14 +68,15 @@ class Cluster:
         Raises:
             EquidpError: where the scheduler does not answer, or this machine has too few GPUs.
         """
-        # Dask's remarks about workers that come and go would tear the progress display; failures are told at the end
+        # Dask's remarks about workers that come and go would tear the progress display; failures are listed at the end
         with dask.config.set(SETTINGS), held_back("distributed", below=logging.CRITICAL):
             if self.scheduler:
                 with self._remote() as client:
                     yield client
             else:
                 with _own_folder():
-                    with deaf_to_ctrl_c(), warnings.catch_warnings():
+                    with handling(signal.SIG_IGN, signal.SIGINT), warnings.catch_warnings():
+                        # Ctrl-C, which a terminal sends to all, is for this process: it stops the workers in order
                         # another port is taken then, and the line that tells the dashboard's address names it
                         warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
                         cluster = self._local()
@@ -89,21 +91,22 @@ class Cluster:
                 f"No Dask scheduler answers at --scheduler={self.scheduler} ({error}): start one with `dask scheduler`."
             ) from error
 
-    def _local(self) -> Any:
-        # loopback is every user's of this machine, and whoever is let in has code run: it takes a certificate, which is
-        # made here and now, for this cluster alone
-        security = Security.temporary()
-        common = {"dashboard_address": f"127.0.0.1:{self.dashboard}", "security": security, "protocol": TLS}
-        held = self._local_gpus_per_cell()
-        if not held:
-            count = self.workers or os.cpu_count() or 1
-            return LocalCluster(n_workers=count, threads_per_worker=1, host="127.0.0.1", **common)
-        slots = gpus_here() // held
+    def _local(self) -> SpecCluster:
+        # every user of this machine can reach loopback, and a client runs code: so each needs a certificate, which is
+        # made for this cluster alone
+        security, held = Security.temporary(), self._local_gpus_per_cell()
+        slots = gpus_here() // held if held else self.workers or os.cpu_count() or 1
         if not slots:
             raise EquidpError(f"--gpus-per-cell={held} is more than the {gpus_here()} GPUs of this machine.")
-        scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", **common}}
-        count = min(slots, self.workers or slots)
-        workers = {slot: _gpu_worker(slot, held, security) for slot in range(count)}
+        common = {"host": "127.0.0.1", "security": security, "protocol": TLS}
+        scheduler = {"cls": Scheduler, "options": {**common, "dashboard_address": f"127.0.0.1:{self.dashboard}"}}
+        workers = {}
+        for slot in range(min(slots, self.workers or slots)):
+            options: dict[str, Any] = {**common, "nthreads": 1}
+            if held:  # the worker sees its own GPUs only
+                visible = ",".join(str(slot * held + i) for i in range(held))
+                options |= {"resources": {GPU: held}, "env": {"CUDA_VISIBLE_DEVICES": visible}}
+            workers[slot] = {"cls": Nanny, "options": options}
         return SpecCluster(workers=workers, scheduler=scheduler, security=security)
 
 
@@ -118,14 +121,6 @@ def _own_folder() -> Iterator[None]:
             yield
         finally:  # before it goes, and its name is free to all
             sys.path[:] = [one for one in sys.path if not one.startswith(folder)]
-
-
-def _gpu_worker(slot: int, held: int, security: Security) -> dict[str, Any]:
-    """A worker that sees its own GPUs only."""
-    visible = ",".join(str(slot * held + i) for i in range(held))
-    options = {"nthreads": 1, "resources": {GPU: held}, "env": {"CUDA_VISIBLE_DEVICES": visible}, "host": "127.0.0.1",
-               "security": security, "protocol": TLS}  # fmt: skip
-    return {"cls": Nanny, "options": options}
 
 
 def gpus_here() -> int:

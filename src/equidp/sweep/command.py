@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -18,25 +17,23 @@ from equidp.errors import EquidpError
 from equidp.options import dotted
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import BASELINE, Cell, Project, digest
+from equidp.system.interrupts import handling
+from equidp.system.logs import terminal
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from equidp.sweep.cell import CellResult, Job
 
 REPORTS = Path("data") / "08_reporting" / "sweeps"
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
-WIDTH = 100
-
 
 def run_command(
     project: Project,
     name: str | None,
     *,
-    algorithms: str | None,
-    datasets: str | None,
-    epsilons: str | None,
-    seeds: str | None,
     params: str,
     workers: int | None,
     scheduler: str | None,
@@ -45,43 +42,45 @@ def run_command(
     retries: int,
     dry_run: bool,
     listing: bool,
+    **axes: str | None,
 ) -> None:
     """Run a sweep; ends the process with status 0 only if every cell is finished.
 
     Raises:
         EquidpError: for any wrong name or value, before anything runs.
     """
-    console = _console()
+    console = terminal()
     grids = project.grids()
     if listing:
         return _list(grids, console)
-    given = {"algorithms": algorithms, "datasets": datasets, "epsilons": epsilons, "seeds": seeds}
     typed = dotted(nested(params))
-    grid = choose_grid(grids, name, {**given, "params": typed})
+    grid = choose_grid(grids, name, {**axes, "params": typed})
     cells = project.cells(grid)
     _refuse_unread(typed, cells)
     name = name or unnamed(cells)
     _announce(name, grid, cells, console)
     if dry_run:
         for cell in cells:
-            console.print(cell.command, soft_wrap=True, highlight=False, markup=False)
+            console.print(cell.command, soft_wrap=True, markup=False)
         return None
     if sys.platform == "win32":
         raise EquidpError(
             "kedro sweep passes its locks to its cells, which Windows cannot do: use WSL, or run the commands "
             "that --dry-run prints one by one."
         )
-    # only now: names are refused, and a dry run told, without waiting for MLflow, pandas and Dask
-    from equidp.sweep.cell import finished, forks
+    # only now: wrong names are refused and a dry run is printed without waiting for MLflow, pandas and Dask
+    from equidp.sweep.cell import Job, finished, forks
     from equidp.sweep.cluster import Cluster
     from equidp.sweep.summary import labels_of
 
     store, experiment = project.store()
-    one = partial(job_of, project=project, store=store, experiment=experiment, sweep=name)
-    rows = labels_of(cells)
-    jobs = {c.key: one(c, row=rows[c.key], retries=retries, warm=scheduler is None and forks()) for c in cells}
+    rows, warm = labels_of(cells), scheduler is None and forks()
+    jobs = {
+        cell.key: Job(cell, project.path, store, experiment, name, rows[cell.key], project.env, retries, warm)
+        for cell in cells
+    }
     todo = [cell for cell in cells if not finished(jobs[cell.key])]
-    console.print(f"Finished before: {len(cells) - len(todo)} of {len(cells)}.", highlight=False)
+    console.print(f"Finished before: {len(cells) - len(todo)} of {len(cells)}.")
 
     cluster = Cluster(scheduler, workers, gpus_per_cell, dashboard)
     outcomes = fan_out(project, cluster, jobs, todo, console) if todo else []
@@ -101,58 +100,29 @@ def unnamed(cells: Sequence[Cell]) -> str:
     return f"sweep-{digest({'cells': sorted(cell.key for cell in cells)})[:8]}"
 
 
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
-
-
 def _list(grids: Mapping[str, Any], console: Console) -> None:
-    for name, settings in grids.items():
+    for name in grids:
         grid = choose_grid(grids, name, {})
-        console.print(f"[bold]{escape(str(name))}[/]  {escape(grid.about)}", highlight=False)
-        for word in ("takes", "expect"):
-            if settings.get(word):
-                console.print(f"    {word}: {escape(str(settings[word]))}", highlight=False)
+        console.print(f"[bold]{escape(str(name))}[/]  {escape(grid.about)}")
+        _tell(grid, console, "    ")
+
+
+def _tell(grid: Grid, console: Console, indent: str = "") -> None:
+    for word, text in (("takes", grid.takes), ("expect", grid.expect)):
+        if text:
+            console.print(f"{indent}{word}: {escape(text)}")
 
 
 def _announce(name: str, grid: Grid, cells: Sequence[Cell], console: Console) -> None:
     if grid.about:
-        console.print(escape(grid.about), highlight=False)
-    for word, text in (("takes", grid.takes), ("expect", grid.expect)):
-        if text:
-            console.print(f"{word}: {escape(text)}", highlight=False)
+        console.print(escape(grid.about))
+    _tell(grid, console)
     datasets = ", ".join(dict.fromkeys(cell.dataset for cell in cells))
     algorithms = ", ".join(dict.fromkeys(cell.algorithm for cell in cells))
     count, seeds = len(cells), len({cell.seed for cell in cells})
     console.print(
         f"{name}: {count} cell{'s' * (count != 1)}, {algorithms} on {datasets}, {seeds} seed{'s' * (seeds != 1)}.",
-        highlight=False,
         markup=False,
-    )
-
-
-def job_of(
-    cell: Cell, project: Project, store: str, experiment: str, sweep: str, row: str, retries: int, warm: bool
-) -> Job:
-    """A cell as it is sent to a worker."""
-    from equidp.sweep.cell import Job
-    from equidp.training.checkpoint import JOURNAL_FILE
-
-    return Job(
-        key=cell.key,
-        project=project.path,
-        algorithm=cell.algorithm,
-        params=cell.params,
-        folder=cell.folder,
-        outputs=tuple(cell.outputs.values()),
-        journal=cell.workplace / JOURNAL_FILE,
-        store=store,
-        experiment=experiment,
-        sweep=sweep,
-        row=row,
-        env=project.env,
-        retries=retries,
-        warm=warm,
     )
 
 
@@ -179,9 +149,7 @@ class Display:
         state = f"{running} running, {failed} failed{f', {left} left' if left else ''}"
         self.progress.update(self.task, completed=len(outcomes), state=state)
         if not self.progress.console.is_terminal and outcomes:
-            self.progress.console.print(
-                f"{len(outcomes) - failed} of {self.total} done, {state}", highlight=False, soft_wrap=True
-            )
+            self.progress.console.print(f"{len(outcomes) - failed} of {self.total} done, {state}", soft_wrap=True)
 
 
 def time_left(seconds: Sequence[float], cells: int, workers: int) -> str:
@@ -198,27 +166,24 @@ def fan_out(
     """Run the cells on the cluster. Ctrl-C ends the process; finished cells are kept."""
     from equidp.sweep.cell import warm_up
     from equidp.sweep.fanout import Sweep
-    from equidp.sweep.records import encode_for
-    from equidp.sweep.signals import stopping_on_sigterm
 
     sweep = None
     try:
-        with stopping_on_sigterm(), cluster.connect() as client:
+        with handling(signal.default_int_handler, signal.SIGTERM), cluster.connect() as client:
             if any(job.warm for job in jobs.values()):
                 client.run(warm_up, project.path)  # now, beside the encoding of records
             # Dask's page of plots, /status, needs bokeh, which equidp does not ask for; this one does not
             workers = client.dashboard_link.replace("/status", "/info/main/workers.html")
-            console.print(f"Dask's workers: {workers}", highlight=False, soft_wrap=True)
+            console.print(f"Dask's workers: {workers}", soft_wrap=True)
             display = Display(len(cells), sum(client.nthreads().values()) or 1, console)
-            sweep = Sweep(client, dict(jobs), encode_for, cluster.resources)
+            sweep = Sweep(client, jobs, cluster.resources)
             with display.progress:
-                return sweep.run(cells, display)
+                return sweep.run(cells, display.update)
     except KeyboardInterrupt:
         done = sum(outcome.reason is None for outcome in sweep.outcomes) if sweep else 0
         console.print(
             f"Stopped. {done} cells were finished by this call and are kept; call it again for the rest. Interrupted "
-            "cells continue from their checkpoints.",
-            highlight=False,
+            "cells continue from their checkpoints."
         )
         sys.exit(INTERRUPTED)
 
@@ -241,15 +206,15 @@ def _conclude(
         table = table_of(rows)
         print_table(table, console)
         for path in write_summary(rows, table, project.path / REPORTS / name, name):
-            console.print(str(path), highlight=False, soft_wrap=True, markup=False)
+            console.print(str(path), soft_wrap=True, markup=False)
     failed = {outcome.key: outcome.reason for outcome in outcomes if outcome.reason is not None}
     for cell in cells:
         if cell.key in failed:
-            console.print(f"failed: {cell}", style="red", highlight=False, soft_wrap=True, markup=False)
-            console.print(f"    {failed[cell.key]}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"failed: {cell}", style="red", soft_wrap=True, markup=False)
+            console.print(f"    {failed[cell.key]}", soft_wrap=True, markup=False)
             log = jobs[cell.key].log
             if log.exists():  # it may have failed before it began
-                console.print(f"    log: {shlex.quote(str(log))}", highlight=False, soft_wrap=True, markup=False)
+                console.print(f"    log: {shlex.quote(str(log))}", soft_wrap=True, markup=False)
     if len(complete) < len(cells):
         raise EquidpError(
             f"{len(cells) - len(complete)} of {len(cells)} cells are not finished; call the sweep again to retry them."

@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from distributed import Client, Future, as_completed
 
+from equidp.data.encoding import encode
 from equidp.errors import EquidpError
 from equidp.sweep.cell import CellResult, Job, run_cell
 from equidp.sweep.project import Cell, grouped
 
+Update = Callable[[Sequence[CellResult], int], None]
+"""What is called after every cell: with all outcomes so far, and how many cells are at work."""
 
-class Watcher(Protocol):
-    """Receives the progress of the sweep."""
 
-    def update(self, outcomes: Sequence[CellResult], running: int) -> None:
-        """After every cell: all outcomes so far, and how many cells are at work."""
+def encode_for(cell: Cell) -> str | None:
+    """Encode the cell's records unless they are stored; returns why that failed, or None."""
+    data = cell.settings["data"]
+    try:
+        encode(cell.dataset, data["source"], data["options"], raw_folder=cell.raw_folder, cache=cell.records_cache)
+    except EquidpError as error:
+        return error.message
+    return None
 
 
 @dataclass
@@ -34,31 +41,30 @@ class Sweep:
     Args:
         client: of the cluster.
         jobs: what a worker needs, by the cell's key.
-        ingest: encodes one cell's records if they are not stored yet; returns why it failed, or None. It is sent to a
-            worker, so it is a module's function with plain arguments.
         resources: what each cell asks of a worker.
+        ingest: encodes one cell's records; a function that can be sent to a worker.
     """
 
     client: Client
-    jobs: dict[str, Job]
-    ingest: Callable[[Cell], str | None]
+    jobs: Mapping[str, Job]
     resources: dict[str, float] | None = None
+    ingest: Callable[[Cell], str | None] = encode_for
     outcomes: list[CellResult] = field(default_factory=list)
     _mark: str = field(default_factory=lambda: uuid.uuid4().hex, init=False)
 
-    def run(self, cells: Sequence[Cell], watcher: Watcher) -> list[CellResult]:
+    def run(self, cells: Sequence[Cell], update: Update) -> list[CellResult]:
         """Run all cells; returns what became of each. On Ctrl-C those finished stay finished."""
         self._waiting: dict[str, deque[Cell]] = defaultdict(deque)
         self._open: dict[Future, tuple[str, list[Cell]]] = {}
         self._completed = as_completed([])
         for group in grouped(cells, lambda cell: cell.records):
             self._watch(self._task(self.ingest, group[0], "records", group[0]), "records", group)
-        watcher.update(self.outcomes, 0)
+        update(self.outcomes, 0)
         try:
             for future in self._completed:
                 kind, concerned = self._open.pop(future)
                 self._after_records(future, concerned) if kind == "records" else self._after_cell(future, concerned[0])
-                watcher.update(self.outcomes, self._running())
+                update(self.outcomes, self._running())
         except BaseException:
             self.client.cancel(list(self._open), force=True)
             raise
@@ -85,9 +91,7 @@ class Sweep:
         self._watch(future, "cell", [cell])
 
     def _task(self, work: Callable[..., Any], argument: Any, kind: str, cell: Cell, **asked: Any) -> Future:
-        """A task with a name that only this sweep uses. If the cluster still knew the name, from another project's
-        sweep
-        with equal settings or from our own last one, it would return the old result and run nothing."""
+        """A task with a name that only this sweep uses: a name that the cluster still knew would give an old result."""
         return self.client.submit(work, argument, key=f"{kind}-{cell.key}-{self._mark}", pure=False, **asked)
 
     def _watch(self, future: Future, kind: str, cells: list[Cell]) -> None:

@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
 from equidp import __version__
 from equidp.algorithms import ALGORITHMS
-from equidp.errors import unknown_name
-from equidp.parameters import Settings
+from equidp.errors import refuse_unknown
 from equidp.sweep.grid import Grid, nested, params_text
 
 BASELINE = "sgd"
@@ -78,22 +77,6 @@ class Cell:
         return f"{self.algorithm} {params_text(self.overrides)}"
 
 
-class Configuration(Protocol):
-    """A project's configuration as a run with given `--params` reads it."""
-
-    runtime_params: Any
-
-    @property
-    def settings(self) -> Settings:
-        """All settings, validated."""
-
-    def __getitem__(self, key: str) -> dict[str, Any]:
-        """The part of that name: `parameters`, `catalog`, `sweeps`."""
-
-    def __setitem__(self, key: str, value: dict[str, Any]) -> None:
-        """Replace a part."""
-
-
 @dataclass(frozen=True)
 class Project:
     """A Kedro project in one of its environments; `equidp.cli.project_at` makes one.
@@ -101,22 +84,18 @@ class Project:
     Attributes:
         path: its root folder.
         env: configuration environment, None for the default one.
-        configure: its configuration, by `--params` as nested settings.
+        configure: its configuration (`EquidpConfigLoader`) as a run with `--params`, nested settings, reads it.
         store: makes MLflow's store and experiment; its address and the experiment's id.
     """
 
     path: Path
     env: str | None
-    configure: Callable[[Mapping[str, Any]], Configuration] = field(repr=False)
+    configure: Callable[[Mapping[str, Any]], Any] = field(repr=False)
     store: Callable[[], tuple[str, str]] = field(repr=False)
-
-    def config(self, runtime_params: Mapping[str, Any] | None = None) -> Configuration:
-        """The project's configuration as a run with these `--params` sees it."""
-        return self.configure(runtime_params or {})
 
     def grids(self) -> dict[str, Any]:
         """Named grids of the configuration."""
-        return dict(self.config()["sweeps"])
+        return dict(self.configure({})["sweeps"])
 
     def cells(self, grid: Grid) -> list[Cell]:
         """Every cell of a grid, once each, all settings validated.
@@ -134,14 +113,13 @@ class Project:
         Raises:
             EquidpError: for any name or value that does not exist.
         """
-        if algorithm not in ALGORITHMS:
-            raise unknown_name("algorithm", algorithm, ALGORITHMS)
-        loader = self.config(nested(params_text(overrides)))
+        refuse_unknown("algorithm", [algorithm], ALGORITHMS)
+        loader = self.configure(nested(params_text(overrides)))
         parameters = loader["parameters"]
         mine = {name: value for name, value in overrides.items() if _concerns(name, algorithm)}
         if mine != overrides:
             # valid, and nothing to this cell; but resolved they would show in the block `audited`, and so in the key
-            loader = self.config(nested(params_text(mine)))
+            loader = self.configure(nested(params_text(mine)))
             parameters = loader["parameters"]
         settings = settings_that_matter(algorithm, parameters, private=loader.settings.algorithm(algorithm).private)
         key = f"cell-{digest(settings)}"
@@ -150,11 +128,8 @@ class Project:
         loader["parameters"] = {**parameters, "run_label": key}
         catalog = loader["catalog"]
 
-        def path_of(name: str) -> Path:
-            return self.path / catalog[name]["filepath"].format(algorithm=algorithm)
-
-        def place(kind: str) -> Path:
-            return path_of(f"{{algorithm}}.{kind}")
+        def place(name: str, of: str = "{algorithm}.") -> Path:
+            return self.path / catalog[f"{of}{name}"]["filepath"].format(algorithm=algorithm)
 
         data = settings["data"]
         shared = {name: settings[name] for name in ("dataset", "seed", "data", "model", "training", BASELINE)}
@@ -168,8 +143,8 @@ class Project:
             outputs={kind: place(kind) for kind in OUTPUTS},
             workplace=place("workplace"),
             folder=place("metrics").parent,
-            raw_folder=path_of("raw_folder"),
-            records_cache=path_of("records_cache"),
+            raw_folder=place("raw_folder", ""),
+            records_cache=place("records_cache", ""),
         )
 
 

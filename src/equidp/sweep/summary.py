@@ -151,7 +151,7 @@ def _line(row: Row) -> dict[str, Any]:
     seen = over_seeds(documents)
     grouping = next(iter(seen["groups"]), "")
     cost = seen.get("cost_of_privacy") or {}
-    worst = {seed: {"accuracy": _worst(document, grouping)} for seed, document in documents.items()}
+    worst = {seed: worst_group(document["groups"].get(grouping, {})) for seed, document in documents.items()}
     line: dict[str, Any] = {
         "dataset": row.dataset,
         "run": row.label,
@@ -163,7 +163,7 @@ def _line(row: Row) -> dict[str, Any]:
     figures = {
         "accuracy": seen["overall"]["accuracy"],
         "cost": (cost.get("overall") or {}).get("accuracy"),
-        "worst": over_seeds(worst)["accuracy"],
+        "worst": over_seeds({seed: {"accuracy": one["accuracy"]} for seed, one in worst.items()})["accuracy"],
         "gap": ((cost.get("gap") or {}).get(grouping) or {}).get("accuracy"),
     }
     for name, figure in figures.items():
@@ -171,10 +171,6 @@ def _line(row: Row) -> dict[str, Any]:
         line[f"{name}_seeds"] = figure["seeds"] if figure else 0
         line[f"{name}±"] = figure["high"] - figure["mean"] if figure and figure["high"] is not None else None
     return line
-
-
-def _worst(document: Mapping[str, Any], grouping: str) -> float | None:
-    return worst_group(document["groups"].get(grouping, {}))["accuracy"]
 
 
 def print_table(table: pd.DataFrame, console: Console) -> None:

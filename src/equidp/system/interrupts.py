@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -108,16 +109,11 @@ class _Again:
         if number is None:
             self.earlier(lost)
             return
+        # on Windows `os.kill` would end the process at once
+        send = signal.raise_signal if sys.platform == "win32" else partial(os.kill, os.getpid())
         # later, and not from here: what is raised in this function is lost too
         with suppress(RuntimeError):  # no thread can be started any more: the process is ending as it is
-            threading.Timer(SECONDS_LATER, _send, (number,)).start()
-
-
-def _send(number: signal.Signals) -> None:
-    if sys.platform == "win32":  # where `os.kill` ends the process on the spot
-        signal.raise_signal(number)
-    else:
-        os.kill(os.getpid(), number)
+            threading.Timer(SECONDS_LATER, send, (number,)).start()
 
 
 def _signal_behind(kind: type[BaseException], value: BaseException | None) -> signal.Signals | None:

@@ -1,10 +1,17 @@
-"""Logs: suppressing another library's messages."""
+"""Logs and terminals: suppressing another library's messages, and where results are printed."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 100
+"""Columns of what is printed where there is no terminal."""
 
 
 @contextmanager
@@ -17,3 +24,11 @@ def held_back(name: str, *, below: int) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def terminal() -> Console:
+    """Where results are printed: as wide as the terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)

@@ -21,19 +21,3 @@ from equidp.training.planning import groups_of, plan_run, units_in
 from equidp.training.preparation import Prepared, prepare
 from equidp.training.running import train_model
 from equidp.training.statement import privacy_statement
-
-__all__ = [
-    "Prepared",
-    "Trained",
-    "conclude",
-    "forget",
-    "groups_of",
-    "make_model",
-    "plan_run",
-    "predict",
-    "prepare",
-    "privacy_statement",
-    "record_loss",
-    "train_model",
-    "units_in",
-]

@@ -12,7 +12,6 @@ from equidp.registry import Registry
 if TYPE_CHECKING:
     from equidp.data.sources.base import Source
 
-__all__ = ["SOURCES", "record_words", "source"]
 
 SOURCES: Registry[type[Source]] = Registry(
     "equidp.data.sources",

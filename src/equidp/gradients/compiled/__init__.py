@@ -9,7 +9,7 @@ takes a tenth of a second; vectors are as wide as the processor's.
 A tile takes its pixels in one order, by fused multiply-adds, whoever asks and wherever in the batch a record stands:
 the weighted sum is, to the last bit, one of the gradients that norms were taken of.
 
-The work is shared out to the threads that torch keeps for its own operations, so there are never more than it was told
+The work is shared out to the threads that torch keeps for its own operations, so there are never more than it is set
 to use: records for their norms, tiles for a sum, which adds records in their order whatever the threads. That, and what
 was measured, confines this to Linux on x86-64; elsewhere torch's operations do it (`windows.py`).
 """
@@ -62,7 +62,7 @@ class CompiledGradients:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """`[numel]`: Σ w_i g_i; a record of weight 0 adds nothing, whatever its gradient."""
         sums = torch.zeros(self.kernel.numel, **FLOATS)
-        weights = torch.empty(self._records, **FLOATS).copy_(weights)  # as it counts, see `_readable`
+        weights = torch.empty(self._records, **FLOATS).copy_(weights)  # in memory with its sign, see `_readable`
         self._code.run(self._operands, weights=weights, sums=sums)
         return sums
 
@@ -90,9 +90,9 @@ def gradients_of(kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[T
 
 
 def _readable(values: Tensor) -> bool:
-    """Whether float32 of the CPU lies in memory as it counts, and some of it for every record: loops run at least once.
+    """Whether the CPU's memory holds a tensor's float32 values, at least one for each record: loops run at least once.
 
-    torch leaves out what it may: a minus of all entries (`is_neg`), or all of them where they are zero.
+    torch may leave out of memory the sign of all entries (`is_neg`), or all entries where they are zero.
     """
     if type(values) is not Tensor or not values.is_cpu or values.dtype != torch.float32 or 0 in values.shape[1:]:
         return False

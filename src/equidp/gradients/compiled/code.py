@@ -34,10 +34,7 @@ class Work(ctypes.Structure):
         sums: `[kh·kw·c·o]`, added to.
     """
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in SIZES),
-        *((name, ctypes.c_void_p) for name in ADDRESSES),
-    )
+    _fields_ = (*((name, ctypes.c_int64) for name in SIZES), *((name, ctypes.c_void_p) for name in ADDRESSES))
 
 
 class Operands:
@@ -126,7 +123,7 @@ def registers_here() -> Registers | None:
     """This processor's; None where it has no fused multiply-adds of vectors.
 
     Raises:
-        EquidpError: without llvmlite. By torch's operations sums would round otherwise, which nobody would be told.
+        EquidpError: without llvmlite. torch's operations would round sums differently without any sign of it.
     """
     try:
         import llvmlite.binding as llvm

@@ -32,14 +32,7 @@ ADDRESSES = ("images", "backprops", "gradients", "squares", "sizes", "weights", 
 
 
 def tiles(extent: int, most: int) -> list[tuple[int, int, int]]:
-    """`(start, size, count)`: an extent cut into as few equal tiles as possible, none larger than `most`; the first
-    ones may be larger by one.
-
-    Raises:
-        ValueError: for an extent of nothing.
-    """
-    if extent < 1:
-        raise ValueError(f"An extent of {extent} has no tiles.")
+    """`(start, size, count)`: an extent cut into the fewest tiles of at most `most`, the first ones larger by one."""
     count = -(-extent // most)
     size, larger = divmod(extent, count)
     parts = [(0, size + 1, larger), (larger * (size + 1), size, count - larger)]

@@ -14,8 +14,9 @@ from equidp.mechanism.device import choose_device
 from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
+from equidp.pipelines.training.nodes import plan_of
 from equidp.reporting.tables import BASELINE
-from equidp.training import groups_of, make_model, plan_run, record_loss, units_in
+from equidp.training import make_model, record_loss
 
 
 def audit_algorithm(train: Records, test: Records, public: Records, settings: Settings) -> dict[str, Any]:
@@ -32,15 +33,8 @@ def audit_algorithm(train: Records, test: Records, public: Records, settings: Se
 
 def _training_setup(train: Records, public: Records, settings: Settings) -> audit.TrainingSetup:
     """How the audited algorithm trains."""
-    algorithm, grouping = settings.algorithm(settings.audited), settings.data.groups[0]
-    wanted, loop = settings.privacy, settings.training
-    plan = plan_run(
-        algorithm,
-        units=units_in(train, wanted),
-        groups=len(groups_of(algorithm, train, grouping)[1]),
-        privacy=wanted,
-        training=loop,
-    )
+    algorithm, loop = settings.algorithm(settings.audited), settings.training
+    plan = plan_of(settings.audited, train, settings)
     device = choose_device(loop.device)
     return audit.TrainingSetup(
         build_model=lambda schema: make_model(schema, settings.model, algorithm, settings.seed),
@@ -49,8 +43,8 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
         loss=record_loss(loop.class_weights, train.schema.classes, device),
         learning_rate=loop.rate(plan.steps),
         optimizer=loop.optimizer,
-        grouping=grouping,
-        by_unit=wanted.by_unit,
+        grouping=settings.data.groups[0],
+        by_unit=settings.privacy.by_unit,
         physical_batch_size=loop.physical_batch_size,
         precision=loop.precision,
         device=device,
@@ -59,29 +53,13 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
     )
 
 
-def draw_exposure(findings: dict[str, Any], data: dict[str, Any]) -> go.Figure:
+def draw_exposure(findings: dict[str, Any], settings: Settings) -> go.Figure:
     """Who is exposed most, before and after privacy."""
-    return exposure_by_group(findings, data["groups"][0])
+    return exposure_by_group(findings, settings.data.groups[0])
 
 
-def write_report(
-    findings: dict[str, Any],
-    provenance: dict[str, Any],
-    dataset: str,
-    seed: int,
-    data: dict[str, Any],
-    model: dict[str, Any],
-    privacy: dict[str, Any],
-    training: dict[str, Any],
-    settings: dict[str, Any],
-    audited: dict[str, Any],
-) -> str:
+def write_report(findings: dict[str, Any], provenance: dict[str, Any], settings: Settings) -> str:
     """The HTML page of the audit, one self-contained file."""
-    name = audited["algorithm"]
-    shown = shown_settings(dataset, seed, data, model, privacy, training)
-    return audit_report(
-        f"Audit of {name} on {dataset}",
-        findings,
-        shown | {f"{name}.options": audited["options"], "audit": settings},
-        provenance_facts(provenance),
-    )
+    shown = shown_settings(settings, [settings.audited]) | {"audit": settings.audit.model_dump(mode="json")}
+    title = f"Audit of {settings.audited} on {settings.dataset}"
+    return audit_report(title, findings, shown, provenance_facts(provenance))

@@ -1,5 +1,3 @@
 """Per-group metrics, and what privacy cost each group."""
 
 from equidp.pipelines.evaluation.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]

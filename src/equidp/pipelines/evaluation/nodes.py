@@ -60,11 +60,6 @@ def cost_against_baseline(
     return document
 
 
-def baseline_metrics(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """metrics.json of the baseline itself."""
-    return metrics_document(evaluation, None)
-
-
 def _units(records: Records) -> np.ndarray | None:
     return None if records.unit is None else records.unit.numpy()
 

@@ -1,44 +1,22 @@
 """scores → evaluation → metrics, against the baseline where there is one."""
 
-from kedro.pipeline import Node, Pipeline
+from kedro.pipeline import Pipeline
 
-from equidp.pipelines import given
+from equidp.evaluation.metrics import metrics_document
+from equidp.pipelines import given, wired
 from equidp.pipelines.evaluation import nodes
 from equidp.reporting.tables import BASELINE
-
-GROUP = "evaluation"
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
     """Evaluation of one algorithm; the cost of privacy is measured against the `sgd` baseline of the same run."""
-    measure = Node(
-        given(nodes.evaluate_groups, algorithm=algorithm),
-        inputs=[f"{algorithm}.scores", "test", "settings"],
-        outputs=f"{algorithm}.evaluation",
-        name=f"evaluate_{algorithm}",
-        namespace=GROUP,
-    )
-    if algorithm == BASELINE:
-        document = Node(
-            nodes.baseline_metrics,
-            inputs=f"{algorithm}.evaluation",
-            outputs=f"{algorithm}.metrics",
-            name=f"metrics_of_{algorithm}",
-            namespace=GROUP,
-        )
-    else:
-        document = Node(
-            nodes.cost_against_baseline,
-            inputs=[
-                f"{algorithm}.evaluation",
-                f"{BASELINE}.evaluation",
-                f"{algorithm}.scores",
-                f"{BASELINE}.scores",
-                "test",
-                "settings",
-            ],
-            outputs=f"{algorithm}.metrics",
-            name=f"cost_of_privacy_{algorithm}",
-            namespace=GROUP,
-        )
-    return Pipeline([measure, document])
+    evaluate, own = given(nodes.evaluate_groups, algorithm=algorithm), given(metrics_document, baseline=None)
+    scores, evaluation, metrics = (f"{algorithm}.{kind}" for kind in ("scores", "evaluation", "metrics"))
+    both = [evaluation, f"{BASELINE}.evaluation", scores, f"{BASELINE}.scores", "test", "settings"]
+    rows = [
+        (evaluate, [scores, "test", "settings"], evaluation, f"evaluate_{algorithm}"),
+        (own, evaluation, metrics, f"metrics_of_{algorithm}")
+        if algorithm == BASELINE
+        else (nodes.cost_against_baseline, both, metrics, f"cost_of_privacy_{algorithm}"),
+    ]
+    return wired(rows, "evaluation")

@@ -1,5 +1,3 @@
 """From raw files to training, test and public records, with the groups they fall into."""
 
 from equidp.pipelines.ingestion.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]

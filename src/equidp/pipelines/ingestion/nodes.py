@@ -41,12 +41,7 @@ def extract_features(records: Records, cache: Path, provenance: dict[str, Any], 
 
 
 def mapped(
-    records: Records,
-    cache: Path,
-    provenance: dict[str, Any],
-    settings: Settings,
-    name: str,
-    options: Mapping[str, Any],
+    records: Records, cache: Path, provenance: dict[str, Any], settings: Settings, name: str, options: Mapping[str, Any]
 ) -> Records:
     """Features by a fixed map, extracted once per raw files, encoding, map and weights; tables and texts stay."""
     if not is_raw_image(records.schema):

@@ -1,50 +1,24 @@
 """raw folder → records → features → train, test, public → group counts."""
 
-from kedro.pipeline import Node, Pipeline
+from kedro.pipeline import Pipeline
 
+from equidp.pipelines import wired
 from equidp.pipelines.ingestion import nodes
-
-GROUP = "ingestion"
 
 
 def create_pipeline() -> Pipeline:
     """Ingestion, shared by every experiment."""
-    return Pipeline(
-        [
-            Node(
-                nodes.encode_records,
-                inputs=["raw_folder", "records_cache", "settings"],
-                outputs=["records", "provenance"],
-                name="encode_records",
-                namespace=GROUP,
-            ),
-            Node(
-                nodes.extract_features,
-                inputs=["records", "features_cache", "provenance", "settings"],
-                outputs="features",
-                name="extract_features",
-                namespace=GROUP,
-            ),
-            Node(
-                nodes.split_records,
-                inputs=["features", "settings", "algorithms"],
-                outputs=["train", "test", "public"],
-                name="split_records",
-                namespace=GROUP,
-            ),
-            Node(
-                nodes.label_groups,
-                inputs=["train", "test", "public", "settings"],
-                outputs="groups",
-                name="label_groups",
-                namespace=GROUP,
-            ),
-            Node(
-                nodes.draw_group_counts,
-                inputs=["groups", "settings"],
-                outputs="group_counts",
-                name="draw_group_counts",
-                namespace=GROUP,
-            ),
-        ]
-    )
+    parts, read = ["train", "test", "public"], ["features_cache", "provenance", "settings"]
+    rows = [
+        (
+            nodes.encode_records,
+            ["raw_folder", "records_cache", "settings"],
+            ["records", "provenance"],
+            "encode_records",
+        ),
+        (nodes.extract_features, ["records", *read], "features", "extract_features"),
+        (nodes.split_records, ["features", "settings", "algorithms"], parts, "split_records"),
+        (nodes.label_groups, [*parts, "settings"], "groups", "label_groups"),
+        (nodes.draw_group_counts, ["groups", "settings"], "group_counts", "draw_group_counts"),
+    ]
+    return wired(rows, "ingestion")

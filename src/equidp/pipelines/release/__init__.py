@@ -1,5 +1,3 @@
 """Release: the documents that go out with a model."""
 
 from equidp.pipelines.release.pipeline import create_pipeline, create_release
-
-__all__ = ["create_pipeline", "create_release"]

@@ -10,18 +10,9 @@ from equidp.parameters import Settings
 from equidp.reporting.release import release_files, released_facts, wanted
 
 
-def write_release(
-    model: Weights,
-    privacy: dict[str, Any],
-    metrics: dict[str, Any],
-    metrics_release: dict[str, Any],
-    audit: dict[str, Any],
-    settings: Settings,
-) -> dict[str, bytes]:
-    """The files that may go out, by name; none for a run whose settings ask for none."""
-    if not wanted(settings.release, privacy):
-        return {}
-    return write_asked_release(model, privacy, metrics, metrics_release, audit, settings)
+def write_release(model: Weights, privacy: dict[str, Any], *others: Any) -> dict[str, bytes]:
+    """The files that may go out, by name; none for a run whose settings ask for none. Takes what the next one takes."""
+    return write_asked_release(model, privacy, *others) if wanted(others[-1].release, privacy) else {}
 
 
 def write_asked_release(

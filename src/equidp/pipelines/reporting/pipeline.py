@@ -1,96 +1,45 @@
 """metrics, privacy, history → figures and HTML pages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from kedro.pipeline import Node, Pipeline
+from kedro.pipeline import Pipeline
 
-from equidp.pipelines import given
+from equidp.pipelines import given, wired
 from equidp.pipelines.reporting import nodes, tracked
-from equidp.reporting.privacy_report import privacy_report
+from equidp.reporting.figures import clip_norms
 from equidp.reporting.tables import BASELINE
 
-GROUP = "reporting"
-SETTINGS = ["params:dataset", "params:seed", "params:data", "params:model", "params:privacy", "params:training"]
+RESULTS = ("metrics", "privacy", "history")
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
     """Figures, the privacy statement and the page of one algorithm."""
-    beside = [
-        Node(
-            given(nodes.accuracy_figure, algorithm=algorithm),
-            inputs=[f"{algorithm}.metrics", "params:data"],
-            outputs=f"{algorithm}.accuracy_figure",
-            name=f"draw_accuracy_{algorithm}",
-            namespace=GROUP,
-        )
+    metrics, privacy, history = results = [f"{algorithm}.{name}" for name in RESULTS]
+    rows: list[tuple[Callable, Any, str, str]] = [
+        (nodes.accuracy_figure, [metrics, "settings"], "accuracy_figure", "draw_accuracy"),
+        (nodes.run_report, ["groups", "provenance", "settings", *results], "report", "write_report"),
     ]
     if algorithm != BASELINE:
-        beside += [
-            Node(
-                given(nodes.cost_figure, algorithm=algorithm),
-                inputs=[f"{algorithm}.metrics", "params:data"],
-                outputs=f"{algorithm}.cost_figure",
-                name=f"draw_cost_of_privacy_{algorithm}",
-                namespace=GROUP,
-            ),
-            Node(
-                given(nodes.clip_norm_figure, algorithm=algorithm),
-                inputs=f"{algorithm}.history",
-                outputs=f"{algorithm}.clip_norm_figure",
-                name=f"draw_clip_norms_{algorithm}",
-                namespace=GROUP,
-            ),
-            Node(
-                privacy_report,
-                inputs=[f"{algorithm}.privacy", "params:dataset"],
-                outputs=f"{algorithm}.statement",
-                name=f"write_statement_{algorithm}",
-                namespace=GROUP,
-            ),
+        rows += [
+            (nodes.cost_figure, [metrics, "settings"], "cost_figure", "draw_cost_of_privacy"),
+            (clip_norms, history, "clip_norm_figure", "draw_clip_norms"),
+            (nodes.statement, [privacy, "settings"], "statement", "write_statement"),
         ]
-    page = Node(
-        given(nodes.run_report, algorithm=algorithm),
-        inputs=[
-            *(f"{algorithm}.{name}" for name in ("metrics", "privacy", "history")),
-            "groups",
-            "provenance",
-            *SETTINGS,
-            *(f"params:{options}" for options in nodes.options_of([algorithm])),
-        ],
-        outputs=f"{algorithm}.report",
-        name=f"write_report_{algorithm}",
-        namespace=GROUP,
-    )
-    return Pipeline([*beside, page])
+    named = [
+        (given(f, algorithm=algorithm), read, f"{algorithm}.{made}", f"{n}_{algorithm}") for f, read, made, n in rows
+    ]
+    return wired(named, "reporting")
 
 
 def create_comparison(algorithms: Sequence[str]) -> Pipeline:
     """The page and the table that put several algorithms side by side."""
-    results = [f"{a}.{name}" for name in ("metrics", "privacy", "history") for a in algorithms]
-    results += [f"params:{options}" for options in nodes.options_of(algorithms)]
-    return Pipeline(
-        [
-            Node(
-                nodes.comparison_of(algorithms),
-                inputs=["groups", "provenance", *SETTINGS, *results],
-                outputs=["comparison.report", "comparison.table"],
-                name="compare_algorithms",
-                namespace=GROUP,
-            )
-        ]
-    )
+    read = ["groups", "provenance", "settings", *(f"{a}.{name}" for name in RESULTS for a in algorithms)]
+    compare, made = given(nodes.compare_algorithms, algorithms=algorithms), ["comparison.report", "comparison.table"]
+    return wired([(compare, read, made, "compare_algorithms")], "reporting")
 
 
 def create_report() -> Pipeline:
     """The page that compares tracked runs, whenever they were made."""
-    return Pipeline(
-        [
-            Node(
-                tracked.compare_tracked_runs,
-                inputs="params:report",
-                outputs=["tracked.report", "tracked.table"],
-                name="compare_tracked_runs",
-                namespace=GROUP,
-            )
-        ]
-    )
+    made = ["tracked.report", "tracked.table"]
+    return wired([(tracked.compare_tracked_runs, "params:report", made, "compare_tracked_runs")], "reporting")

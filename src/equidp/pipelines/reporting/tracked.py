@@ -96,24 +96,19 @@ def _chosen(client: MlflowClient, settings: ReportSettings) -> tuple[list[Run], 
 
 
 def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs on the same files that differ in nothing but the seed, the newest of each, under a label that says what sets
-    them apart.
-    """
+    """Runs on the same files that differ in their seed alone, the newest of each, by a label of what differs."""
     rows: dict[tuple, dict[str, Run]] = defaultdict(dict)
     for run in runs:
         tags = run.data.tags
-        unfelt = NOT_SETTINGS + (WITH_NOISE_ONLY if tags.get("private") == "false" else ())
-        params = {k: v for k, v in run.data.params.items() if not k.startswith(unfelt)}
+        without_effect = NOT_SETTINGS + (WITH_NOISE_ONLY if tags.get("private") == "false" else ())
+        params = {k: v for k, v in run.data.params.items() if not k.startswith(without_effect)}
         own = run.info.run_id if tags.get("secure") == "true" else tags["seed"]  # no two secure runs are alike
         rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[2:])) for key in rows])
-    labels = row_labels({key: (key[0], _labelled_settings(dict(key[2:]), differing)) for key in sorted(rows)})
+    # "None" counts as not given
+    shown = {key: {k: _value(v) for k, v in key[2:] if k in differing and v != "None"} for key in sorted(rows)}
+    labels = row_labels({key: (key[0], own) for key, own in shown.items()})
     return {label: list(rows[key].values()) for key, label in labels.items()}
-
-
-def _labelled_settings(settings: Mapping[str, str], differing: Sequence[str]) -> dict[str, str | float]:
-    """The settings that a label shows; "None" counts as not given."""
-    return {name: _value(settings[name]) for name in differing if settings.get(name, "None") != "None"}
 
 
 def _value(text: str) -> str | float:

@@ -1,5 +1,3 @@
 """One algorithm trained on the split: plan, train, score."""
 
 from equidp.pipelines.training.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]

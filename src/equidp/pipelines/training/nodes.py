@@ -21,7 +21,6 @@ from equidp.mechanism.algorithm import Outcome
 from equidp.models import card_options
 from equidp.models.weights import Weights, network_of
 from equidp.parameters import Settings
-from equidp.pipelines.ingestion.nodes import mapped
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.networks import imposed
@@ -38,26 +37,20 @@ Trained = tuple[Weights, pd.DataFrame, dict[str, Any]]
 """Weights, one history row per epoch, and the privacy statement."""
 
 
-def extract_own_features(
-    records: Records, cache: Path, provenance: dict[str, Any], settings: Settings, *, name: str
-) -> Records:
-    """The fixed map that this algorithm trains on."""
-    return mapped(records, cache, provenance, settings, name, {})
-
-
 def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict[str, Any]:
     """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
-    chosen = settings.algorithm(algorithm)
-    plan = plan_run(
-        chosen,
-        units=units_in(train, settings.privacy),
-        groups=len(groups_of(chosen, train, settings.data.groups[0])[1]),
-        privacy=settings.privacy,
-        training=settings.training,
-    )
-    if chosen.private:
+    plan = plan_of(algorithm, train, settings)
+    if settings.algorithm(algorithm).private:
         _warn_of_weak_promises(algorithm, plan, train, by_unit=settings.privacy.by_unit)
     return dataclasses.asdict(plan)
+
+
+def plan_of(algorithm: str, train: Records, settings: Settings) -> Plan:
+    """The plan of an algorithm's training, or of an audit of it."""
+    chosen, privacy = settings.algorithm(algorithm), settings.privacy
+    groups = len(groups_of(chosen, train, settings.data.groups[0])[1])
+    units = units_in(train, privacy)
+    return plan_run(chosen, units=units, groups=groups, privacy=privacy, training=settings.training)
 
 
 def train_network(
@@ -76,12 +69,15 @@ def train_network(
     The non-private baseline is trained once per records, settings, seed and code, and reused after that.
     """
     arrays = group_arrays(test, settings.data.groups)
-    follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, told=partial(on_epoch, algorithm))
-    fresh = partial(_trained, algorithm, Plan(**plan), Split(train, test, public), settings, workplace, follow)
+    follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, report=partial(on_epoch, algorithm))
+    made = Plan(**plan)
+    fresh = partial(_trained, algorithm, made, Split(train, test, public), settings, workplace, follow)
     if settings.algorithm(algorithm).private:
         return fresh()
     kept = trained_once(workplace, digest(train, _baseline_facts(algorithm, plan, settings)), lambda: fresh()[:2])
-    return *kept, _statement_without_noise(algorithm, Plan(**plan), settings)
+    outcome = Outcome((), made.steps, made.steps)
+    given: dict[str, Any] = {"privacy": settings.privacy, "training": settings.training, "seed": settings.seed}
+    return *kept, privacy_statement(settings.algorithm(algorithm), made, outcome, **given)
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:
@@ -144,12 +140,12 @@ def _after_epoch(
     test: Records,
     arrays: Groups,
     settings: Settings,
-    told: Callable[[Mapping[str, float]], None],
+    report: Callable[[Mapping[str, float]], None],
 ) -> Mapping[str, float]:
     """Figures on the test part, every so many epochs, and after the last."""
     due = row["epoch"] % settings.operation.evaluate_every == 0 or row["epoch"] == settings.training.epochs
     figures = live_metrics(predict(network, test.features).numpy(), test.labels.numpy(), arrays) if due else {}
-    told(row | figures)
+    report(row | figures)
     return figures
 
 
@@ -165,18 +161,6 @@ def _baseline_facts(algorithm: str, plan: dict[str, Any], settings: Settings) ->
         "unit": settings.privacy.unit,
         "seed": settings.seed,
     }
-
-
-def _statement_without_noise(algorithm: str, plan: Plan, settings: Settings) -> dict[str, Any]:
-    outcome = Outcome((), plan.steps, plan.steps)
-    return privacy_statement(
-        settings.algorithm(algorithm),
-        plan,
-        outcome,
-        privacy=settings.privacy,
-        training=settings.training,
-        seed=settings.seed,
-    )
 
 
 def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, *, by_unit: bool) -> None:

@@ -1,13 +1,13 @@
 """train → plan → model, history, privacy → scores; the same shape for every algorithm, under its own namespace."""
 
-from kedro.pipeline import Node, Pipeline, pipeline
+from kedro.pipeline import Pipeline, pipeline
 
 from equidp.algorithms import ALGORITHMS
-from equidp.pipelines import given
-from equidp.pipelines.ingestion.nodes import split_records
+from equidp.pipelines import given, wired
+from equidp.pipelines.ingestion.nodes import mapped, split_records
 from equidp.pipelines.training import nodes
 
-PARTS, ALL = {"train", "test", "public"}, {"settings", "on_epoch"}
+PARTS, ALL = ["train", "test", "public"], {"settings", "on_epoch"}
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
@@ -15,48 +15,19 @@ def create_pipeline(algorithm: str) -> Pipeline:
 
     An algorithm that trains on a fixed map of the records has its own features, split by the same draw.
     """
-    body = _body(algorithm)
+    plan, train = (given(f, algorithm=algorithm) for f in (nodes.plan_training, nodes.train_network))
+    trained = [*PARTS, "plan", "workplace", "settings", "on_epoch"]
+    body = [
+        (plan, ["train", "settings"], "plan", "plan_training"),
+        (train, trained, ["model", "history", "privacy"], "train_model"),
+        (nodes.score_test, ["model", "test"], "scores", "score_test"),
+    ]
     name = ALGORITHMS[algorithm].features
     if name is None:
-        return pipeline(body, namespace=algorithm, inputs=PARTS | ALL)
-    shared = ALL | {"records", "features_cache", "provenance", "algorithms"}
-    return pipeline(_own_features(name) + body, namespace=algorithm, inputs=shared)
-
-
-def _own_features(name: str) -> Pipeline:
-    return Pipeline(
-        [
-            Node(
-                given(nodes.extract_own_features, name=name),
-                inputs=["records", "features_cache", "provenance", "settings"],
-                outputs="features",
-                name="extract_features",
-            ),
-            Node(
-                split_records,
-                inputs=["features", "settings", "algorithms"],
-                outputs=["train", "test", "public"],
-                name="split_features",
-            ),
-        ]
-    )
-
-
-def _body(algorithm: str) -> Pipeline:
-    return Pipeline(
-        [
-            Node(
-                given(nodes.plan_training, algorithm=algorithm),
-                inputs=["train", "settings"],
-                outputs="plan",
-                name="plan_training",
-            ),
-            Node(
-                given(nodes.train_network, algorithm=algorithm),
-                inputs=["train", "test", "public", "plan", "workplace", "settings", "on_epoch"],
-                outputs=["model", "history", "privacy"],
-                name="train_model",
-            ),
-            Node(nodes.score_test, inputs=["model", "test"], outputs="scores", name="score_test"),
-        ]
-    )
+        return pipeline(wired(body), namespace=algorithm, inputs={*PARTS} | ALL)
+    extract, read = given(mapped, name=name, options={}), ["records", "features_cache", "provenance"]
+    own = [
+        (extract, [*read, "settings"], "features", "extract_features"),
+        (split_records, ["features", "settings", "algorithms"], PARTS, "split_features"),
+    ]
+    return pipeline(wired(own + body), namespace=algorithm, inputs={*read, "algorithms"} | ALL)

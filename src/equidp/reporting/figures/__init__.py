@@ -30,26 +30,6 @@ from equidp.reporting.figures.training import (
     learning_curve,
     schedule_figure,
     schedules,
+    trade_off_figure,
     trajectories,
 )
-
-__all__ = [
-    "clip_norms",
-    "cost_against",
-    "cost_per_group",
-    "diagnostic_curve",
-    "diagnostic_distribution",
-    "diagnostics_in",
-    "epsilon_by_algorithm",
-    "epsilon_over_epochs",
-    "group_counts",
-    "group_curves",
-    "group_gradient_norms",
-    "learning_curve",
-    "metric_against",
-    "metric_per_group",
-    "privacy_utility",
-    "schedule_figure",
-    "schedules",
-    "trajectories",
-]

@@ -10,7 +10,8 @@ from plotly.subplots import make_subplots
 
 from equidp.evaluation.metrics import unique_slugs
 from equidp.reporting.figures.drawing import METRIC_NAMES, draw_lines, gaps, in_words
-from equidp.reporting.style import HEIGHT, blank, figure, label, line, looks
+from equidp.reporting.style import HEIGHT, INK, blank, figure, label, line, looks
+from equidp.reporting.tables import BASELINE
 
 ACCOUNTANTS = {"epsilon": "guaranteed ε", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}
 
@@ -144,4 +145,30 @@ def trajectories(paths: pd.DataFrame, optimum: tuple[float, float]) -> go.Figure
     draw_lines(chart, {str(a): (p["first"], p["second"]) for a, p in ordered.items()})
     mark = {"symbol": "cross-thin", "size": 14, "line": {"width": 3}}
     chart.add_trace(go.Scatter(name="optimum", x=[optimum[0]], y=[optimum[1]], mode="markers", marker=mark))
+    return chart
+
+
+def trade_off_figure(
+    curves: Mapping[str, Mapping], attacks: Mapping[str, Sequence[Sequence[float]]] | None = None
+) -> go.Figure:
+    """Records recognised at most, over records accused wrongly; both axes logarithmic.
+
+    Args:
+        curves: `trade_off` of privacy.json by algorithm.
+        attacks: what attacks achieved, by their name: (accused wrongly, recognised) pairs. A point above its curve
+            refutes the guarantee, up to chance.
+    """
+    chart = figure("What an attacker can recognise at most", "accused wrongly", "recognised")
+    table = looks(curves)
+    ends = [min(curve["false_alarms"][0] for curve in curves.values()), 1.0]
+    chart.add_trace(line(table[BASELINE], ends, ends).update(name="blind guessing", mode="lines"))
+    for name, curve in curves.items():
+        shown = [(alarms, 1 - missed) for alarms, missed in zip(curve["false_alarms"], curve["misses"], strict=True)]
+        chart.add_trace(line(table[name], *zip(*shown, strict=True)))
+    for number, (name, points) in enumerate((attacks or {}).items()):
+        marker = {"symbol": ("x", "cross", "star", "asterisk")[number % 4], "size": 9, "color": INK}
+        accused, caught = zip(*points, strict=True)
+        chart.add_trace(go.Scatter(name=name, x=accused, y=caught, mode="markers", marker=marker))
+    chart.update_xaxes(type="log", dtick=1, exponentformat="none")
+    chart.update_yaxes(type="log", dtick=1, exponentformat="none")
     return chart

@@ -12,5 +12,3 @@ from __future__ import annotations
 
 from equidp.reporting.release.documents import release_files
 from equidp.reporting.release.facts import Facts, released_facts, wanted
-
-__all__ = ["Facts", "release_files", "released_facts", "wanted"]

@@ -13,14 +13,15 @@ from typing import Any
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
-from equidp.reporting.release.lines import Document, Line, stated
+from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.release.registry import accounting, randomness, trials, unprotected
 
 
 def checklist(facts: Facts) -> Document:
     """The checklist."""
-    return Document(
-        f"Evaluation checklist: {facts.algorithm} on {facts.dataset}",
+    return document(
+        facts,
+        "Evaluation checklist",
         "By the topics of NIST SP 800-226, in words of our own. A line is answered by the run or by the curator, or it "
         "is open. An answer may be a bad one: read it.",
         {
@@ -31,8 +32,6 @@ def checklist(facts: Facts) -> Document:
             "Trust": _trust(facts),
             "Data collection": _collection(facts),
         },
-        facts.warning,
-        {},
     )
 
 
@@ -129,32 +128,26 @@ def _split(privacy: Mapping[str, Any]) -> str:
 
 
 def _utility(facts: Facts) -> list[Line]:
-    place = "Figures are in README.md"
     if facts.metrics:
-        utility = Line("utility", "How good is the model?", f"{place}, released with noise.", dict(facts.metrics))
+        text = "Figures are in README.md, released with noise."
     elif facts.exact_metrics:
-        text = f"{place}, exact and without protection for the test records."
-        utility = Line("utility", "How good is the model?", text, dict(facts.exact_metrics))
+        text = "Figures are in README.md, exact and without protection for the test records."
     else:
-        utility = Line(
-            "utility",
-            "How good is the model?",
-            "Measured inside, on private test records: exact figures of them are not published here.",
-            open=True,
-        )
+        text = "Measured inside, on private test records: exact figures of them are not published here."
+    shown = facts.metrics or facts.exact_metrics
     groups = ", ".join(facts.schema["groupings"])
     return [
-        utility,
+        Line("utility", "How good is the model?", text, dict(shown) if shown else None, open=not shown),
         Line(
             "groups",
             "Whom does the noise cost most?",
             f"Measured inside for the groups by {groups}. "
             + (
                 "README.md has the model's figures of every group."
-                if facts.metrics or facts.exact_metrics
+                if shown
                 else "The figures are exact and not published here."
             ),
-            open=not (facts.metrics or facts.exact_metrics),
+            open=not shown,
         ),
         Line(
             "cost_of_privacy",
@@ -179,7 +172,7 @@ def _security(facts: Facts) -> list[Line]:
         ),
         Line(
             "timing",
-            "Can time or memory betray records?",
+            "Can time or memory reveal records?",
             "How long a step takes depends on the size of its batch. The folder holds no times, and its files were "
             "written without their dates. Whoever can watch the training learns more.",
         ),
@@ -188,7 +181,7 @@ def _security(facts: Facts) -> list[Line]:
             "Are intermediate states released?",
             "No, the final weights alone. The guarantee would cover the model after every step.",
         ),
-        stated("security", "Security of the raw data, checkpoints and logs", facts.curator, "The run does not know."),
+        stated("security", "Security of the raw data, checkpoints and logs", facts.curator),
     ]
 
 
@@ -206,7 +199,7 @@ def _trust(facts: Facts) -> list[Line]:
             "Are queries limited?",
             "They need not be: the weights themselves are released, and any number of queries is covered by ε.",
         ),
-        stated("access", "Who may receive the release", facts.curator, "The run does not know."),
+        stated("access", "Who may receive the release", facts.curator),
     ]
 
 
@@ -214,7 +207,7 @@ def _collection(facts: Facts) -> list[Line]:
     names = facts.schema.get("feature_names") or ()
     features = f"The model uses {len(names)} declared features (config.json)." if names else "Declared in config.json."
     return [
-        stated("data_origin", "Whose data, how collected, on what ground", facts.curator, "The run does not know."),
+        stated("data_origin", "Whose data, how collected, on what ground", facts.curator),
         Line(
             "minimised",
             "Are no more data used than needed?",

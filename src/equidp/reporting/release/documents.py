@@ -31,12 +31,8 @@ def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, byte
         "privacy.json": to_json(publication(facts.warning) | dict(facts.privacy)),
         "privacy.md": privacy_report(facts.privacy, facts.dataset),
     }
-    for name, document in (
-        ("registry", registry_entry(facts)),
-        ("checklist", checklist(facts)),
-        ("reidentification", annex(facts)),
-    ):
-        texts |= {f"{name}.json": as_json(document), f"{name}.md": as_markdown(document)}
+    for name, write in {"registry": registry_entry, "checklist": checklist, "reidentification": annex}.items():
+        texts |= {f"{name}.json": as_json(write(facts)), f"{name}.md": as_markdown(write(facts))}
     if facts.metrics:
         texts["metrics_release.json"] = to_json(publication(facts.warning) | dict(facts.metrics))
     metadata = {"config": json.dumps(config(facts)), "format": "pt"}

@@ -200,18 +200,7 @@ def _audit(audit: Mapping[str, Any] | None, privacy: Mapping[str, Any], *, exact
     attacks = (audit.get("membership") or {}).get(privacy["algorithm"], {}) if exact else {}
     return found | {
         "confidence": audit["confidence"],
-        "membership": _rounded(
-            {
-                attack: {
-                    "overall": _only(figures["overall"], EXPOSURE),
-                    "groups": {
-                        grouping: {group: _only(of, EXPOSURE) for group, of in groups.items()}
-                        for grouping, groups in figures["groups"].items()
-                    },
-                }
-                for attack, figures in attacks.items()
-            }
-        ),
+        "membership": _rounded({attack: _figures(figures, EXPOSURE) for attack, figures in attacks.items()}),
     }
 
 
@@ -251,15 +240,10 @@ def _released(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return _only(metrics, ("epsilon", "delta", "adjacency", "unit")) | _figures(metrics)
 
 
-def _figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    groups = metrics.get("groups") or {}
-    return {
-        "overall": _only(metrics["overall"], METRICS),
-        "groups": {
-            grouping: {group: _only(figures, METRICS) for group, figures in of.items()}
-            for grouping, of in groups.items()
-        },
-    }
+def _figures(figures: Mapping[str, Any], names: Iterable[str] = METRICS) -> dict[str, Any]:
+    groups = (figures.get("groups") or {}).items()
+    of_groups = {grouping: {group: _only(own, names) for group, own in of.items()} for grouping, of in groups}
+    return {"overall": _only(figures["overall"], names), "groups": of_groups}
 
 
 def _only(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

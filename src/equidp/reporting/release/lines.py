@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equidp.reporting.markdown import markdown_table, markdown_text
+from equidp.reporting.release.facts import Facts
 
 OPEN = "Open"
 
@@ -49,7 +50,12 @@ class Document:
     extra: Mapping[str, Any]
 
 
-def stated(key: str, question: str, statements: Mapping[str, str], missing: str) -> Line:
+def document(facts: Facts, title: str, purpose: str, topics: Mapping[str, Sequence[Line]], **extra: Any) -> Document:
+    """A document about a run."""
+    return Document(f"{title}: {facts.algorithm} on {facts.dataset}", purpose, topics, facts.warning, extra)
+
+
+def stated(key: str, question: str, statements: Mapping[str, str], missing: str = "The run does not know.") -> Line:
     """A line that only the curator can answer: by the setting `release.<key>`, else it is open."""
     answer = statements.get(key)
     if answer:

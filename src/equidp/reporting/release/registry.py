@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
-from equidp.reporting.release.lines import Document, Line, stated
+from equidp.reporting.release.lines import Document, Line, document, stated
 
 BASICS, GUARANTEE, DETAILS = "Tier 1: what is released", "Tier 2: the guarantee", "Tier 3: details"
 
@@ -16,18 +16,14 @@ BASICS, GUARANTEE, DETAILS = "Tier 1: what is released", "Tier 2: the guarantee"
 def registry_entry(facts: Facts) -> Document:
     """The entry."""
     topics = {BASICS: _basics(facts), GUARANTEE: _guarantee(facts), DETAILS: _details(facts)}
-    reached = 0
-    for lines in topics.values():
-        if any(line.open for line in lines):
-            break
-        reached += 1
-    return Document(
-        f"Registry entry: {facts.algorithm} on {facts.dataset}",
+    answered = [all(not line.open for line in lines) for lines in topics.values()]
+    return document(
+        facts,
+        "Registry entry",
         "For a public registry of deployments of differential privacy. A tier is reached when its lines, and those of "
         "the tiers before it, are answered.",
         topics,
-        facts.warning,
-        {"tier": reached},
+        tier=[*answered, False].index(False),
     )
 
 
@@ -42,7 +38,7 @@ def _basics(facts: Facts) -> list[Line]:
         stated("purpose", "Intended use", stated_by, "The run does not know what the model is for."),
         Line("product", "Data product", product, {"type": "machine learning model", "parameters": facts.parameters}),
         Line("dataset", "Data", f"The dataset is called {facts.dataset}.", facts.dataset),
-        stated("data_origin", "Whose data, and how collected", stated_by, "The run does not know."),
+        stated("data_origin", "Whose data, and how collected", stated_by),
         stated("published_on", "Date of publication", stated_by, "A run records no date here."),
     ]
 
@@ -174,18 +170,13 @@ def trials(facts: Facts) -> Line:
 
 def randomness(facts: Facts) -> Line:
     """Where the noise came from."""
-    if facts.privacy.get("secure"):
-        return Line(
-            "randomness",
-            "Source of randomness",
-            "A cryptographic generator under a key of the operating system that was never stored. No seed exists. "
-            "Values and noise are added on a public grid, which withstands floating-point attacks.",
-            {"cryptographic": True, "floating_point_protected": True},
-        )
-    return Line(
-        "randomness",
-        "Source of randomness",
-        "An ordinary generator with a seed, without protection against floating-point attacks: ε does not hold against "
-        "whoever recomputes the noise.",
-        {"cryptographic": False, "floating_point_protected": False},
+    secure = bool(facts.privacy.get("secure"))
+    text = (
+        "A cryptographic generator under a key of the operating system that was never stored. No seed exists. "
+        "Values and noise are added on a public grid, which withstands floating-point attacks."
+        if secure
+        else "An ordinary generator with a seed, without protection against floating-point attacks: ε does not hold "
+        "against whoever recomputes the noise."
     )
+    value = {"cryptographic": secure, "floating_point_protected": secure}
+    return Line("randomness", "Source of randomness", text, value)

@@ -7,16 +7,20 @@ The annex states what is proven and what was measured. It claims no anonymity: t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from equidp.reporting.attack import ALARMS, from_curve, recognised, share_text
+from equidp.reporting.attack import ALARMS, ATTACKS, factor_text, from_curve, lower_text, recognised, share_text
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
-from equidp.reporting.release.lines import Document, Line, stated
+from equidp.reporting.release.lines import Document, Line, document, stated
 
-ATTACKS = {"loss": "loss threshold", "reference": "reference models"}
+OTHER_ATTACKS = Line(
+    "other_attacks",
+    "Tests of other attacks (attributes, inversion, reconstruction)",
+    "None was run. The bounds above cover them; a controller may want tests besides.",
+    open=True,
+)
 NOT_AUDITED = (
     "No audit of this training is at hand. The pipeline audit makes one, with the run's settings; the pipeline release "
     "then writes this folder again."
@@ -25,8 +29,9 @@ NOT_AUDITED = (
 
 def annex(facts: Facts) -> Document:
     """The annex."""
-    return Document(
-        f"Annex on re-identification: {facts.algorithm} on {facts.dataset}",
+    return document(
+        facts,
+        "Annex on re-identification",
         "Evidence for the controller's assessment under EDPB Opinion 28/2024. It claims no anonymity.",
         {
             "What is proven": _proven(facts),
@@ -34,14 +39,13 @@ def annex(facts: Facts) -> Document:
             "How the model was made": _made(facts),
             "What the controller documents": _documented(facts),
         },
-        facts.warning,
-        {},
     )
 
 
 def _proven(facts: Facts) -> list[Line]:
     privacy = facts.privacy
     unit = privacy["unit"]
+    claimed = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
     rows = [(rate, recognised(privacy, rate)) for rate in ALARMS]
     source = "the statement's trade-off curve" if from_curve(privacy) else "(ε, δ) alone; the true curve is lower"
     curve = {"trade_off": privacy["trade_off"]} if from_curve(privacy) else {}
@@ -56,19 +60,16 @@ def _proven(facts: Facts) -> list[Line]:
                 "recognised": [{"false_alarms": rate, "at_most": bound} for rate, bound in rows],
                 **curve,
             },
-            table=(
-                ("false alarms", "recognised at most"),
-                *((f"{100 * a:g} %", share_text(b)) for a, b in rows),
-            ),
+            table=(("false alarms", "recognised at most"), *((f"{100 * a:g} %", share_text(b)) for a, b in rows)),
         ),
         Line(
             "extraction_bound",
             "How well can anybody extract or reconstruct a person's data?",
             "Whatever is guessed about a record, by extraction, inversion, inference of attributes or reconstruction, "
-            f"is right with at most e^ε = {_factor(privacy['epsilon'])} times the probability that it would have had "
-            f"without that {unit}, plus δ = {privacy['delta']:g}. It also holds for guesses by queries, any number of "
-            "them.",
-            {"epsilon": privacy["epsilon"], "delta": privacy["delta"]},
+            f"is right with at most e^ε = {factor_text(privacy['epsilon'])} times the probability that it would have "
+            f"had without that {unit}, plus δ = {privacy['delta']:g}. It also holds for guesses by queries, any number "
+            "of them.",
+            claimed,
         ),
         Line(
             "outside",
@@ -82,18 +83,15 @@ def _proven(facts: Facts) -> list[Line]:
 def _measured(facts: Facts) -> list[Line]:
     audit = facts.audit
     if audit is None:
-        return [
-            Line("audit", "Lower bound on ε by an attack", NOT_AUDITED, open=True),
-            Line("membership", "Membership inference per group", NOT_AUDITED, open=True),
-            _other_attacks(),
-        ]
+        missing = {"audit": "Lower bound on ε by an attack", "membership": "Membership inference per group"}
+        return [*(Line(key, question, NOT_AUDITED, open=True) for key, question in missing.items()), OTHER_ATTACKS]
     planted = "Lower bound on ε by an attack with planted gradients"
     lines = [_canaries("audit", planted, audit["gradient_canaries"], "records of the auditor's own")]
     if audit["input_canaries"]:
         question = "Lower bound on ε by an attack with mislabelled records"
         real = "training records that were given a wrong label"
         lines.append(_canaries("mislabelled", question, audit["input_canaries"], real))
-    return [*lines, _membership(audit), _other_attacks()]
+    return [*lines, _membership(audit), OTHER_ATTACKS]
 
 
 def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: str) -> Line:
@@ -101,13 +99,13 @@ def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: s
         return Line(key, question, "The audit left this attack out.", open=True)
     if "epsilon_lower_bound" not in found:
         return Line(key, question, "REFUTED: this attack showed more than the ε that is claimed.", dict(found))
-    shown = math.floor(found["epsilon_lower_bound"] * 1e4 + 1e-9) / 1e4
+    shown = lower_text(found["epsilon_lower_bound"])
     outcome = "does not refute the claim" if found["consistent"] else "REFUTES the claim"
     reach = "" if found["refutable"] else " With every guess right it could not have refuted it: the test is too weak."
     return Line(
         key,
         question,
-        f"ε ≥ {shown:.4f} at δ = {found['delta']:.2g} with confidence {found['confidence']:.0%}, where "
+        f"ε ≥ {shown} at δ = {found['delta']:.2g} with confidence {found['confidence']:.0%}, where "
         f"{epsilon_text(found['epsilon_claimed'])} is claimed: {found['correct']} of {found['guesses']} guesses about "
         f"{found['canaries']:,} {whose} were right. That {outcome}.{reach} The audit trained anew "
         "with the same plan; not refuting is no proof.",
@@ -130,11 +128,8 @@ def _membership(audit: Mapping[str, Any]) -> Line:
     for attack, figures in audit["membership"].items():
         name = ATTACKS.get(attack, attack)
         rows.append((name, "everyone", _interval(figures["overall"], "auc"), _interval(figures["overall"], _TPR)))
-        for grouping, groups in figures["groups"].items():
-            rows += [
-                (name, f"{grouping}: {group}", _interval(of, "auc"), _interval(of, _TPR))
-                for group, of in groups.items()
-            ]
+        of_groups = ((f"{g}: {group}", of) for g, groups in figures["groups"].items() for group, of in groups.items())
+        rows += [(name, group, _interval(of, "auc"), _interval(of, _TPR)) for group, of in of_groups]
     return Line(
         "membership",
         question,
@@ -153,15 +148,6 @@ def _interval(figures: Mapping[str, Any], measure: str) -> str:
         return "–"
     low, high = figures[f"{measure}_interval"]
     return f"{figures[measure]:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _other_attacks() -> Line:
-    return Line(
-        "other_attacks",
-        "Tests of other attacks (attributes, inversion, reconstruction)",
-        "None was run. The bounds above cover them; a controller may want tests besides.",
-        open=True,
-    )
 
 
 def _made(facts: Facts) -> list[Line]:
@@ -184,24 +170,15 @@ def _made(facts: Facts) -> list[Line]:
             "Which means of an attacker are covered?",
             "Full knowledge of weights, code and settings, any computing power, and all other records.",
         ),
-        stated("data_origin", "Selection of the data and their minimisation", facts.curator, "The run does not know."),
+        stated("data_origin", "Selection of the data and their minimisation", facts.curator),
     ]
 
 
 def _documented(facts: Facts) -> list[Line]:
+    advice = "Impact assessment, advice of the data-protection officer"
     return [
-        stated(
-            "consultation",
-            "Impact assessment, advice of the data-protection officer",
-            facts.curator,
-            "Not part of a run.",
-        ),
-        stated("access", "Who receives the model, and under which terms", facts.curator, "The run does not know."),
-        stated("security", "Security of the raw data, checkpoints and logs", facts.curator, "The run does not know."),
+        stated("consultation", advice, facts.curator, "Not part of a run."),
+        stated("access", "Who receives the model, and under which terms", facts.curator),
+        stated("security", "Security of the raw data, checkpoints and logs", facts.curator),
         stated("withdrawal", "What happens if a new attack appears", facts.curator, "Not part of a run."),
     ]
-
-
-def _factor(epsilon: float) -> str:
-    factor = math.exp(min(epsilon, 700))
-    return f"{factor:.4g}" if factor < 1e6 else f"{factor:.2e}"
