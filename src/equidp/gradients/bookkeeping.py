@@ -59,7 +59,7 @@ class BookKeeping:
         self._units: Units | None = None
         self._kept: dict[nn.Parameter, Gradients] | None = None
         self._clean = True
-        self._records = 0
+        self._records, self._views = 0, 1
         self.workspace = Workspace(self.device)
         for parameter in self.parameters:
             parameter.requires_grad_(False)
@@ -76,22 +76,23 @@ class BookKeeping:
         *,
         owners: Tensor | None = None,
         iterates: Sequence[Iterate] | None = None,
+        views: int = 1,
     ) -> Tensor:
         """As `GradientEngine.norms`, without trying the model out."""
         refuse_autocast(self.autocast_kind)
         self.clear()
-        self._records = len(features)
+        self._records, self._views = len(labels), views
         self._units = None if owners is None else Units.of(owners)
         rows = self._records if self._units is None else len(self._units.counts)
         if not self._records:
             self._kept = {}
             return torch.zeros(rows, device=self.device)
         refuse_training_batch_norm(self.batch_norms)
-        calls = self.calls(features, labels, iterates or [(None, 1.0)])
+        calls = self.calls(features, labels, iterates or [(None, 1.0)], views)
         self._kept = self._kept_by(calls, rows)
         norms = self._squared_norms(self._kept, rows).sqrt().float()
         self._clean = all_finite(norms)
-        return norms
+        return norms if views == 1 else norms.div_(views)  # the books hold sums over a record's views
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """As `GradientEngine.weighted_sum`."""
@@ -105,6 +106,7 @@ class BookKeeping:
             )
         with torch.inference_mode():
             silent = None if self._clean else weights == 0
+            weights = weights if self._views == 1 else weights / self._views
             sums = [
                 self._kept[p].weighted_sum(weights, silent).float()
                 if p in self._kept
@@ -118,15 +120,21 @@ class BookKeeping:
         with torch.inference_mode():
             found = [gradients.overstatement() for gradients in (self._kept or {}).values()]
             total = reduce(operator.add, found) if found else torch.zeros(())
-        return total.clone()
+        return total / self._views**2
 
     def plain_sum(
-        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        owners: Tensor | None = None,
+        weights: Tensor | None = None,
+        views: int = 1,
     ) -> Tensor:
         """`[d]` float32: Σ w_i g_i by ordinary autograd, without privacy.
 
         Args:
-            features, labels, owners: as of `norms`.
+            features, labels, owners, views: as of `norms`.
             weights: `[b]` (or `[U]`); 1 where None.
         """
         self.clear()
@@ -136,8 +144,10 @@ class BookKeeping:
             parameter.requires_grad_(True)
         try:
             with self._autocast():
-                losses = self.loss(self._outputs(features), labels)
+                losses = self.loss(self._outputs(features), repeated(labels, views))
             losses = _one_each(losses, features)
+            if views > 1:
+                losses = losses.unflatten(0, (views, -1)).mean(0)
             shares = torch.ones_like(losses) if owners is None else Units.of(owners).share()
             if weights is not None:
                 shares = shares * (weights if owners is None else weights[owners])
@@ -182,13 +192,19 @@ class BookKeeping:
             for hook in hooks:
                 hook.remove()
 
-    def calls(self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate]) -> dict[Site, list[Call]]:
-        """What the passes see: forward, and backward to the outputs of the trainable layers."""
+    def calls(
+        self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate], views: int = 1
+    ) -> dict[Site, list[Call]]:
+        """What the passes see: forward, and backward to the outputs of the trainable layers.
+
+        Of m views there are m calls: what is called several times on a record has its gradients added up.
+        """
         calls: dict[Site, list[Call]] = defaultdict(list)
+        labels = repeated(labels, views)
         for values, coefficient in iterates:
             with NOTHING if values is None else self._parameters_at(values):
                 for site, call in self._one_pass(features, labels):
-                    calls[site].append(call if coefficient == 1 else call.times(coefficient))
+                    calls[site] += (call if coefficient == 1 else call.times(coefficient)).parted(views)
         return calls
 
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
@@ -242,6 +258,11 @@ def _one_each(losses: Tensor, features: Tensor) -> Tensor:
             "record (reduction='none')."
         )
     return losses
+
+
+def repeated(labels: Tensor, views: int) -> Tensor:
+    """`[m·b, …]` labels of m views of b records."""
+    return labels if views == 1 else labels.repeat(views, *[1] * (labels.dim() - 1))
 
 
 def all_finite(norms: Tensor) -> bool:

@@ -46,6 +46,13 @@ class Call:
         """This call with its backprop scaled."""
         return replace(self, backprop=self.backprop * coefficient)
 
+    def parted(self, count: int) -> list[Call]:
+        """A call on several views of b records, one after the other, as that many calls on b records."""
+        if count == 1:
+            return [self]
+        parts = zip(*(values.chunk(count) for values in (self.backprop, *self.inputs)), strict=True)
+        return [replace(self, backprop=backprop, inputs=tuple(inputs)) for backprop, *inputs in parts]
+
 
 def _exact(values: Tensor) -> Tensor:
     """Half precisions become float32, in which all products and sums are taken."""

@@ -26,6 +26,7 @@ class Passes(Protocol):
         *,
         owners: Tensor | None = None,
         iterates: Sequence[Iterate] | None = None,
+        views: int = 1,
     ) -> Tensor:
         """`[b]` (or `[U]`) l2 norms; keeps what `weighted_sum` needs."""
 

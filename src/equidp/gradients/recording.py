@@ -182,17 +182,19 @@ class Recordings:
         *,
         owners: Tensor | None = None,
         iterates: Sequence[Iterate] | None = None,
+        views: int = 1,
     ) -> Tensor:
-        """As of the passes; units and other iterates are computed afresh.
+        """As of the passes; units, other iterates and several views are computed afresh.
 
         Raises:
             EquidpError: for passes that cannot be recorded, or come to something else when replayed.
         """
         self._passes.clear()
         self._current = None
-        recording = self._fitting(features, labels) if len(features) and owners is None and iterates is None else None
+        plain = len(features) and owners is None and iterates is None and views == 1
+        recording = self._fitting(features, labels) if plain else None
         if recording is None:
-            return self._passes.norms(features, labels, owners=owners, iterates=iterates)
+            return self._passes.norms(features, labels, owners=owners, iterates=iterates, views=views)
         found = recording.norms(features, labels)
         if recording.on_trial:
             expected = self._passes.norms(features, labels)  # their own sum wants their books too

@@ -15,7 +15,7 @@ from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.reporting.tables import BASELINE
-from equidp.training import groups_of, make_model, plan_run, record_loss, units_in
+from equidp.training import augmentation, groups_of, make_model, plan_run, record_loss, units_in
 
 
 def audit_algorithm(train: Records, test: Records, public: Records, settings: Settings) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def audit_algorithm(train: Records, test: Records, public: Records, settings: Se
 
 def _training_setup(train: Records, public: Records, settings: Settings) -> audit.TrainingSetup:
     """How the audited algorithm trains."""
-    algorithm, grouping = settings.algorithm(settings.audited), settings.data.groups[0]
-    wanted, loop = settings.privacy, settings.training
+    wanted, loop, grouping = settings.privacy, settings.training, settings.data.groups[0]
+    algorithm, baseline = (settings.algorithm(name).averaged(loop.average) for name in (settings.audited, BASELINE))
     plan = plan_run(
         algorithm,
         units=units_in(train, wanted),
@@ -48,14 +48,15 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
         plan=plan,
         loss=record_loss(loop.class_weights, train.schema.classes, device),
         learning_rate=loop.rate(plan.steps),
-        optimizer=loop.optimizer,
+        optimizer=loop.descent,
         grouping=grouping,
         by_unit=wanted.by_unit,
         physical_batch_size=loop.physical_batch_size,
         precision=loop.precision,
         device=device,
         public=public if len(public) else None,
-        baseline=settings.algorithm(BASELINE),
+        augmentation=augmentation(loop, train.schema, settings.seed),
+        baseline=baseline,
     )
 
 
