@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import Call, Site, fallback
+from equidp.gradients.layers import LOOKING, Call, Site
 
 
 class Tape:
@@ -93,4 +93,4 @@ def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) 
 
 
 def _snapshot(site: Site) -> dict[str, Tensor]:
-    return {k: p.detach() for k, p in site.parameters.items()} if site.rule is fallback else {}
+    return {k: p.detach() for k, p in site.parameters.items()} if site.rule in LOOKING else {}
