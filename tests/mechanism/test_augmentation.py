@@ -108,7 +108,7 @@ def test_more_padding_than_can_be_reflected_is_refused() -> None:
 def test_whoever_leaves_moves_the_sum_by_no_more_than_the_sensitivity(lab: Laboratory, name: str) -> None:  # noqa: F811
     """At its own weights, on views; and nobody else's weight or view moves with it."""
     noisy = Augmentation(3, ("noise",), key=1, shape=(6,), sd=2.0)
-    trainer = lab.trainer(name, augmentation=noisy)
+    trainer = lab.trainer(name, augmentation=noisy, plan=lab.plan(epochs=3))
     trainer.run_steps(2)
     segment = trainer.segments[0]
     public = trainer.public_values(segment) | trainer.given

@@ -70,6 +70,8 @@ class Augmentation:
         Args:
             identities: `[b]` int64 of the batch's records.
         """
+        if not len(identities):
+            return replace(batch, views=self.views)
         numbers = self._numbers(identities % PRIME, step)
         body = batch.features[:, self.head :].reshape(-1, *self.shape) if self.head else batch.features
         seen = self._noisy(body, numbers) if "noise" in self.kinds else self._moved(body, numbers)
@@ -105,7 +107,7 @@ class Augmentation:
 
     def _noisy(self, features: Tensor, numbers: Tensor) -> Tensor:
         """`[m·b, …]`."""
-        pieces = self._table.to(features.device).unfold(0, features[0].numel(), 1) if len(features) else features
+        pieces = self._table.to(features.device).unfold(0, features[0].numel(), 1)
         noise = pieces.index_select(0, (numbers % TABLE).flatten())
         return noise.view(self.views, *features.shape).add_(features).flatten(0, 1)
 

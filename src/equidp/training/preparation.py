@@ -88,7 +88,7 @@ def prepare(
     loss = record_loss(training.class_weights, split.train.schema.classes, device)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
-    views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else own_seed)
+    views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
     random = _random(privacy, own_seed, device, peers)
     network = make_model(train.schema, model, algorithm, seed).to(device)
     keeper = None
