@@ -19,10 +19,12 @@ from typing import Any
 import speed
 import torch
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Split
 from equidp.data.sources import source
 from equidp.data.splitting import split
+from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.optimizers import Descent
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
@@ -65,24 +67,36 @@ def cost(args: argparse.Namespace) -> None:
 
 def gain(args: argparse.Namespace) -> None:
     """Test accuracy, overall and of the worst class."""
+    algorithm = algorithm_settings("dpsgd", {"clip_norm": args.clip_norm}).build()
+    privacy, plain = PrivacySettings(epsilon=3.0, delta=args.delta), TrainingSettings(**shared(args))
+    reader = source(args.dataset, {})
+    records = reader.read(reader.locate(Path(os.environ.get("EQUIDP_RAW_DIR", "data/01_raw"))))
+    parts = [split(records, seed=seed, membership="strata") for seed in range(args.seeds)]
+    plan = plan_run(algorithm, units=len(parts[0].train), groups=10, privacy=privacy, training=plain)  # none changes it
     print(f"| setting | {args.dataset}: accuracy | worst class |\n|---|---|---|")
     for name, tricks in GAINS.items():
-        found = [scores(args, tricks, seed) for seed in range(args.seeds)]
+        training = TrainingSettings(**shared(args), **tricks)
+        found = [scores(algorithm, plan, part, privacy, training, args.model, seed) for seed, part in enumerate(parts)]
         cells = [f"{statistics.mean(v):.3f} ± {statistics.stdev(v):.3f}" for v in zip(*found, strict=True)]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def scores(args: argparse.Namespace, tricks: dict[str, Any], seed: int) -> tuple[float, float]:
+def shared(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings of every row."""
+    return {"epochs": args.epochs, "batch_size": args.batch_size, "learning_rate": args.rate, "device": "cpu"}
+
+
+def scores(
+    algorithm: Algorithm,
+    plan: Plan,
+    parts: Split,
+    privacy: PrivacySettings,
+    training: TrainingSettings,
+    name: str,
+    seed: int,
+) -> tuple[float, float]:
     """Of one run."""
-    reader = source(args.dataset, {})
-    records = reader.read(reader.locate(Path(os.environ.get("EQUIDP_RAW_DIR", "data/01_raw"))))
-    parts: Split = split(records, seed=seed, membership="strata")
-    algorithm = algorithm_settings("dpsgd", {"clip_norm": args.clip_norm}).build()
-    privacy, model = PrivacySettings(epsilon=3.0, delta=args.delta), ModelSettings(name=args.model)
-    training = TrainingSettings(
-        epochs=args.epochs, batch_size=args.batch_size, learning_rate=args.rate, device="cpu", **tricks
-    )
-    plan = plan_run(algorithm, units=len(parts.train), groups=10, privacy=privacy, training=training)
+    model = ModelSettings(name=name)
     trained = train_model(
         algorithm, plan, parts, grouping="class", model=model, privacy=privacy, training=training, seed=seed,
         progress=False,

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equidp.gradients import bookkeeping
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import CrossEntropy
+from equidp.gradients.standardised import StandardisedConv2d
 
 VIEWS, LABELS = 3, torch.tensor([0, 1, 2, 1])
 WEIGHTS = torch.tensor([0.5, 0.0, 2.0, 1.0])
@@ -31,9 +33,15 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 3))
 
 
+def standardised() -> nn.Module:
+    layers = [nn.Unflatten(1, (1, 6, 6)), StandardisedConv2d(1, 4, 3), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 3))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "one linear layer, without autograd": lambda: nn.Linear(36, 3),
     "convolutions": convolutional,
+    "standardised convolutions": standardised,
     "a layer without a rule": lambda: nn.Sequential(Scaled(), nn.LayerNorm(36), nn.Linear(36, 3)),
 }
 
@@ -44,8 +52,12 @@ def made(name: str, views: int = VIEWS) -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* has no gradient rule")
+@pytest.mark.parametrize("few", [0, 1 << 17], ids=["a pass each", "one pass"])
 @pytest.mark.parametrize("name", MODELS)
-def test_norms_and_sums_are_autograds_on_the_mean_of_views(name: str, materialise: Callable[..., Tensor]) -> None:
+def test_norms_and_sums_are_autograds_on_the_mean_of_views(
+    name: str, few: int, materialise: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bookkeeping, "FEW_FLOATS", few)
     network, features = made(name)
     rows = materialise(network, features, LABELS.repeat(VIEWS), CrossEntropy())
     each = rows.unflatten(0, (VIEWS, 4)).mean(0)

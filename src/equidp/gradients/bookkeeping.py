@@ -13,6 +13,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,8 @@ from equidp.gradients.units import Units, UnitSums
 from equidp.gradients.workspace import Workspace
 
 NOTHING = contextlib.nullcontext()
+FEW_FLOATS = 1 << 17
+"""Features of several views that have one pass on a CPU."""
 
 
 class BookKeeping:
@@ -197,14 +200,16 @@ class BookKeeping:
     ) -> dict[Site, list[Call]]:
         """What the passes see: forward, and backward to the outputs of the trainable layers.
 
-        Of m views there are m calls: what is called several times on a record has its gradients added up.
+        Of m views there are m calls: what is called several times on a record has its gradients added up. Views have a
+        pass together where that is cheaper: on a GPU, and on a CPU whose caches hold it.
         """
         calls: dict[Site, list[Call]] = defaultdict(list)
-        labels = repeated(labels, views)
+        together = views if self.device.type != "cpu" or features.numel() <= FEW_FLOATS else 1
+        labels, parts = repeated(labels, together), features.chunk(views // together)
         for values, coefficient in iterates:
             with NOTHING if values is None else self._parameters_at(values):
-                for site, call in self._one_pass(features, labels):
-                    calls[site] += (call if coefficient == 1 else call.times(coefficient)).parted(views)
+                for site, call in chain.from_iterable(self._one_pass(part, labels) for part in parts):
+                    calls[site] += (call if coefficient == 1 else call.times(coefficient)).parted(together)
         return calls
 
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:

@@ -114,7 +114,7 @@ def standardised_convolution(page: Page) -> dict[str, Term]:
     if "weight" in page.names:
         alike: dict[int, list[Call]] = defaultdict(list)
         for call in page.calls:  # those at one iterate have one weight
-            alike[id(call.parameters)].append(call)
+            alike[call.parameters["weight"].data_ptr() or id(call.parameters)].append(call)
         inner = [convolution(replace(page, calls=calls))["weight"] for calls in alike.values()]
         maps = [Standardisation.of(_exact(calls[0].parameters["weight"])) for calls in alike.values()]
         terms["weight"] = Standardised(inner, maps, len(page.calls[0].backprop))
