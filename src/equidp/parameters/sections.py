@@ -181,7 +181,7 @@ class TrainingSettings(Block):
     adam_epsilon: Positive | None = None
     """Added to the root in the denominator of `adam` and `adamw`; null: 1e-8."""
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    """Of the learning rate: `constant`, `cosine` (to 0 at the last step), or `step`, by steps down."""
+    """Of the learning rate: `constant`, `cosine` (towards 0), or `step`, by steps down."""
     schedule_at: Annotated[tuple[Probability, ...] | None, BeforeValidator(listed)] = None
     """Shares of the run, `0.5+0.75`, at which `step` lowers the rate; null: these two."""
     schedule_factor: Probability | None = None
