@@ -121,13 +121,20 @@ class Bench:
         self.device = torch.device(device)
 
     def trainer(
-        self, algorithm: str, *, physical_batch_size: int | None = None, cuda_graphs: bool = False, secure: bool = False
+        self,
+        algorithm: str,
+        *,
+        average: float | None = None,
+        physical_batch_size: int | None = None,
+        cuda_graphs: bool = False,
+        secure: bool = False,
+        **more: Any,
     ) -> Trainer:
-        """A trainer on a copy of the model."""
+        """A trainer on a copy of the model; `more` is given to it."""
         return Trainer(
             model=copy.deepcopy(self.model),
             loss=LOSS,
-            algorithm=algorithm_settings(algorithm).build(),
+            algorithm=algorithm_settings(algorithm).build().averaged(average),
             plan=self.plan,
             population=Population(self.records, self.records.labels),
             random=SecureRandom(self.device) if secure else SeededRandom(SEED, self.device),
@@ -136,6 +143,7 @@ class Bench:
             physical_batch_size=physical_batch_size,
             new_recorder=partial(CudaGraphs, self.device) if cuda_graphs else None,
             public=self.public,
+            **more,
         )
 
     def step(self, algorithm: str, **settings: Any) -> Step:

@@ -28,6 +28,7 @@ from equidp.audit.run import audited_delta, claimed
 from equidp.audit.setup import TrainingSetup
 from equidp.data.records import Records, Schema
 from equidp.gradients.engine import GradientEngine
+from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.parts import FlatClip
 from equidp.mechanism.secure import SecureRandom
@@ -185,6 +186,17 @@ class TestAuditsCatch:
     def test_half_the_noise_is_caught(self, name: str) -> None:
         bound, claim = _bound(name, ThirdNoise if name in WORSE else HalfNoise)
         assert bound > claim
+
+    def test_canaries_stay_themselves_on_views_and_under_an_average(self) -> None:
+        plain = setup_of("dpsgd")
+        views = Augmentation(2, ("noise",), key=1, shape=(4,), sd=3.0)
+        setup = dataclasses.replace(plain, algorithm=plain.algorithm.averaged(0.9), augmentation=views)
+        included = coins(400, 1, "gradient")
+        on_views, without = (
+            gradient_scores(some, records(60, 1), included, SeededRandom(3, "cpu")) for some in (setup, plain)
+        )
+        torch.testing.assert_close(on_views, without, rtol=1e-3, atol=1e-4)  # their coordinates' releases are the same
+        assert on_views[included].mean() > on_views[~included].mean()
 
     def test_secure_noise_is_heard_too(self) -> None:
         how, included = setup_of("dpsgd"), coins(CANARIES, 1, "test")

@@ -69,4 +69,5 @@ def options(weights_file: Path) -> dict[str, dict]:
         **{name: {} for name in MODELS},
         "frozen_backbone": {"weights": str(weights_file), "size": 0},
         "resnet_finetune": {"weights": str(weights_file)},
+        "wrn16_4": {"depth": 10, "width": 1},
     }

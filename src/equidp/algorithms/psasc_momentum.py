@@ -52,7 +52,11 @@ class PastIterates(Contributing):
         decay = self.part.inner_momentum
         past = [(theta, decay ** (age + 1)) for age, theta in enumerate(self.past) if decay > 0]
         return self.run.engine.norms(
-            batch.features, batch.labels, owners=batch.owners, iterates=[(None, 1.0), *past] if past else None
+            batch.features,
+            batch.labels,
+            owners=batch.owners,
+            iterates=[(None, 1.0), *past] if past else None,
+            views=batch.views,
         )
 
     def advance(self, previous: Tensor) -> None:

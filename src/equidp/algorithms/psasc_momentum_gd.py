@@ -138,11 +138,12 @@ def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:
 
     def loss(parameters: tuple[Tensor, ...], features: Tensor, label: Tensor) -> Tensor:
         named = {names[i]: value for i, value in enumerate(parameters)}
-        outputs = torch.func.functional_call(engine.model, named, (features.unsqueeze(0),))
-        return engine.loss(outputs, label.unsqueeze(0)).sum()
+        outputs = torch.func.functional_call(engine.model, named, (features,))
+        return engine.loss(outputs, label.expand(len(features), *label.shape)).mean()
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")  # a dropout mask each
-    found = each(values, engine.padded(batch.features), engine.padded(batch.labels))
+    views = batch.features.unflatten(0, (batch.views, -1)).transpose(0, 1)
+    found = each(values, engine.padded(views), engine.padded(batch.labels))
     gradients = torch.cat([g.reshape(len(g), -1) for g in found], dim=1)[: len(batch.labels)]
     if batch.owners is None:
         return gradients

@@ -93,6 +93,9 @@ def gradient_scores(
         if trainer.algorithm.weights is not None:
             model.strength = strongest_norm(trainer.algorithm.weights, _for_every_group(trainer))
 
+    views = setup.augmentation
+    if views is not None:  # of the record behind its number
+        views = dataclasses.replace(views, head=ID_BYTES if records.features.dtype == torch.uint8 else 1)
     public = setup.public if setup.public is None else with_canaries(setup.public, torch.zeros(0, dtype=torch.bool))
     setup.train(
         with_canaries(records, included),
@@ -100,6 +103,7 @@ def gradient_scores(
         model=model,
         loss=canary_loss(setup.loss),
         public=public,
+        augmentation=views,
         before=aim,
         progress=progress,
     )

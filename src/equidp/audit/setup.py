@@ -14,7 +14,9 @@ from equidp.accounting.plan import Plan
 from equidp.data.records import Records, Schema
 from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
 
@@ -31,7 +33,7 @@ class TrainingSetup:
         algorithm: the combination of parts.
         plan: its public facts, noise included.
         loss: per-record losses of `(outputs, labels)`.
-        learning_rate, optimizer, physical_batch_size, precision, device: as for a training run.
+        learning_rate, optimizer, physical_batch_size, precision, device, augmentation: as for a training run.
         grouping: the partition that group-aware algorithms use.
         by_unit: units of privacy span several records.
         public: records without guarantee, for an algorithm that needs them.
@@ -43,13 +45,14 @@ class TrainingSetup:
     plan: Plan
     loss: Loss
     learning_rate: float
-    optimizer: str = "sgd"
+    optimizer: str | Descent = "sgd"
     grouping: str = "class"
     by_unit: bool = False
     physical_batch_size: int | None = None
     precision: Literal["float32", "bf16"] = "float32"
     device: torch.device | str = "cpu"
     public: Records | None = None
+    augmentation: Augmentation | None = None
     baseline: Algorithm = Algorithm(name="sgd", weights=None)  # noqa: RUF009 (frozen)
 
     def train(
@@ -60,6 +63,7 @@ class TrainingSetup:
         model: nn.Module | None = None,
         loss: Loss | None = None,
         public: Records | None = None,
+        augmentation: Augmentation | None = None,
         before: Callable[[Trainer], None] = lambda trainer: None,
         progress: bool = False,
     ) -> nn.Module:
@@ -68,7 +72,7 @@ class TrainingSetup:
         Args:
             records: the training part; its size need not be the plan's, which is what was declared.
             random: the streams.
-            model, loss, public: in place of the setup's own.
+            model, loss, public, augmentation: in place of the setup's own.
             before: called with the trainer before every step.
             progress: show a progress bar.
         """
@@ -88,6 +92,7 @@ class TrainingSetup:
             physical_batch_size=self.physical_batch_size,
             precision=self.precision,
             public=None if given is None else given.to(self.device),
+            augmentation=augmentation or self.augmentation,
         )
         before(trainer)
         trainer.train(on_step=lambda: before(trainer), progress=progress)

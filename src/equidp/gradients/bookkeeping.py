@@ -12,15 +12,15 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import Call, Site, fallback, sites
+from equidp.gradients.layers import LOOKING, Call, Site, fallback, sites
 from equidp.gradients.losses import KnowsGradient, Loss
 from equidp.gradients.precision import refuse_autocast
 from equidp.gradients.refusals import BATCH_NORMS, refuse_batch_statistics, refuse_mixing, refuse_unfit
@@ -35,6 +35,8 @@ Iterate = tuple[Tensor | None, float]
 """A flat `[d]` vector of parameters, or None for the current ones, and the coefficient of the gradients there."""
 
 NOTHING = contextlib.nullcontext()
+FEW_FLOATS = 1 << 17
+"""Features of several views that have one pass on a CPU."""
 
 
 class BookKeeping:
@@ -56,15 +58,15 @@ class BookKeeping:
         self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
         if self.device.type != "cpu" or any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
             self._convolutions = []  # torch's GroupNorm is up to ten times slower on channels-last images
-        # autocast would give the loss half precision, and a fallback rule wants snapshots
-        alone = len(self.sites) == 1 and self.sites[0].rule is not fallback
+        # autocast would give the loss half precision, and some rules want the parameters' values
+        alone = len(self.sites) == 1 and self.sites[0].rule not in LOOKING
         self._closed = alone and precision == "float32" and isinstance(loss, KnowsGradient)
         self._sizes = [p.numel() for p in self.parameters]
         self.dimension = sum(self._sizes)
         self._units: Units | None = None
         self._kept: dict[nn.Parameter, Gradients] | None = None
         self._clean = True
-        self._records = 0
+        self._records, self._views = 0, 1
         self.workspace = Workspace(self.device)
         for parameter in self.parameters:
             parameter.requires_grad_(False)
@@ -81,22 +83,23 @@ class BookKeeping:
         *,
         owners: Tensor | None = None,
         iterates: Sequence[Iterate] | None = None,
+        views: int = 1,
     ) -> Tensor:
         """As `GradientEngine.norms`, without trying the model out."""
         refuse_autocast(self.autocast_kind)
         self.clear()
-        self._records = len(features)
+        self._records, self._views = len(labels), views
         self._units = None if owners is None else Units.of(owners)
         rows = self._records if self._units is None else len(self._units.counts)
         if not self._records:
             self._kept = {}
             return torch.zeros(rows, device=self.device)
         refuse_batch_statistics(self.batch_norms)
-        calls = self.calls(features, labels, iterates or [(None, 1.0)])
+        calls = self.calls(features, labels, iterates or [(None, 1.0)], views)
         self._kept = self._kept_by(calls, rows)
         norms = self._squared_norms(self._kept, rows).sqrt().float()
         self._clean = all_finite(norms)
-        return norms
+        return norms if views == 1 else norms.div_(views)  # the books hold sums over a record's views
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """As `GradientEngine.weighted_sum`."""
@@ -110,6 +113,7 @@ class BookKeeping:
             )
         with torch.inference_mode():
             silent = None if self._clean else weights == 0
+            weights = weights if self._views == 1 else weights / self._views
             sums = [
                 self._kept[p].weighted_sum(weights, silent).float()
                 if p in self._kept
@@ -123,15 +127,21 @@ class BookKeeping:
         with torch.inference_mode():
             found = [gradients.overstatement() for gradients in (self._kept or {}).values()]
             total = reduce(operator.add, found) if found else torch.zeros(())
-        return total.clone()
+        return total / self._views**2
 
     def plain_sum(
-        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        owners: Tensor | None = None,
+        weights: Tensor | None = None,
+        views: int = 1,
     ) -> Tensor:
         """`[d]` float32: Σ w_i g_i by ordinary autograd, without privacy.
 
         Args:
-            features, labels, owners: as of `norms`.
+            features, labels, owners, views: as of `norms`.
             weights: `[b]` (or `[U]`); 1 where None.
         """
         self.clear()
@@ -141,8 +151,10 @@ class BookKeeping:
             parameter.requires_grad_(True)
         try:
             with self._autocast():
-                losses = self.loss(self._outputs(features), labels)
+                losses = self.loss(self._outputs(features), repeated(labels, views))
             losses = _one_each(losses, features)
+            if views > 1:
+                losses = losses.unflatten(0, (views, -1)).mean(0)
             shares = torch.ones_like(losses) if owners is None else Units.of(owners).share()
             if weights is not None:
                 shares = shares * (weights if owners is None else weights[owners])
@@ -187,15 +199,21 @@ class BookKeeping:
             for hook in hooks:
                 hook.remove()
 
-    def calls(self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate]) -> dict[Site, list[Call]]:
-        """What the passes see: forward, and backward to the outputs of the trainable layers."""
+    def calls(
+        self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate], views: int = 1
+    ) -> dict[Site, list[Call]]:
+        """What the passes see: forward, and backward to the outputs of the trainable layers.
+
+        Of m views there are m calls: what is called several times on a record has its gradients added up. Views have a
+        pass together where that is cheaper: on a GPU, and on a CPU whose caches hold it.
+        """
         calls: dict[Site, list[Call]] = defaultdict(list)
+        together = views if self.device.type != "cpu" or features.numel() <= FEW_FLOATS else 1
+        labels, parts = repeated(labels, together), features.chunk(views // together)
         for values, coefficient in iterates:
             with NOTHING if values is None else self._parameters_at(values):
-                for site, call in self._one_pass(features, labels):
-                    calls[site].append(
-                        call if coefficient == 1 else replace(call, backprop=call.backprop * coefficient)
-                    )
+                for site, call in chain.from_iterable(self._one_pass(part, labels) for part in parts):
+                    calls[site] += (call if coefficient == 1 else call.times(coefficient)).parted(together)
         return calls
 
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
@@ -249,6 +267,11 @@ def _one_each(losses: Tensor, features: Tensor) -> Tensor:
             "record (reduction='none')."
         )
     return losses
+
+
+def repeated(labels: Tensor, views: int) -> Tensor:
+    """`[m·b, …]` labels of m views of b records."""
+    return labels if views == 1 else labels.repeat(views, *[1] * (labels.dim() - 1))
 
 
 def all_finite(norms: Tensor) -> bool:

@@ -74,16 +74,19 @@ class GradientEngine:
         *,
         owners: Tensor | None = None,
         iterates: Sequence[Iterate] | None = None,
+        views: int = 1,
     ) -> Tensor:
         """Per-record l2 norms over all trainable parameters; keeps what `weighted_sum` needs.
 
         Args:
-            features: `[b, …]`; b may be 0.
+            features: `[b, …]`, or with m views of every record `[m·b, …]`, a first view of all b, then a second one; b
+                may be 0.
             labels: `[b, …]`.
             owners: `[b]` int64 ids 0…U−1, ascending, of the unit each record belongs to. Norms and weights are then per
                 unit, and a unit's gradient is the mean of its records' gradients.
             iterates: replaces each gradient by `Σ c·∇f(θ; x)` over the `(θ, c)` given; θ is a flat `[d]` vector of
                 parameters or None for the current ones. The parameters are as before afterwards.
+            views: m; a record's gradient is then the mean of its views' gradients.
 
         Returns:
             `[b]` (or `[U]`) float32. What is not finite stays so: the caller masks it.
@@ -93,8 +96,8 @@ class GradientEngine:
                 digits, for a layer called in a way that cannot be followed, or if a model's first batch shows that
                 its gradients would be wrong (`probe.py`).
         """
-        self.try_out(features, labels)
-        return self._asked.norms(features, labels, owners=owners, iterates=iterates)
+        self.try_out(features if views == 1 else features[: len(labels)], labels)
+        return self._asked.norms(features, labels, owners=owners, iterates=iterates, views=views)
 
     def try_out(self, features: Tensor, labels: Tensor) -> None:
         """Before a model is first used on private records: is each one's gradient its own? The last batch is forgotten.
@@ -133,9 +136,9 @@ class GradientEngine:
         """`[b, …]` and rows of zeros up to the public number of rows, where there is one."""
         return values if self.rows is None else padded(values, self.rows)
 
-    def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None) -> Tensor:
+    def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, views: int = 1) -> Tensor:
         """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""
-        return self.passes.plain_sum(features, labels, owners=owners)
+        return self.passes.plain_sum(features, labels, owners=owners, views=views)
 
     def flatten(self) -> Tensor:
         """`[d]`: a copy of the current parameters."""

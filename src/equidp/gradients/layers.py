@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.lookups import Lookups
 from equidp.gradients.products import GroupedProducts, Outer, Products
+from equidp.gradients.standardised import Standardisation, Standardised, StandardisedConv2d
 from equidp.gradients.terms import Term, Vectors, along_positions
 from equidp.gradients.windows import Kernel
 from equidp.gradients.workspace import Workspace
@@ -35,12 +37,23 @@ class Call:
     Attributes:
         inputs: its positional arguments, `[b, …]` each, detached.
         backprop: gradient of the summed losses at its output, `[b, …]`, already scaled by the iterate's coefficient.
-        parameters: the trainable parameters' values during this call (only a fallback rule needs them).
+        parameters: the trainable parameters' values during this call (only rules that are `LOOKING` need them).
     """
 
     inputs: tuple[Tensor, ...]
     backprop: Tensor
     parameters: Mapping[str, Tensor]
+
+    def times(self, coefficient: float) -> Call:
+        """This call with its backprop scaled."""
+        return replace(self, backprop=self.backprop * coefficient)
+
+    def parted(self, count: int) -> list[Call]:
+        """A call on several views of b records, one after the other, as that many calls on b records."""
+        if count == 1:
+            return [self]
+        parts = zip(*(values.chunk(count) for values in (self.backprop, *self.inputs)), strict=True)
+        return [replace(self, backprop=backprop, inputs=tuple(inputs)) for backprop, *inputs in parts]
 
 
 def _exact(values: Tensor) -> Tensor:
@@ -92,6 +105,19 @@ def convolution(page: Page) -> dict[str, Term]:
         terms["weight"] = _convolved(page, images, backprops)
     if "bias" in page.names:
         terms["bias"] = Vectors(_sum([_over_pixels(b) for b in backprops]))
+    return terms
+
+
+def standardised_convolution(page: Page) -> dict[str, Term]:
+    """A convolution whose weight is standardised first: its weight's terms, put through the derivative of that."""
+    terms = convolution(replace(page, names=page.names - {"weight"}))
+    if "weight" in page.names:
+        alike: dict[int, list[Call]] = defaultdict(list)
+        for call in page.calls:  # those at one iterate have one weight
+            alike[call.parameters["weight"].data_ptr() or id(call.parameters)].append(call)
+        inner = [convolution(replace(page, calls=calls))["weight"] for calls in alike.values()]
+        maps = [Standardisation.of(_exact(calls[0].parameters["weight"])) for calls in alike.values()]
+        terms["weight"] = Standardised(inner, maps, len(page.calls[0].backprop))
     return terms
 
 
@@ -219,6 +245,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
+    StandardisedConv2d: standardised_convolution,
     nn.GroupNorm: group_norm,
     nn.BatchNorm1d: frozen_batch_norm,
     nn.BatchNorm2d: frozen_batch_norm,
@@ -227,6 +254,10 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.PReLU: prelu,
     nn.Embedding: embedding,
 }
+
+
+LOOKING = (fallback, standardised_convolution)
+"""Rules that read the parameters' values during a call."""
 
 
 def rule_for(layer: nn.Module) -> Rule | None:

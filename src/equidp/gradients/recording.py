@@ -139,18 +139,19 @@ class Recordings:
         *,
         owners: Tensor | None = None,
         iterates: Sequence[Iterate] | None = None,
+        views: int = 1,
     ) -> Tensor:
-        """As of the passes; units, other iterates and other numbers of rows are computed afresh.
+        """As of the passes; units, other iterates, several views and other numbers of rows are computed afresh.
 
         Raises:
             EquidpError: for passes that cannot be recorded, or come to something else when replayed.
         """
         self._passes.clear()
-        self._replayed = len(features) > 0 and owners is None and iterates is None
+        self._replayed = len(features) > 0 and owners is None and iterates is None and views == 1
         recording = self._recording(features, labels) if self._replayed else None
         if recording is None or recording.rows != len(features):
             self._replayed = False
-            return self._passes.norms(features, labels, owners=owners, iterates=iterates)
+            return self._passes.norms(features, labels, owners=owners, iterates=iterates, views=views)
         found = recording.norms(features, labels)
         if recording.on_trial:
             expected = self._passes.norms(features, labels)  # their own sum needs what they keep, too

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from equidp.gradients.bookkeeping import BookKeeping, Iterate
@@ -57,20 +58,21 @@ class FixedRows:
         *,
         owners: Tensor | None = None,
         iterates: Sequence[Iterate] | None = None,
+        views: int = 1,
     ) -> Tensor:
         """As of the passes."""
-        records = len(features)
+        records = len(labels)
         if records:
-            features, labels = padded(features, self.rows), padded(labels, self.rows)
-        if owners is not None and len(features) > records:  # one more unit, of nobody's records
-            nobody = owners[-1:] + 1
-            found = self.passes.norms(
-                features, labels, owners=_followed(owners, nobody, len(features)), iterates=iterates
-            )
-            self._found, self._weights = len(found) - 1, len(found)
-        else:
-            found = self.passes.norms(features, labels, owners=owners, iterates=iterates)
-            self._found, self._weights = records if owners is None else len(found), len(found)
+            features = torch.cat([padded(view, self.rows) for view in features.chunk(views)])
+            labels = padded(labels, self.rows)
+        nobody = owners is not None and len(labels) > records  # one more unit, of no record
+        if owners is not None and nobody:
+            longer = (owners[-1:] + 1).expand(len(labels)).clone()
+            longer[:records].copy_(owners)
+            owners = longer
+        found = self.passes.norms(features, labels, owners=owners, iterates=iterates, views=views)
+        self._weights = len(found)
+        self._found = records if owners is None else len(found) - nobody
         return found[: self._found]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -78,9 +80,3 @@ class FixedRows:
         if len(weights) == self._found < self._weights:
             weights = padded(weights, self._weights)
         return self.passes.weighted_sum(weights)
-
-
-def _followed(owners: Tensor, nobody: Tensor, rows: int) -> Tensor:
-    longer = nobody.expand(rows).clone()
-    longer[: len(owners)].copy_(owners)
-    return longer

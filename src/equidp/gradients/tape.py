@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import Call, Site, fallback
+from equidp.gradients.layers import LOOKING, Call, Site
 
 
 class Tape:
@@ -75,7 +75,7 @@ class Tape:
         found = []
         for (site, inputs, _), backprop in zip(self._entries, backprops, strict=False):
             if backprop is not None:
-                parameters = {k: p.detach() for k, p in site.parameters.items()} if site.rule is fallback else {}
+                parameters = {k: p.detach() for k, p in site.parameters.items()} if site.rule in LOOKING else {}
                 found.append((site, Call(inputs, backprop, parameters)))
         return found
 

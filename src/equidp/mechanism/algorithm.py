@@ -14,13 +14,14 @@ from equidp.accounting.epsilon import Conversion, Epsilon, published_epsilon
 from equidp.accounting.events import Event, counted, merged
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError, unknown_name
-from equidp.mechanism.optimizers import OPTIMIZERS, MakeOptimizer
+from equidp.mechanism.optimizers import OPTIMIZERS, Descent, MakeOptimizer
 from equidp.mechanism.parts import (
     Acceptance,
     AlwaysAccept,
     Combination,
     Constant,
     Contribution,
+    ExponentialAverage,
     Objective,
     Part,
     PoissonSampler,
@@ -151,23 +152,41 @@ class Algorithm:
         """Whether all events and their number are known before training."""
         return not self.acceptance.may_stop and type(self.sampler).budget is Sampler.budget
 
-    def optimizer_beside(self, asked: str) -> MakeOptimizer:
-        """The optimiser to train with where a run asks for that of this name; `sgd`, which is plain, asks for none.
+    def optimizer_beside(self, asked: Descent) -> MakeOptimizer:
+        """The optimiser to train with where a run asks for that one; `sgd`, which is plain, asks for none.
 
         Raises:
-            EquidpError: for an unknown name, or another optimiser than the algorithm's own.
+            EquidpError: for another optimiser than the algorithm's own, or settings of it.
         """
-        if asked not in OPTIMIZERS:
-            raise unknown_name("training.optimizer", asked, OPTIMIZERS)
         own = self.optimizer
-        if own is None:
-            return OPTIMIZERS[asked]
-        if asked not in ("sgd", own):
+        if own in (None, asked.optimizer):
+            return asked.make
+        if asked.optimizer != "sgd":
             raise EquidpError(
-                f"{self.name} brings its own optimiser, and training.optimizer={asked} would be a second one: set "
-                "training.optimizer=sgd."
+                f"{self.name} brings its own optimiser, and training.optimizer={asked.optimizer} would be a second "
+                "one: set training.optimizer=sgd."
             )
-        return OPTIMIZERS[own] if isinstance(own, str) else own
+        if asked.own_settings:
+            raise EquidpError(
+                f"{self.name} brings its own optimiser with its settings: leave out {listed(asked.own_settings)}."
+            )
+        return Descent(own).make if isinstance(own, str) else own
+
+    def averaged(self, decay: float | None) -> Algorithm:
+        """This algorithm with an exponential average of its weights as what leaves the run; None changes nothing.
+
+        Raises:
+            EquidpError: for an algorithm that says itself which weights leave the run.
+        """
+        average = None if decay is None else ExponentialAverage(decay=decay)
+        if average in (None, self.released_weights):
+            return self
+        if type(self.released_weights) is not Released:
+            raise EquidpError(
+                f"{self.name} says itself which weights leave the run, and training.average would be a second choice: "
+                "leave one of them out."
+            )
+        return replace(self, released_weights=average)
 
     def adapt(self, plan: Plan) -> Plan:
         """The plan as this algorithm runs it: a full-batch algorithm has B = N, say. Doing it twice changes nothing."""

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from equidp.accounting.plan import Plan
 from equidp.gradients.engine import GradientEngine
-from equidp.mechanism.parts import Contributing, Draw, SideRelease
+from equidp.mechanism.augmentation import Augmentation
+from equidp.mechanism.diagnostics import Diagnostics
+from equidp.mechanism.parts import Contributing, Draw, Sampling, SideRelease
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import global_random, set_global_random
 
@@ -22,11 +24,15 @@ class Looking:
 
     model: nn.Module
     engine: GradientEngine
-    plan: Plan
     population: Population
     contributing: Contributing
     public_part: Labelled | None
     physical_batch_size: int | None
+    augmentation: Augmentation | None
+    steps_done: int
+    plan: Plan
+    sampling: Sampling
+    diagnostics: Diagnostics | None
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -41,6 +47,13 @@ class Looking:
             return draw.split(size or self.physical_batch_size)
         counts = self.population.record_counts(draw.units)
         return draw.split(rows if counts is None else packed(counts.tolist(), rows))
+
+    def batch(self, units: Tensor) -> Batch:
+        """The records of `units` (`[u]` positions) as this step's contributions see them."""
+        batch = self.population.batch(units)
+        if self.augmentation is None:
+            return batch
+        return self.augmentation.of(batch, self.population.identities(batch.rows), self.steps_done)
 
     def first_norms(self, batches: Sequence[Batch], release: SideRelease | None) -> list[Tensor]:
         """Contribution norms `[u]` of each chunk of a batch, which that release counts.
@@ -67,7 +80,7 @@ class Looking:
         """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""
         everyone = Draw(torch.arange(self.population.size, device=self.population.device))
         chunks = self.chunks(everyone, self._look_size())
-        return torch.cat([self.contributing.norms(self.population.batch(chunk.units)) for chunk in chunks])
+        return torch.cat([self.contributing.norms(self.batch(chunk.units)) for chunk in chunks])
 
     @torch.no_grad()
     def losses(self, units: Tensor) -> Tensor:
@@ -97,6 +110,22 @@ class Looking:
 
     def _look_size(self) -> int:
         return self.physical_batch_size or LOOK_BATCH
+
+    def _observe(self, norms: Tensor, weights: Tensor, batch: Batch) -> None:
+        if self.diagnostics is None:
+            return
+        clean = self.contributing.weighted_sum(norms.isfinite().float())
+        self.diagnostics.chunk(norms, weights, batch.groups, self.plan.groups, clean)
+        self.diagnostics.observe(self.sampling.diagnostics())
+
+    def _observe_step(self, used: Tensor) -> None:
+        if self.diagnostics is not None:
+            self.diagnostics.step(used)
+
+    def _diagnostic_row(self) -> dict[str, float]:
+        assert self.diagnostics is not None
+        row, self.diagnostics = self.diagnostics.row(), Diagnostics()
+        return row
 
 
 def packed(counts: Sequence[int], rows: int) -> list[int]:

@@ -1,4 +1,6 @@
-"""Optimisers by name. Each sees nothing but the noisy mean, so any of them is post-processing.
+"""Optimisers by name, with their settings. Each sees nothing but the noisy mean, so any of them is post-processing.
+
+So is the schedule of the learning rate: a function of the step's number.
 
 The arithmetic is torch's (`torch.optim.sgd.sgd`, `torch.optim.adam.adam`), and so are the settings and the form of the
 state. Our own is what surrounds it: torch's `add_param_group`, `state_dict`, `load_state_dict` and `step` import
@@ -7,14 +9,18 @@ torch's compiler when they are first called, which costs every run more than a s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
+
+from equidp.errors import EquidpError, unknown_name
 
 MakeOptimizer = Callable[[Iterable[Tensor], float], torch.optim.Optimizer]
 """Makes an optimiser of parameters and a learning rate."""
@@ -108,10 +114,76 @@ class _AdamW(_Adam, torch.optim.AdamW):
     """Adam whose weight decay does not pass through its moments."""
 
 
-OPTIMIZERS: Mapping[str, MakeOptimizer] = {
-    "sgd": lambda parameters, rate: _SGD(parameters, lr=rate),
-    "momentum": lambda parameters, rate: _SGD(parameters, lr=rate, momentum=0.9),
-    "adam": lambda parameters, rate: _Adam(parameters, lr=rate),
-    "adamw": lambda parameters, rate: _AdamW(parameters, lr=rate),
+OPTIMIZERS: Mapping[str, tuple[Callable[..., torch.optim.Optimizer], Mapping[str, float]]] = {
+    "sgd": (_SGD, {"weight_decay": 0.0}),
+    "momentum": (_SGD, {"momentum": 0.9, "weight_decay": 0.0}),
+    "adam": (_Adam, {"eps": 1e-8, "weight_decay": 0.0}),
+    "adamw": (_AdamW, {"eps": 1e-8, "weight_decay": 0.01}),
 }
-"""Optimisers by name, as typed in `training.optimizer`."""
+"""Optimisers by name, as typed in `training.optimizer`, with the settings that each takes and their defaults."""
+
+SETTINGS = {"momentum": "momentum", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
+"""Torch's names of these settings, and those below `training`."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How the noisy mean becomes an update.
+
+    Attributes:
+        optimizer: a name of `OPTIMIZERS`.
+        momentum, weight_decay, adam_epsilon: settings of the optimiser; None for its own.
+        schedule: of the learning rate η over the T steps. `cosine`: η·(1 + cos(π·t/T))/2; `step`: η times
+            `schedule_factor` for each share of `schedule_at` that t/T has reached.
+        schedule_at, schedule_factor: of `step`; None for ½ and ¾, and for a tenth.
+
+    Raises:
+        EquidpError: for an unknown optimiser, or a setting that it or the schedule does not have.
+    """
+
+    optimizer: str = "sgd"
+    momentum: float | None = None
+    weight_decay: float | None = None
+    adam_epsilon: float | None = None
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    schedule_at: tuple[float, ...] | None = None
+    schedule_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown_name("training.optimizer", self.optimizer, OPTIMIZERS)
+        for name in self._given().keys() - OPTIMIZERS[self.optimizer][1].keys():
+            takers = " or ".join(kind for kind, (_, settings) in OPTIMIZERS.items() if name in settings)
+            raise EquidpError(
+                f"training.{SETTINGS[name]} is no setting of training.optimizer={self.optimizer}: leave it out, or "
+                f"take {takers}."
+            )
+        for name in ("schedule_at", "schedule_factor"):
+            if self.schedule != "step" and getattr(self, name) is not None:
+                raise EquidpError(
+                    f"training.{name} is no setting of training.schedule={self.schedule}: leave it out, or take step."
+                )
+
+    def _given(self) -> dict[str, float]:
+        """The settings that are given, by torch's names."""
+        given = {name: getattr(self, own) for name, own in SETTINGS.items()}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def own_settings(self) -> list[str]:
+        """Names of the optimiser's settings that are given."""
+        return [f"training.{SETTINGS[name]}" for name in self._given()]
+
+    def make(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
+        """The optimiser of these parameters."""
+        kind, settings = OPTIMIZERS[self.optimizer]
+        return kind(parameters, lr=rate, **{**settings, **self._given()})
+
+    def factor(self, done: float) -> float:
+        """What the learning rate is multiplied by where that share of the steps is done."""
+        if self.schedule == "cosine":
+            return (1 + math.cos(math.pi * done)) / 2
+        if self.schedule == "constant":
+            return 1.0
+        reached = sum(done >= share for share in ((0.5, 0.75) if self.schedule_at is None else self.schedule_at))
+        return (0.1 if self.schedule_factor is None else self.schedule_factor) ** reached

@@ -25,6 +25,8 @@ class Batch:
         features, labels: of the units' records, `[b, …]` and `[b]`.
         owners: `[b]` int64, which of the `u` units each record belongs to; None where units are records.
         group_of: `[N]` int64 group of every unit of the population.
+        rows: `[b]` int64 positions of the records among all of the population.
+        views: m, where features are `[m·b, …]`, m views of each record (`augmentation.py`).
     """
 
     units: Tensor
@@ -32,6 +34,8 @@ class Batch:
     labels: Tensor
     owners: Tensor | None
     group_of: Tensor
+    rows: Tensor
+    views: int = 1
 
     @cached_property
     def groups(self) -> Tensor:
@@ -117,7 +121,12 @@ class Population:
         rows, owners = self._rows(units)
         # `index_select` copies whole rows where indexing copies element by element
         features, labels = (part.index_select(0, rows) for part in (self.records.features, self.records.labels))
-        return Batch(units, features, labels, owners, self.groups)
+        return Batch(units, features, labels, owners, self.groups, rows)
+
+    def identities(self, rows: Tensor) -> Tensor:
+        """`[b]` int64 of records by their rows: half of each one's identity, or the row where they have none."""
+        known = getattr(self.records, "identity", None)
+        return rows if known is None else known[rows, 0]
 
     def record_counts(self, units: Tensor) -> Tensor | None:
         """`[u]` records of each of these units; None where units are records."""

@@ -21,10 +21,12 @@ from equidp.gradients.losses import Loss
 from equidp.gradients.recording import Recorder
 from equidp.gradients.shape import public_rows
 from equidp.mechanism.algorithm import Algorithm, Outcome
+from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, per_record, scheduled, sensitivity, tensors
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, moved, set_global_random, with_number_keys, with_text_keys
@@ -47,13 +49,15 @@ class Trainer(Looking):
         population: the training data.
         random: the streams for sampling and noise.
         ledger: receives every event before the step becomes visible.
-        learning_rate, optimizer: of the update, post-processing of the noisy mean. The attribute `optimizer` is
-            torch's: a scheduler may lead it, and another one of `engine.parameters` may take its place.
+        learning_rate, optimizer: of the update, post-processing of the noisy mean; a name, or a `Descent` with settings
+            and a schedule. The attribute `optimizer` is torch's: unless there is a schedule, one of torch's may lead
+            its rate; and another one of `engine.parameters` may take its place.
         physical_batch_size: at most so many units in memory at once (on a GPU records); None for the whole batch.
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
         new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.
         diagnostics: collect exact training figures (outside the guarantee).
         public: records without any guarantee, disjoint from training and test, for an algorithm that asks for them.
+        augmentation: a record's gradient is the mean over random views of it; None: of the record itself.
 
     Raises:
         EquidpError: for an unknown optimiser, groups that the plan does not have, or no public records where the
@@ -71,14 +75,16 @@ class Trainer(Looking):
         random: RandomSource,
         ledger: Ledger,
         learning_rate: float,
-        optimizer: str = "sgd",
+        optimizer: str | Descent = "sgd",
         physical_batch_size: int | None = None,
         precision: Literal["float32", "bf16"] = "float32",
         new_recorder: Callable[[], Recorder] | None = None,
         diagnostics: bool = False,
         public: Labelled | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
-        make_optimizer = algorithm.optimizer_beside(optimizer)
+        self.descent = Descent(optimizer) if isinstance(optimizer, str) else optimizer
+        make_optimizer = algorithm.optimizer_beside(self.descent)
         if algorithm.needs_public and not (public is not None and len(public.labels)):
             raise EquidpError(
                 f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
@@ -93,6 +99,7 @@ class Trainer(Looking):
         self.engine = GradientEngine(
             model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, rows=rows
         )
+        self.learning_rate, self.augmentation = learning_rate, augmentation
         self.optimizer = make_optimizer(self.engine.parameters, learning_rate)
         self.physical_batch_size = physical_batch_size
         self.public: dict[str, Tensor] = tensors(algorithm.initial, population.device)
@@ -222,7 +229,7 @@ class Trainer(Looking):
     def step(self, segment: Segment) -> None:
         """One step, as docs/algorithms.md has it: everything released is noised, and charged before it is seen."""
         draws = self.chunks(self.draw())
-        batches = [self.population.batch(draw.units) for draw in draws]
+        batches = [self.batch(draw.units) for draw in draws]
         rollback = None if self.algorithm.acceptance.always else self._rollback()
         before = self.engine.flatten() if rollback or self.contributing.remembers else None
         self.accepting.begin()
@@ -233,6 +240,7 @@ class Trainer(Looking):
         self._observe_step(total)
         # divided by the *expected* batch size: the actual one is private
         self.engine.apply_gradient(self.updating.direction(total, facts), over=self.plan.batch_size)
+        self._set_rate()
         self.optimizer.step()
         self.steps_done += 1
         if rollback is not None and not self.accepting.accept():
@@ -244,6 +252,12 @@ class Trainer(Looking):
                 self.contributing.advance(before)
             self.releasing.follow()
         self._tell_objective()
+
+    def _set_rate(self) -> None:
+        """The schedule's rate of this step: a function of its number, so a resumed run needs no more than that."""
+        if self.descent.schedule != "constant":
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate * self.descent.factor(self.steps_done / self.plan.steps)
 
     def _facts(self, noise_multiplier: float, delta: Tensor) -> StepFacts:
         return StepFacts(self.plan, self.steps_done, noise_multiplier, delta, self.engine.dimension, self.sampling.rate)
@@ -356,7 +370,7 @@ class Trainer(Looking):
         """Σ g_i by ordinary automatic differentiation: the non-private baseline."""
         total = torch.zeros(self.engine.dimension, device=self.population.device)
         for batch in batches:
-            total += self.engine.plain_sum(batch.features, batch.labels, owners=batch.owners)
+            total += self.engine.plain_sum(batch.features, batch.labels, owners=batch.owners, views=batch.views)
             if self.diagnostics is not None:
                 norms = self.contributing.norms(batch)
                 self._observe(norms, torch.ones_like(norms), batch)
@@ -371,24 +385,6 @@ class Trainer(Looking):
             self.updating.load_state_dict(updating)
 
         return restore
-
-    # -------------------------------------------------------------------------------------------------- diagnostics
-
-    def _observe(self, norms: Tensor, weights: Tensor, batch: Batch) -> None:
-        if self.diagnostics is None:
-            return
-        clean = self.contributing.weighted_sum(norms.isfinite().float())
-        self.diagnostics.chunk(norms, weights, batch.groups, self.plan.groups, clean)
-        self.diagnostics.observe(self.sampling.diagnostics())
-
-    def _observe_step(self, used: Tensor) -> None:
-        if self.diagnostics is not None:
-            self.diagnostics.step(used)
-
-    def _diagnostic_row(self) -> dict[str, float]:
-        assert self.diagnostics is not None
-        row, self.diagnostics = self.diagnostics.row(), Diagnostics()
-        return row
 
     # -------------------------------------------------------------------------------------------------------- state
 

@@ -22,6 +22,7 @@ from equidp.models.psasc_cnn import PsascCnn
 from equidp.models.resnet9 import ResNet9
 from equidp.models.resnet_finetune import ResNetFinetune
 from equidp.models.tramer_boneh import TramerBonehCifar10, TramerBonehMnist
+from equidp.models.wide_resnet import WideResNet
 from equidp.options import checked_options
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -34,6 +35,7 @@ MODELS: dict[str, type[Model]] = {
     "sa_cnn9": SaCnn9,
     "psasc_cnn": PsascCnn,
     "resnet9": ResNet9,
+    "wrn16_4": WideResNet,
     "scatter_linear": ScatterLinear,
     "scatter_cnn": ScatterCnn,
     "tramer_boneh_mnist": TramerBonehMnist,

@@ -13,9 +13,18 @@ from equidp.options import HUGE, Declared, Number, Positive, listed
 
 if TYPE_CHECKING:
     from equidp.accounting.trials import Trials
+    from equidp.mechanism.optimizers import Descent
 
 INVERSE_SQRT_STEPS = "1/sqrt(steps)"
 """A learning rate that falls with the length of the run, as in DPSGD-F's census experiments."""
+
+DESCENT = frozenset(
+    {"optimizer", "momentum", "weight_decay", "adam_epsilon", "schedule", "schedule_at", "schedule_factor"}
+)
+"""Settings that `Descent` has too."""
+
+AUGMENTATIONS = {"image": ("flip", "crop"), "tabular": ("noise",)}
+"""What can make a view of a record random, by the kind of features."""
 
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -166,12 +175,36 @@ class TrainingSettings(Block):
     """Step size, or `1/sqrt(steps)`."""
     optimizer: str = "sgd"
     """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of `momentum`; null: 0.9."""
+    weight_decay: Annotated[float, Field(ge=0, le=HUGE)] | None = None
+    """λ, added to the update as λ·θ, with `adamw` apart from the moments; null: 0, with `adamw` 0.01."""
+    adam_epsilon: Positive | None = None
+    """Added to the root in the denominator of `adam` and `adamw`; null: 1e-8."""
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """Of the learning rate: `constant`, `cosine` (towards 0), or `step`, by steps down."""
+    schedule_at: Annotated[tuple[Probability, ...] | None, BeforeValidator(listed)] = None
+    """Shares of the run, `0.5+0.75`, at which `step` lowers the rate; null: these two."""
+    schedule_factor: Probability | None = None
+    """What `step` multiplies the rate by each time; null: 0.1."""
+    average: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """β: the released weights are an exponential moving average of the trained ones, β_t = min(β,
+    (1 + t)/(10 + t)); null: the trained ones."""
+    augmentations: Annotated[int, Field(ge=0, le=1024)] = 0
+    """m: a record's gradient is the mean over m random views of it, then bounded; 0: of the record itself."""
+    augmentation_kinds: Annotated[tuple[str, ...] | None, BeforeValidator(listed)] = None
+    """What makes a view random: `flip+crop` for images, `noise` for tables; null: all there is for the data."""
+    augmentation_padding: Annotated[int, Field(ge=1)] | None = None
+    """Pixels that images are padded by, by reflection, before a `crop`; null: 4."""
+    augmentation_noise: Positive | None = None
+    """Standard deviation of `noise`, on features in [0, 1]; null: 0.05."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`, `cuda:1` and so on; `auto` takes CUDA if there is one."""
     devices: Annotated[int, Field(ge=1)] = 1
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """At most so many units in memory at once; beyond rounding the result does not depend on it."""
+    """At most so many units, with all their views, in memory at once; beyond rounding the result does not depend on
+    it."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
     cuda_graphs: bool = False
@@ -183,14 +216,31 @@ class TrainingSettings(Block):
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
     """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
 
-    @field_validator("optimizer")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        from equidp.mechanism.optimizers import OPTIMIZERS  # late: it imports torch
+    @model_validator(mode="after")
+    def _holds_together(self) -> TrainingSettings:
+        if self.model_fields_set & DESCENT:
+            assert self.descent
+        self._refuse_idle_augmentation()
+        return self
 
-        if name not in OPTIMIZERS:
-            raise unknown_name("training.optimizer", name, OPTIMIZERS)
-        return name
+    def _refuse_idle_augmentation(self) -> None:
+        words = [word for words in AUGMENTATIONS.values() for word in words]
+        for word in self.augmentation_kinds or ():
+            if word not in words:
+                raise unknown_name("training.augmentation_kinds", word, words)
+        given = [name for name in ("kinds", "padding", "noise") if getattr(self, f"augmentation_{name}") is not None]
+        if given and not self.augmentations:
+            raise ValueError(f"augmentation_{given[0]} has no effect while augmentations is 0: give m")
+        for name, word in (("padding", "crop"), ("noise", "noise")):
+            if name in given and word not in (self.augmentation_kinds or words):
+                raise ValueError(f"augmentation_{name} has no effect without {word} in augmentation_kinds")
+
+    @property
+    def descent(self) -> Descent:
+        """Optimiser and schedule, with their settings."""
+        from equidp.mechanism.optimizers import Descent  # late: it imports torch
+
+        return Descent(**{name: getattr(self, name) for name in DESCENT})
 
     def rate(self, steps: int) -> float:
         """The learning rate of a run of T steps."""

@@ -16,7 +16,7 @@ It imports `algorithms`, `models`, `data`, `parameters` and what stands below th
 from __future__ import annotations
 
 from equidp.training.conclusion import Trained, conclude, forget
-from equidp.training.networks import make_model, predict, record_loss
+from equidp.training.networks import augmentation, make_model, predict, record_loss
 from equidp.training.planning import groups_of, plan_run, units_in
 from equidp.training.preparation import Prepared, prepare
 from equidp.training.running import train_model

@@ -12,10 +12,12 @@ from equidp.data.records import Schema
 from equidp.errors import EquidpError
 from equidp.gradients.losses import CrossEntropy
 from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
 from equidp.models import build_model
 from equidp.models.features import is_raw_image
-from equidp.parameters import ModelSettings
+from equidp.parameters import ModelSettings, TrainingSettings
+from equidp.parameters.sections import AUGMENTATIONS
 
 PREDICTION_BATCH = 1024
 """Records scored at once."""
@@ -39,6 +41,34 @@ def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], devic
     scale = torch.tensor(weights, device=device)
     plain = CrossEntropy()
     return lambda outputs, labels: plain(outputs, labels) * scale[labels]
+
+
+def augmentation(training: TrainingSettings, schema: Schema, seed: int) -> Augmentation | None:
+    """How the run augments its records; None where it does not.
+
+    Raises:
+        EquidpError: where there are no views of such data.
+    """
+    if not training.augmentations:
+        return None
+    mapped = schema.kind == "image" and not is_raw_image(schema)
+    there = () if mapped else AUGMENTATIONS.get(schema.kind, ())
+    kinds = training.augmentation_kinds or there
+    if not there or not set(kinds) <= set(there):
+        raise EquidpError(
+            f"training.augmentations={training.augmentations}: the features of dataset {schema.name!r} are "
+            f"{'those of a fixed map' if mapped else schema.kind}, of which there are "
+            + (f"views by {' and '.join(there)} alone." if there else "no random views: set training.augmentations=0.")
+        )
+    padding, sd = training.augmentation_padding, training.augmentation_noise
+    return Augmentation(
+        training.augmentations,
+        kinds,
+        derived_seed(seed, "views"),
+        schema.shape,
+        padding=Augmentation.padding if padding is None else padding,
+        sd=Augmentation.sd if sd is None else sd,
+    )
 
 
 def imposed(model: ModelSettings, algorithm: Algorithm, schema: Schema) -> ModelSettings:

@@ -30,16 +30,16 @@ def plan_run(
         groups: K of the partition used in training.
 
     Raises:
-        EquidpError: where the target cannot be met, the batch exceeds the data, an optimiser is asked for beside the
-            algorithm's own, a part does not do what it promises, or
-            settings are given in place of the algorithm they build.
+        EquidpError: where the target cannot be met, the batch exceeds the data, an optimiser or average is asked for
+            beside the algorithm's own, a part does not do what it promises, or settings are given in place of the
+            algorithm they build.
     """
     if not isinstance(algorithm, Algorithm):
         raise EquidpError(
             f"{algorithm!r} is no algorithm: build one, such as "
             "algorithm_settings('dpsgd', {'clip_norm': 1.0}).build()."
         )
-    algorithm.optimizer_beside(training.optimizer)
+    algorithm.averaged(training.average).optimizer_beside(training.descent)
     plan = Plan(
         records=units,
         batch_size=training.batch_size,

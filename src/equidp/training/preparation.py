@@ -31,7 +31,7 @@ from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
 from equidp.training.digests import CODE_DIGEST, LIBRARIES, fingerprint, initial_state
 from equidp.training.journal import BLOCK
-from equidp.training.networks import make_model, record_loss
+from equidp.training.networks import augmentation, make_model, record_loss
 from equidp.training.planning import groups_of
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
@@ -84,10 +84,11 @@ def prepare(
     peers: Peers | None = None,
 ) -> Prepared:
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
-    device = device_of(training)
+    device, algorithm = device_of(training), algorithm.averaged(training.average)
     loss = record_loss(training.class_weights, split.train.schema.classes, device)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
+    views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
     random = _random(privacy, own_seed, device, peers)
     network = make_model(train.schema, model, algorithm, seed).to(device)
     keeper = None
@@ -129,12 +130,13 @@ def prepare(
             "random": random,
             "ledger": ledger,
             "learning_rate": algorithm.learning_rate or training.rate(plan.steps),
-            "optimizer": training.optimizer,
+            "optimizer": training.descent,
             "physical_batch_size": training.physical_batch_size,
             "precision": training.precision,
             "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs and algorithm.private else None,
             "diagnostics": training.diagnostics,
             "public": split.public.to(device) if len(split.public) else None,
+            "augmentation": views,
         }
         renewed = keeper.renewed if keeper else 0
         if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:

@@ -24,7 +24,7 @@ class Contributing(Running):
 
     def norms(self, batch: Batch) -> Tensor:
         """`[u]` l2 norms of the batch's contributions; a function of each unit and of released values alone."""
-        return self.run.engine.norms(batch.features, batch.labels, owners=batch.owners)
+        return self.run.engine.norms(batch.features, batch.labels, owners=batch.owners, views=batch.views)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ w_i m_i of the last `norms`, flat `[d]`."""

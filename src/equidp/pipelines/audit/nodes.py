@@ -16,7 +16,7 @@ from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.pipelines.training.nodes import plan_of
 from equidp.reporting.tables import BASELINE
-from equidp.training import make_model, record_loss
+from equidp.training import augmentation, make_model, record_loss
 
 
 def audit_algorithm(train: Records, test: Records, public: Records, settings: Settings) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def audit_algorithm(train: Records, test: Records, public: Records, settings: Se
 
 def _training_setup(train: Records, public: Records, settings: Settings) -> audit.TrainingSetup:
     """How the audited algorithm trains."""
-    algorithm, loop = settings.algorithm(settings.audited), settings.training
+    loop = settings.training
+    algorithm, baseline = (settings.algorithm(name).averaged(loop.average) for name in (settings.audited, BASELINE))
     plan = plan_of(settings.audited, train, settings)
     device = choose_device(loop.device)
     return audit.TrainingSetup(
@@ -42,14 +43,15 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
         plan=plan,
         loss=record_loss(loop.class_weights, train.schema.classes, device),
         learning_rate=loop.rate(plan.steps),
-        optimizer=loop.optimizer,
+        optimizer=loop.descent,
         grouping=settings.data.groups[0],
         by_unit=settings.privacy.by_unit,
         physical_batch_size=loop.physical_batch_size,
         precision=loop.precision,
         device=device,
         public=public if len(public) else None,
-        baseline=settings.algorithm(BASELINE),
+        augmentation=augmentation(loop, train.schema, settings.seed),
+        baseline=baseline,
     )
 
 

@@ -20,13 +20,17 @@ from equidp.evaluation.metrics import Groups
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import card_options
 from equidp.models.weights import Weights, network_of
-from equidp.parameters import Settings
+from equidp.parameters import Settings, TrainingSettings
+from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.networks import imposed
 
 RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights"}
 """Settings that the model's file records, for the documents that go out with it."""
+
+RECORDED_IF_SET = DESCENT | {"average", *(name for name in TrainingSettings.model_fields if "augmentation" in name)}
+"""Others that it records where they are not the defaults."""
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +130,8 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
         "options": card_options(built.name, built.options),
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
-        "training": settings.training.model_dump(mode="json", include=RECORDED)
+        "training": settings.training.model_dump(mode="json", include=set(RECORDED_IF_SET), exclude_defaults=True)
+        | settings.training.model_dump(mode="json", include=RECORDED)
         | {"options": settings.options(algorithm)},
         "source": settings.data.source,
         "source_options": settings.data.options,

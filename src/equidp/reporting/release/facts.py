@@ -41,7 +41,11 @@ SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mea
 ENCODING = ("label", "classes", "features")
 """Options of the source that go out: declared columns with their categories and bounds. Others name files."""
 
-TRAINING = ("epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights", "options")
+TRAINING = (
+    "epochs", "batch_size", "learning_rate", "optimizer", "momentum", "weight_decay", "adam_epsilon", "schedule",
+    "schedule_at", "schedule_factor", "average", "augmentations", "augmentation_kinds", "augmentation_padding",
+    "augmentation_noise", "precision", "class_weights", "options",
+)  # fmt: skip
 """Keys of a model's training settings that go out; settings are public."""
 
 CANARIES = (

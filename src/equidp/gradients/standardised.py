@@ -1,0 +1,101 @@
+"""Standardised convolutions: per-record gradients of a weight that is standardised before it convolves.
+
+    c_o = w_o − mean(w_o),   ŵ_o = c_o/√(‖c_o‖² + ε)       for every output channel o (Qiao et al. 2019)
+
+A record's gradient v of ŵ becomes that of w by the transposed derivative. It is the same linear map J for all records,
+since c_o sums to zero:
+
+    (J v)_o = (v_o − mean(v_o) − ŵ_o·⟨ŵ_o, v_o⟩)/√(‖c_o‖² + ε)
+
+So a weighted sum is J of the convolution's own weighted sum. Norms are those of J v, formed a few records at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+from equidp.gradients.rounding import norms_of, raised
+from equidp.gradients.terms import Term, pieces, summed
+
+EPSILON = 1e-6
+"""ε, beside squared norms of centred weights; a channel of equal weights gives zeros."""
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """A convolution by ŵ; its parameter is w. Every ŵ_o has norm 1 (but for ε), whatever the fan-in.
+
+    Raises:
+        EquidpError: for padding with anything else than zeros.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if self.padding_mode != "zeros":
+            raise EquidpError(f"StandardisedConv2d pads with zeros alone, not by {self.padding_mode!r}.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[b, o, oh, ow]`."""
+        weight = Standardisation.of(self.weight).weight.view_as(self.weight)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Standardisation:
+    """ŵ of one weight, and what its derivative needs.
+
+    Attributes:
+        weight: ŵ `[o, n]`, n the fan-in.
+        scale: 1/√(‖c_o‖² + ε) `[o, 1]`.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Standardisation:
+        """Of `[o, …]` weights."""
+        centred = weight.flatten(1)
+        centred = centred - centred.mean(1, keepdim=True)
+        scale = (centred.square().sum(1, keepdim=True) + EPSILON).rsqrt()
+        return cls(centred * scale, scale)
+
+    def back(self, gradients: Tensor) -> Tensor:
+        """J v `[…, o·n]` of gradients v of ŵ."""
+        v = gradients.unflatten(-1, self.weight.shape)
+        v = v - v.mean(-1, keepdim=True)
+        return ((v - self.weight * (v * self.weight).sum(-1, keepdim=True)) * self.scale).flatten(-2)
+
+
+class Standardised(Term):
+    """Gradients of w, from those of ŵ; calls at several weights (older iterates) add up.
+
+    Args:
+        terms: of ŵ, one for each weight.
+        maps: the weights' standardisations.
+        records: b.
+    """
+
+    def __init__(self, terms: Sequence[Term], maps: Sequence[Standardisation], records: int) -> None:
+        self._pairs, self._records = list(zip(terms, maps, strict=True)), records
+        self._numel = maps[0].weight.numel()
+
+    def squared_norms(self) -> Tensor:
+        norms = [norms_of(self.gradients(some.start, some.stop)) for some in pieces(self._records, self._numel)]
+        return raised(torch.cat(norms), self.sizes())
+
+    def sizes(self) -> Tensor:
+        # J is a projection, then a scaling
+        return summed([term.sizes() * standardisation.scale.max() for term, standardisation in self._pairs])
+
+    def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
+        return summed([s.back(term.weighted_sum(weights, silent)) for term, s in self._pairs])
+
+    def gradients(self, start: int, stop: int) -> Tensor:
+        return summed([s.back(term.gradients(start, stop)) for term, s in self._pairs])
