@@ -66,9 +66,6 @@ class RunRecorder:
         active = mlflow.active_run()  # the user's own: this run is logged to it, in the store that it is in
         self._experiment = active.info.experiment_id if active else store.connect(config)
 
-    on_epoch = staticmethod(runs.log_epoch)
-    """What training calls after every epoch: with the algorithm and the epoch's figures."""
-
     def open(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         """Open a single algorithm's run, or the parent of one child each."""
         names = names_of(run_params)
