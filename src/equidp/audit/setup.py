@@ -43,7 +43,7 @@ class TrainingSetup:
     plan: Plan
     loss: Loss
     learning_rate: float
-    optimizer: str = "sgd"
+    optimizer: str | None = None
     grouping: str = "class"
     by_unit: bool = False
     physical_batch_size: int | None = None

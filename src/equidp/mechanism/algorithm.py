@@ -151,21 +151,21 @@ class Algorithm:
         """Whether all events and their number are known before training."""
         return not self.acceptance.may_stop and type(self.sampler).budget is Sampler.budget
 
-    def optimizer_beside(self, asked: str) -> MakeOptimizer:
-        """The optimiser to train with where a run asks for that of this name; `sgd`, which is plain, asks for none.
+    def optimizer_beside(self, asked: str | None) -> MakeOptimizer:
+        """The optimiser to train with where a run asks for that of this name; None asks for none, which is `sgd`.
 
         Raises:
             EquidpError: for an unknown name, or another optimiser than the algorithm's own.
         """
-        if asked not in OPTIMIZERS:
+        if asked is not None and asked not in OPTIMIZERS:
             raise unknown_name("training.optimizer", asked, OPTIMIZERS)
         own = self.optimizer
         if own is None:
-            return OPTIMIZERS[asked]
-        if asked not in ("sgd", own):
+            return OPTIMIZERS[asked or "sgd"]
+        if asked not in (None, own):
             raise EquidpError(
-                f"{self.name} brings its own optimiser, and training.optimizer={asked} would be a second one: set "
-                "training.optimizer=sgd."
+                f"{self.name} brings its own optimiser, and training.optimizer={asked} would be a second one: leave it "
+                "out, or set training.optimizer=null over a preset's."
             )
         return OPTIMIZERS[own] if isinstance(own, str) else own
 

@@ -70,7 +70,7 @@ class Trainer(Looking):
         random: RandomSource,
         ledger: Ledger,
         learning_rate: float,
-        optimizer: str = "sgd",
+        optimizer: str | None = None,
         physical_batch_size: int | None = None,
         precision: Literal["float32", "bf16"] = "float32",
         new_recorder: Callable[[], Recorder] | None = None,

@@ -163,8 +163,8 @@ class TrainingSettings(Block):
     """Expected batch size B; the actual one varies with the Poisson sample."""
     learning_rate: Positive | Literal["1/sqrt(steps)"] = 0.1
     """Step size, or `1/sqrt(steps)`."""
-    optimizer: str = "sgd"
-    """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone."""
+    optimizer: str | None = None
+    """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone. null: the algorithm's own, or `sgd`."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`, `cuda:1` and so on; `auto` takes CUDA if there is one."""
     devices: Annotated[int, Field(ge=1)] = 1
@@ -182,10 +182,10 @@ class TrainingSettings(Block):
 
     @field_validator("optimizer")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _known(cls, name: str | None) -> str | None:
         from equidp.mechanism.optimizers import OPTIMIZERS  # late: it imports torch
 
-        if name not in OPTIMIZERS:
+        if name is not None and name not in OPTIMIZERS:
             raise unknown_name("training.optimizer", name, OPTIMIZERS)
         return name
 
