@@ -48,6 +48,7 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
         "auto_dpsgd_s": "auto_dpsgd:AutoDPSGDS",
         "sa_dpsgd": "sa_dpsgd:SADPSGD",
         "dpis": "dpis:DPIS",
+        "asc": "asc:ASC",
         "custom": "custom:Custom",
     },
 )

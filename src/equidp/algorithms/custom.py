@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from equidp.algorithms.asc import GroupSampler
 from equidp.algorithms.auto_dpsgd import LinearFall, OwnThreshold, StepFall
 from equidp.algorithms.auto_s import Normalise
 from equidp.algorithms.dc_sgd import LeastError, NormHistogram
@@ -58,7 +59,12 @@ from equidp.mechanism.parts import (
 from equidp.options import not_valid
 
 PARTS: dict[str, dict[str, type[Part]]] = {
-    "sampler": {"poisson": PoissonSampler, "full_batch": FullBatch, "importance": ImportanceSampler},
+    "sampler": {
+        "poisson": PoissonSampler,
+        "full_batch": FullBatch,
+        "importance": ImportanceSampler,
+        "groups": GroupSampler,
+    },
     "objective": {"plain": Objective, "logit_adjusted": LogitAdjusted},
     "contribution": {"gradient": Contribution, "inner_momentum": InnerMomentum, "record_momentum": RecordMomentum},
     "weights": {
