@@ -882,7 +882,8 @@ JOINT: dict[str, list[dict[str, Any]]] = {
     ],
     "dpsgd_bounded": [{"count_noise_multiplier": 1.0}, {"counts_below": 0.5}],
     "soft_adaclip": [
-        {"counts_below": kappa, "count_noise_multiplier": level} for kappa, level in ((0.6, 1.25), (0.6, 1.0), (2, 1.0))
+        {"counts_below": kappa, "count_noise_multiplier": level}
+        for kappa, level in ((0.6, 1.25), (0.6, 1.0), (1.5, 1.1))
     ],
     "slaclip": [{"slots": 2}, {"slots": 64}],
     "dc_sgd_p": [{"count_noise_multiplier": 1.0, "bins": 3}],
