@@ -109,21 +109,22 @@ class GroupSampling(BudgetedSampling):
     def __init__(self, part: GroupSampler, run: Run) -> None:
         super().__init__(part, run)
         self.part, self.clip, self.epochs = part, float(run.combination.initial["clip_norm"]), 0
-        self.sizes = self.losses = self.group_rates = torch.zeros(0, dtype=torch.float64)
+        self.sizes = self.losses = torch.zeros(run.plan.groups, dtype=torch.float64, device=run.population.device)
+        self.group_rates = torch.full_like(self.sizes, run.plan.sampling_rate)
 
     def begin_epoch(self, epoch: int) -> None:
         """Release ℓ̃ (and Ñ), and choose rates and clip norms; end where the budget has no room."""
         plan, part, population = self.run.plan, self.part, self.run.population
         sizes, losses = (event.noise_multiplier for event in part.releases(plan))
-        opening = [Event(1.0, losses)] if len(self.sizes) else [Event(1.0, sizes), Event(1.0, losses)]
+        opening = [Event(1.0, losses)] if self.epochs else [Event(1.0, sizes), Event(1.0, losses)]
         self.spent = renyi(self.run.ledger.done, self.budget.order)
         # only where a crash has charged steps that were not taken
         self.exhausted = self.over(renyi([*opening, self._event()], self.budget.order))
         if self.exhausted:
             return
-        if not len(self.sizes):
+        if not self.epochs:
             noised = self.released(counts(population.groups, plan.groups).double(), 1.0, sizes).clamp(min=1 + sizes)
-            self.sizes, self.losses = noised * (plan.records / noised.sum()), torch.zeros_like(noised)
+            self.sizes = noised * (plan.records / noised.sum())
         each = self.run.losses(torch.arange(population.size, device=population.device)).double()
         each = torch.nan_to_num(each, nan=part.loss_limit, posinf=part.loss_limit).clamp(0, part.loss_limit)
         exact = torch.zeros_like(self.sizes).index_add_(0, population.groups, each)

@@ -305,8 +305,9 @@ class Algorithm:
     def _as_published(self, plan: Plan, target: float) -> Plan:
         if self.sampler.budget(replace(plan, epsilon=target)) is not None:
             raise EquidpError(
-                f"{self.name}: what it samples and adds is chosen within a sound budget while it trains, so no noise can "
-                f"be solved for by the paper's count. Set privacy.epsilon_as=sound; the paper's figure is reported beside it."
+                f"{self.name}: what it samples and adds is chosen within a sound budget while it trains, so no noise "
+                "can be solved for by the paper's count. Set privacy.epsilon_as=sound; the paper's figure is reported "
+                "beside it."
             )
 
         def figure(noise: float) -> float:
