@@ -12,8 +12,8 @@ The bound. Let x = min(n/C_t, 1) and f = m + r with m full slots and the fractio
 gradient and slots are one vector of d + K coordinates and length C_t, and carry the same noise σ·C_t. The event is
 (q, σ), DP-SGD's own (`joint_noise`, slack).
 
-Where we depart from the text: a norm is never taken as positive where it is 0, so that ŝ_K counts it; the noise of the
-slots is drawn apart, which is the same law; n of a batch in pieces is the n that is weighed.
+Where we depart from the authors' code: in nothing that affects ε. The noise of the slots is drawn apart, which is the
+same law. ŝ_K is divided by C_t as there, although it is a share already.
 """
 
 from __future__ import annotations
