@@ -67,7 +67,8 @@ class NormHistogram(SideRelease):
 
     def edges(self, device: torch.device) -> Tensor:
         """`[bins]`, e_1 to e_m: public."""
-        return self.largest_norm * torch.logspace(-2, 0, self.bins, device=device)
+        below = 1 - torch.arange(self.bins, device=device) / (self.bins - 1)
+        return self.largest_norm * 0.01**below
 
     def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
         """`[bins]`."""
