@@ -14,8 +14,8 @@ output is E_{m~ν} N(m, 1), where ν has μ_k = C_k/(σC) with probability q_k, 
 
 which grows in every m_i ≥ 0 and is convex in each. Replacing ν by the law (q, 1/σ), which has no smaller mean and is
 further spread (where q_k > q: keep each μ_k as 1/σ with probability μ_k·σ, else 0), one m_i after the other, cannot
-lower it. The other direction of a sampled Gaussian is never the larger one. All of it holds given the released values,
-so q_k and C_k may depend on these, and divergences of one order add up over the steps.
+lower it. The other direction of a sampled Gaussian is never the larger one (Mironov, Talwar, Zhang 2019). All of it
+holds given the released values, so q_k and C_k may depend on these, and divergences of one order add up over the steps.
 At other orders, and pointwise, it does not hold (at ε = 0 a short vector drawn often shows more than a long one drawn
 seldom), so that ε is that of a budget of one integer order, as for `dpis`, and neither PLD nor the events of groups.
 
