@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 import equidp
 from equidp.algorithms import ALGORITHMS
+from equidp.errors import EquidpError
 from equidp.parameters import OperationSettings, TrainingSettings, resolve
 
 GIVEN = {"dataset": "digits", "privacy": {"epsilon": 3.0}, "training": {"epochs": 3, "checkpoint_every": 2}}
@@ -40,6 +41,15 @@ def test_plain_values_resolve_to_the_settings_that_they_are_of() -> None:
     again = resolve(told | {"algorithm": audited["algorithm"]})
     assert again == settings
     assert again.algorithm("dpsgd").initial["clip_norm"] == 2.0
+
+
+def test_an_optimiser_that_is_asked_for_is_not_passed_over_for_the_algorithms_own() -> None:
+    alone, asked = resolve(GIVEN), resolve(GIVEN | {"training": {"optimizer": "sgd"}})
+    own = alone.algorithm("dp_adambc")
+    assert own.optimizer_beside(alone.training.optimizer) is own.optimizer
+    with pytest.raises(EquidpError, match=r"dp_adambc brings its own optimiser, and training.optimizer=sgd.*leave it"):
+        own.optimizer_beside(asked.training.optimizer)
+    assert asked.algorithm("dpsgd").optimizer_beside("sgd") is asked.algorithm("psasc_momentum").optimizer_beside(None)
 
 
 def test_an_algorithm_is_built_once() -> None:

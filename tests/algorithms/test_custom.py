@@ -16,7 +16,7 @@ from equidp.algorithms.custom import PARTS, make_part
 from equidp.errors import EquidpError
 from equidp.mechanism.parts import Part
 
-KINDS = [kind for kind in PARTS if kind not in ("acceptance", "released_weights")]
+KINDS = [kind for kind in PARTS if kind not in ("update", "acceptance", "released_weights")]
 COMBINATIONS = [dict(zip(KINDS, names, strict=True)) for names in itertools.product(*(PARTS[k] for k in KINDS))]
 
 

@@ -174,6 +174,13 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"counts_below": 0.6, "count_noise_multiplier": "1.25x"},
         {"counts_below": 0.9, "count_noise_multiplier": 0.3, "clip_norm": 20.0},
     ],
+    "dpsgd_bounded": [{"count_noise_multiplier": 0.5, "min_clip_norm": 1e-3, "clip_learning_rate": 2.0}],
+    "soft_adaclip": [{"counts_below": 0.6, "count_noise_multiplier": "1.25x", "clip_norm": 20.0}],
+    "slaclip": [{"slots": 3, "clip_norm": 20.0, "clip_learning_rate": 2.0}],
+    "dc_sgd_p": [{"count_noise_multiplier": 0.5, "every": 2}],
+    "dc_sgd_e": [{"count_noise_multiplier": 0.5}],
+    "dp_adambc": [{"variance_floor": 1e-9}],
+    "asc": [{"steepness": 5.0, "loss_noise_fraction": 0.03, "size_noise_fraction": 0.03, "clip_norm": 5.0}],
     "dpsgd_global_adapt": [
         {"strict_clip_norm": 1.0, "count_noise_multiplier": 1.0},
         {"strict_clip_norm": 1.0, "counted": "below", "threshold": 0.6, "count_noise_multiplier": "1.25x"},

@@ -43,7 +43,11 @@ def linear(schema: Schema) -> nn.Module:
 
 def algorithm_of(name: str) -> Algorithm:
     """An algorithm with its defaults; side noise is a ratio, so that the gradients get most of the budget."""
-    options = {"count_noise_multiplier": "10x"} if "count_noise_multiplier" in ALGORITHMS[name].model_fields else {}
+    options: dict[str, object] = (
+        {"count_noise_multiplier": "10x"} if "count_noise_multiplier" in ALGORITHMS[name].model_fields else {}
+    )
+    if name == "asc":  # as much as its groups are sampled at
+        options["rate_limit"] = 1.0
     return algorithm_settings(name, options).build()
 
 
@@ -54,7 +58,7 @@ def setup_of(
     """An algorithm with its defaults, its noise solved for ε."""
     algorithm = algorithm_of(name)
     plan = Plan(records=count, batch_size=batch_size, epochs=epochs, groups=2, delta=1e-6, noise_multiplier=1.0)
-    if name == "dpis":
+    if name in ("asc", "dpis"):
         # it cannot take everybody, its releases of N and K pay off at size only, and its budget holds at one δ
         plan = replace(plan, records=5000, batch_size=2500, epochs=5, delta=3e-5)
     if algorithm.private:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from pydantic import PrivateAttr
 from scipy import stats
+from tests.algorithms import test_asc
 from tests.algorithms import test_contract as contract
 from tests.algorithms.conftest import Laboratory, Scripted, cross_entropy, make_records, zero_loss
 from torch import Tensor
@@ -24,9 +25,13 @@ from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS
+from equidp.algorithms.asc import GroupSampler
 from equidp.algorithms.auto_dpsgd import OwnThreshold
+from equidp.algorithms.dc_sgd import NormHistogram
 from equidp.algorithms.dpis import ImportanceSampler
 from equidp.algorithms.dpsgd_quantile import QuantileCount
+from equidp.algorithms.slaclip import Slack
+from equidp.algorithms.soft_adaclip import SoftClip
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import Added, Draw, FlatClip, PoissonSampler, Public, Run, Sampling, sensitivity
 from equidp.mechanism.parts.sampler import PoissonSampling
@@ -162,6 +167,60 @@ class OtherUnit(QuantileCount):
         return Added(1.0, self.counts_below, "strict_clip_norm"), Added(0.0)
 
 
+class HalfCharged(QuantileCount):
+    """Counts 0 and 1, and is charged for ½, as in public code of bounded clipping."""
+
+    def sensitivity(self) -> float:
+        return 0.5
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return (norms <= self.counts_below * public["clip_norm"]).sum(0, keepdim=True, dtype=torch.float32)
+
+
+class WideSlack(Slack):
+    """Takes half a norm for the whole: slack that is not there."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return super().statistic(norms / 2, groups, public, plan)
+
+    def added(self) -> tuple[Added, ...]:
+        return super().added()
+
+
+class FilledSlots(Slack):
+    """Fills slots of C instead of C/√K."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return super().statistic(norms, groups, public, plan) * self.slots**0.5
+
+    def added(self) -> tuple[Added, ...]:
+        return super().added()
+
+
+class TwoBins(NormHistogram):
+    """Counts each gradient in its bin and in the next, and says that it moves one."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        found = super().statistic(norms, groups, public, plan)
+        return found + found.roll(1)
+
+
+class HardEdge(FlatClip):
+    """Clips as DP-SGD does, and says what tanh leaves."""
+
+    def reach(self, unit: str, upto: float) -> float:
+        return SoftClip().reach(unit, upto)
+
+
+class OneBound(GroupSampler):
+    """Samples hard groups more often and clips them no shorter."""
+
+    def start(self, run: Run) -> Sampling:
+        sampling = super().start(run)
+        sampling.public = lambda: {"clip_norm": torch.full((run.plan.groups,), sampling.clip)}  # type: ignore
+        return sampling
+
+
 class ShortReach(FlatClip):
     """Says κ²·C of what it lets gradients within κ·C add."""
 
@@ -285,6 +344,13 @@ def _together(lab: Any, name: str) -> None:
             contract.TestJointBound().test_no_record_is_found_that_moves_both_by_more(lab, name, options, size)
 
 
+def _no_group_costs_more(lab: Any, name: str) -> None:
+    trainer = lab.trainer(name, {"steepness": 4.0})
+    trainer.begin_epoch(0)
+    trainer.sampling.group_rates = torch.tensor([0.1, 0.3, 0.9], dtype=torch.float64)
+    test_asc.costs_at_most_what_is_charged(trainer)
+
+
 def _charged_when_refusing(lab: Any, name: str) -> None:
     # many candidates of an energy that is hardly better: some are refused
     run = lab.trained(name, plan=lab.plan(epochs=10))
@@ -333,6 +399,12 @@ PLANTS = [
         parts(side_release=HalfAdded(**{**COUNTING, "count_noise_multiplier": 1.0})),
     ),
     Plant("a rule that understates short gradients", "dpsgd_quantile", _together, parts(weights=ShortReach())),
+    Plant("½ charged for 1", "dpsgd_bounded", _together, parts(side_release=HalfCharged(count_noise_multiplier=1.0))),
+    Plant("slack that is not there", "slaclip", _together, parts(side_release=WideSlack())),
+    Plant("slots too wide", "slaclip", _together, parts(side_release=FilledSlots())),
+    Plant("a gradient in two bins", "dc_sgd_p", _together, parts(side_release=TwoBins(count_noise_multiplier=1.0))),
+    Plant("a hard edge", "soft_adaclip", _together, parts(weights=HardEdge())),
+    Plant("one bound for all groups", "asc", _no_group_costs_more, parts(sampler=OneBound())),
     Plant(
         "another unit",
         "dpsgd_global_adapt",

@@ -16,8 +16,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from equidp.algorithms.asc import GroupSampler
 from equidp.algorithms.auto_dpsgd import LinearFall, OwnThreshold, StepFall
 from equidp.algorithms.auto_s import Normalise
+from equidp.algorithms.dc_sgd import LeastError, NormHistogram
+from equidp.algorithms.dp_adambc import CorrectedAdam
 from equidp.algorithms.dpis import ConstantLength, ImportanceSampler
 from equidp.algorithms.dpsgd_decay import ExponentialDecay
 from equidp.algorithms.dpsgd_f import GroupClipCounts
@@ -33,6 +36,8 @@ from equidp.algorithms.psasc_momentum_gd import FullBatch, RecordMomentum
 from equidp.algorithms.sa_dpsgd import Annealing
 from equidp.algorithms.sad_dpsgd import DecayingPhases
 from equidp.algorithms.settings import AlgorithmSettings
+from equidp.algorithms.slaclip import Slack
+from equidp.algorithms.soft_adaclip import SoftClip
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
@@ -54,11 +59,17 @@ from equidp.mechanism.parts import (
 from equidp.options import not_valid
 
 PARTS: dict[str, dict[str, type[Part]]] = {
-    "sampler": {"poisson": PoissonSampler, "full_batch": FullBatch, "importance": ImportanceSampler},
+    "sampler": {
+        "poisson": PoissonSampler,
+        "full_batch": FullBatch,
+        "importance": ImportanceSampler,
+        "groups": GroupSampler,
+    },
     "objective": {"plain": Objective, "logit_adjusted": LogitAdjusted},
     "contribution": {"gradient": Contribution, "inner_momentum": InnerMomentum, "record_momentum": RecordMomentum},
     "weights": {
         "flat": FlatClip,
+        "soft": SoftClip,
         "normalise": Normalise,
         "psasc": AdaptiveScaling,
         "own_threshold": OwnThreshold,
@@ -81,9 +92,12 @@ PARTS: dict[str, dict[str, type[Part]]] = {
         "clip_counts_and_shares": ClipCountsAndShares,
         "group_size_counts": GroupSizeCounts,
         "quantile": QuantileCount,
+        "slack": Slack,
+        "norm_histogram": NormHistogram,
+        "norm_histogram_error": LeastError,
         "strict_bound": StrictBoundCount,
     },
-    "update": {"plain": Update, "outer_momentum": OuterMomentum},
+    "update": {"plain": Update, "outer_momentum": OuterMomentum, "corrected_adam": CorrectedAdam},
     "acceptance": {"always": AlwaysAccept, "annealing": Annealing},
     "released_weights": {"trained": Released, "average": ExponentialAverage},
 }

@@ -32,17 +32,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from equidp.accounting.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
-from equidp.accounting.epsilon import epsilon_of, published_epsilon, renyi_curve
+from equidp.accounting.budget import renyi, smallest
+from equidp.accounting.epsilon import published_epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
+from equidp.algorithms.budgeted import Budgeted, BudgetedSampling
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm, Outcome, Published
@@ -54,7 +54,6 @@ from equidp.mechanism.parts import (
     Positive,
     Public,
     Run,
-    Sampler,
     Sampling,
     WeightRule,
 )
@@ -82,10 +81,12 @@ class ConstantLength(WeightRule):
         return public["contribution"]
 
 
-class ImportanceSampler(Sampler):
+class ImportanceSampler(Budgeted):
     """Inclusion in proportion to the clipped gradient norm, by proposal and rejection."""
 
     gives: ClassVar[frozenset[str]] = frozenset({"contribution"})
+    used_by: ClassVar[str] = "dpis"
+    noises: ClassVar[tuple[str, ...]] = ("count_noise_fraction", "sum_noise_fraction")
 
     proposal_multiplier: Annotated[float, Field(ge=1)] = 5.0
     """k."""
@@ -107,19 +108,9 @@ class ImportanceSampler(Sampler):
     """N_0, where the number of records is private too; the plan's N unless given."""
 
     def adapt(self, plan: Plan) -> Plan:
-        """Steps and rates follow from N_0.
-
-        Raises:
-            EquidpError: where the number of trials follows a law, whose bound needs Rényi divergences of many orders.
-        """
-        if plan.trials.law is not None:
-            raise EquidpError(
-                f"privacy.trials_law={plan.trials.law} does not go with dpis, whose budget is of one Rényi order: "
-                "declare privacy.max_trials instead."
-            )
-        if self.declared_records is None:
-            return plan
-        return replace(plan, records=self.declared_records)
+        """Steps and rates follow from N_0."""
+        plan = super().adapt(plan)
+        return plan if self.declared_records is None else replace(plan, records=self.declared_records)
 
     def sampling_rate(self, plan: Plan) -> float:
         """b/N_0, the rate of the costliest case at integer orders, K̃ = Ñ·C and Ñ = N_0."""
@@ -136,15 +127,6 @@ class ImportanceSampler(Sampler):
         """How many K̃ and K* are released from that epoch on."""
         epochs = sum(1 for length in plan.epoch_lengths()[epoch:] if length)
         return 2 * epochs - 1 if self.adaptive_clip and epochs else epochs
-
-    def budget(self, plan: Plan) -> Budget:
-        """α*, R* and ε, from public facts alone."""
-        return _budget(self, plan)
-
-    def calibrated(self, plan: Plan, target: float) -> Plan:
-        """The plan with the noise that the costliest case would need; the run may come to need less."""
-        noise = _worst_noise(self, plan, target)
-        return replace(plan, epsilon=target, noise_multiplier=noise)
 
     def start(self, run: Run) -> Sampling:
         """Proposals of every record."""
@@ -178,14 +160,14 @@ class ImportanceSampler(Sampler):
         return None
 
 
-class ImportanceSampling(Sampling):
+class ImportanceSampling(BudgetedSampling):
     """Importance sampling during one run."""
 
     def __init__(self, part: ImportanceSampler, run: Run) -> None:
         super().__init__(part, run)
-        self.part, self.budget = part, part.budget(run.plan)
+        self.part = part
         self.first_clip = self.clip = self.next_clip = float(run.combination.initial["clip_norm"])
-        self.records = self.norm_sum = self.gradient_noise = self.spent = 0.0
+        self.records = self.norm_sum = self.gradient_noise = 0.0
         self.proposals = torch.zeros(run.population.size, dtype=torch.float64, device=run.population.device)
         self._too_small = torch.zeros((), device=run.population.device)
 
@@ -224,7 +206,7 @@ class ImportanceSampling(Sampling):
         part, plan = self.part, self.run.plan
         self.spent = renyi(self.run.ledger.done, self.budget.order)
         # only where a crash has charged steps that were not taken
-        self.exhausted = self._over(renyi(self._opening(epoch), self.budget.order))
+        self.exhausted = self.over(renyi(self._opening(epoch), self.budget.order))
         if self.exhausted:
             return
         self.clip = self.next_clip
@@ -252,16 +234,9 @@ class ImportanceSampling(Sampling):
         count = [] if self.records else [Event(1.0, part.count_noise_fraction * plan.records)]
         return [*count, Event(1.0, part.sum_noise_fraction * plan.records, sums)]
 
-    def _over(self, cost: float) -> bool:
-        """Whether so much more, after what is spent, would go beyond the budget."""
-        return self.spent + cost > self.budget.total * (1 + SLACK)
-
     def _released(self, exact: float, sensitivity: float, noise_fraction: float) -> float:
-        """Charge, sum over all processes, noise: only the noised value leaves."""
-        noise = noise_fraction * self.run.plan.records
-        self.run.ledger.append(Event(1.0, noise))
-        total = self.run.reduce(torch.tensor([exact], dtype=torch.float64, device=self.run.population.device))
-        return float(self.run.random.perturb(total, sensitivity=sensitivity, noise_multiplier=noise))
+        total = torch.tensor([exact], dtype=torch.float64, device=self.run.population.device)
+        return float(self.released(total, sensitivity, noise_fraction * self.run.plan.records))
 
     def _refuse_small_data(self) -> None:
         if self.run.plan.batch_size * (1 + MARGIN) >= self.records:
@@ -301,7 +276,7 @@ class ImportanceSampling(Sampling):
         """X_q with a second coin for each; ends the run where the budget holds no further step."""
         cost = renyi([self._event(self.gradient_noise)], self.budget.order)
         self.spent += cost
-        self.exhausted = self._over(cost)
+        self.exhausted = self.over(cost)
         units = positions(self.run.random.bernoulli(self.rates(), len(self.proposals)))
         return Draw(units, self.run.random.uniform(len(units)))
 
@@ -339,44 +314,10 @@ class ImportanceSampling(Sampling):
             setattr(self, name, state[name])
         self.spent = renyi(self.run.ledger.done, self.budget.order)
         if self.norm_sum:
-            self.exhausted = self.exhausted or self._over(renyi([self._event(self.gradient_noise)], self.budget.order))
+            self.exhausted = self.exhausted or self.over(renyi([self._event(self.gradient_noise)], self.budget.order))
 
 
 _STATE = ("clip", "next_clip", "records", "norm_sum", "gradient_noise", "rate", "proposals", "exhausted")
-
-
-def _worst_case(part: ImportanceSampler, plan: Plan, noise: float) -> list[Event]:
-    return [*part.releases(plan), Event(plan.sampling_rate, noise, plan.steps)]
-
-
-def _best(part: ImportanceSampler, plan: Plan, noise: float) -> Budget:
-    """The order that gives the costliest case at a constant σ its smallest ε."""
-    totals = zip(ORDERS, renyi_curve(_worst_case(part, plan, noise), ORDERS), strict=True)
-    cap = plan.trials.cap
-    budgets = [Budget(order, total, epsilon_of(cap * total, order, plan.delta), cap) for order, total in totals]
-    return min(budgets, key=lambda budget: budget.epsilon)
-
-
-@lru_cache(maxsize=64)
-def _worst_noise(part: ImportanceSampler, plan: Plan, target: float) -> float:
-    """The constant σ whose costliest case meets the target."""
-    noise = smallest(lambda sigma: _best(part, plan, sigma).epsilon <= target, low=0.05)
-    if noise is None:
-        raise EquidpError(
-            f"privacy.epsilon={target:g} cannot be reached: releasing the number of records and the sums of their "
-            f"norms costs more at δ = {plan.delta:g}. Raise count_noise_fraction and sum_noise_fraction, or train "
-            f"fewer epochs."
-        )
-    return noise
-
-
-@lru_cache(maxsize=64)
-def _budget(part: ImportanceSampler, plan: Plan) -> Budget:
-    if plan.epsilon is None:
-        return _best(part, plan, plan.noise_multiplier)
-    order = _best(part, plan, _worst_noise(part, plan, plan.epsilon)).order
-    cap = plan.trials.cap
-    return Budget(order, total_for(plan.epsilon, order, plan.delta) / cap, plan.epsilon, cap)
 
 
 def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:

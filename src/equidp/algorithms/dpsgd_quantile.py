@@ -40,7 +40,6 @@ from equidp.mechanism.parts import (
 )
 
 Share = Annotated[float, Field(gt=0, lt=1)]
-Within = Annotated[float, Field(gt=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, le=HUGE)]
 
 
@@ -59,7 +58,7 @@ class QuantileCount(SideRelease):
     """C_min."""
     centred: bool = False
     """Count each record as ±½ instead of 0 or 1."""
-    counts_below: Within = 1.0
+    counts_below: Positive = 1.0
     """κ: the gradients within κ·C are counted."""
 
     @property
@@ -79,7 +78,7 @@ class QuantileCount(SideRelease):
 
     def added(self) -> tuple[Added, ...]:
         """1 within κ·C and 0 beyond it; ½ for all where the count is centred."""
-        if self.centred or self.counts_below == 1:
+        if self.centred:
             return super().added()
         return Added(1.0, self.counts_below, "clip_norm"), Added(0.0)
 
@@ -110,7 +109,7 @@ class DPSGDQuantile(AlgorithmSettings):
     """C_min, a floor under the bound."""
     centred: bool = False
     """Count each record as ±½: half the sensitivity, so σ_b counts double."""
-    counts_below: Within = 1.0
+    counts_below: Positive = 1.0
     """κ: count gradients within κ·C, which then follows the quantile. Below 1 the count is free from σ_b = σ/√(1 − κ²)
     on ("1.16x" at 0.5), unless it is centred."""
 

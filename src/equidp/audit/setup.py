@@ -45,7 +45,7 @@ class TrainingSetup:
     plan: Plan
     loss: Loss
     learning_rate: float
-    optimizer: str | Descent = "sgd"
+    optimizer: str | Descent | None = None
     grouping: str = "class"
     by_unit: bool = False
     physical_batch_size: int | None = None

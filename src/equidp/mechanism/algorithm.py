@@ -153,24 +153,26 @@ class Algorithm:
         return not self.acceptance.may_stop and type(self.sampler).budget is Sampler.budget
 
     def optimizer_beside(self, asked: Descent) -> MakeOptimizer:
-        """The optimiser to train with where a run asks for that one; `sgd`, which is plain, asks for none.
+        """The optimiser to train with where a run asks for that one; one without a name asks for none.
 
         Raises:
             EquidpError: for another optimiser than the algorithm's own, or settings of it.
         """
         own = self.optimizer
-        if own in (None, asked.optimizer):
+        if own is None or asked.optimizer == own:
             return asked.make
-        if asked.optimizer != "sgd":
+        if asked.optimizer is not None:
             raise EquidpError(
                 f"{self.name} brings its own optimiser, and training.optimizer={asked.optimizer} would be a second "
-                "one: set training.optimizer=sgd."
+                "one: leave it out, or set training.optimizer=null over a preset's."
             )
+        if isinstance(own, str):
+            return replace(asked, optimizer=own).make
         if asked.own_settings:
             raise EquidpError(
                 f"{self.name} brings its own optimiser with its settings: leave out {listed(asked.own_settings)}."
             )
-        return Descent(own).make if isinstance(own, str) else own
+        return own
 
     def averaged(self, decay: float | None) -> Algorithm:
         """This algorithm with an exponential average of its weights as what leaves the run; None changes nothing.
@@ -324,8 +326,9 @@ class Algorithm:
     def _as_published(self, plan: Plan, target: float) -> Plan:
         if self.sampler.budget(replace(plan, epsilon=target)) is not None:
             raise EquidpError(
-                f"{self.name}: its noise is chosen within a sound budget while it trains, so none can be solved for by "
-                f"the paper's count. Set privacy.epsilon_as=sound; the paper's figure is reported beside it."
+                f"{self.name}: what it samples and adds is chosen within a sound budget while it trains, so no noise "
+                "can be solved for by the paper's count. Set privacy.epsilon_as=sound; the paper's figure is reported "
+                "beside it."
             )
 
         def figure(noise: float) -> float:

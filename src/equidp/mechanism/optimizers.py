@@ -131,7 +131,7 @@ class Descent:
     """How the noisy mean becomes an update.
 
     Attributes:
-        optimizer: a name of `OPTIMIZERS`.
+        optimizer: a name of `OPTIMIZERS`; None for the algorithm's own, or `sgd`.
         momentum, weight_decay, adam_epsilon: settings of the optimiser; None for its own.
         schedule: of the learning rate η over the T steps. `cosine`: η·(1 + cos(π·t/T))/2; `step`: η times
             `schedule_factor` for each share of `schedule_at` that t/T has reached.
@@ -141,7 +141,7 @@ class Descent:
         EquidpError: for an unknown optimiser, or a setting that it or the schedule does not have.
     """
 
-    optimizer: str = "sgd"
+    optimizer: str | None = None
     momentum: float | None = None
     weight_decay: float | None = None
     adam_epsilon: float | None = None
@@ -150,12 +150,12 @@ class Descent:
     schedule_factor: float | None = None
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown_name("training.optimizer", self.optimizer, OPTIMIZERS)
-        for name in self._given().keys() - OPTIMIZERS[self.optimizer][1].keys():
+        if self._name not in OPTIMIZERS:
+            raise unknown_name("training.optimizer", self._name, OPTIMIZERS)
+        for name in self._given().keys() - OPTIMIZERS[self._name][1].keys():
             takers = " or ".join(kind for kind, (_, settings) in OPTIMIZERS.items() if name in settings)
             raise EquidpError(
-                f"training.{SETTINGS[name]} is no setting of training.optimizer={self.optimizer}: leave it out, or "
+                f"training.{SETTINGS[name]} is no setting of training.optimizer={self._name}: leave it out, or "
                 f"take {takers}."
             )
         for name in ("schedule_at", "schedule_factor"):
@@ -163,6 +163,10 @@ class Descent:
                 raise EquidpError(
                     f"training.{name} is no setting of training.schedule={self.schedule}: leave it out, or take step."
                 )
+
+    @property
+    def _name(self) -> str:
+        return self.optimizer or "sgd"
 
     def _given(self) -> dict[str, float]:
         """The settings that are given, by torch's names."""
@@ -176,7 +180,7 @@ class Descent:
 
     def make(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
         """The optimiser of these parameters."""
-        kind, settings = OPTIMIZERS[self.optimizer]
+        kind, settings = OPTIMIZERS[self._name]
         return kind(parameters, lr=rate, **{**settings, **self._given()})
 
     def factor(self, done: float) -> float:

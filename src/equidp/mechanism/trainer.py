@@ -75,7 +75,7 @@ class Trainer(Looking):
         random: RandomSource,
         ledger: Ledger,
         learning_rate: float,
-        optimizer: str | Descent = "sgd",
+        optimizer: str | Descent | None = None,
         physical_batch_size: int | None = None,
         precision: Literal["float32", "bf16"] = "float32",
         new_recorder: Callable[[], Recorder] | None = None,
@@ -83,7 +83,7 @@ class Trainer(Looking):
         public: Labelled | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.descent = Descent(optimizer) if isinstance(optimizer, str) else optimizer
+        self.descent = optimizer if isinstance(optimizer, Descent) else Descent(optimizer)
         make_optimizer = algorithm.optimizer_beside(self.descent)
         if algorithm.needs_public and not (public is not None and len(public.labels)):
             raise EquidpError(

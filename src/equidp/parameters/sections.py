@@ -173,8 +173,8 @@ class TrainingSettings(Block):
     """Expected batch size B; the actual one varies with the Poisson sample."""
     learning_rate: Positive | Literal["1/sqrt(steps)"] = 0.1
     """Step size, or `1/sqrt(steps)`."""
-    optimizer: str = "sgd"
-    """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone."""
+    optimizer: str | None = None
+    """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone. null: the algorithm's own, or `sgd`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Of `momentum`; null: 0.9."""
     weight_decay: Annotated[float, Field(ge=0, le=HUGE)] | None = None

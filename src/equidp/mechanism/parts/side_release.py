@@ -17,16 +17,20 @@ from equidp.accounting.plan import Plan
 from equidp.mechanism.parts.base import Combination, Part, listed
 from equidp.mechanism.parts.facts import StepFacts
 from equidp.mechanism.parts.public import Public
-from equidp.mechanism.parts.weights import WeightRule
+from equidp.mechanism.parts.weights import FlatClip, WeightRule
 
 
 @dataclass(frozen=True)
 class Added:
-    """What a record of norm n ≤ `upto`·public[`unit`] adds to a statistic: at most `most`, in L2."""
+    """What a record of norm n ≤ `upto`·public[`unit`] adds to a statistic: at most `most`, in L2.
+
+    `slack`: and at most √(1 − (n/unit)²), what clipping to that unit leaves unused.
+    """
 
     most: float
     upto: float = math.inf
     unit: str = "clip_norm"
+    slack: bool = False
 
 
 class SideRelease(Part, ABC):
@@ -115,6 +119,10 @@ def joint_noise(release: SideRelease, rule: WeightRule, plan: Plan, noise_multip
     gives another u to the weights of this step. The norm that is counted is the one that is weighed: also in chunks,
     whose norms are computed twice (`Looking.first_norms`).
 
+    Slack. Where the rule is min(1, u/n) itself, a record within u adds n of Δ ≥ u to the sum, and to a statistic of
+    slack h(n) with (n/u)² + h(n)² ≤ 1. Then (n/Δ)²/σ² + h(n)²/σ_1² ≤ max(1/σ², 1/σ_1²): with σ_1 = σ the statistic is
+    a few more coordinates of the gradient's own release, and costs nothing.
+
     With one piece this is `fuse`: one record is thought to move both fully.
     """
     return min(_of_piece(piece, release, rule, release.noise(plan), noise_multiplier) for piece in _whole(release))
@@ -130,6 +138,8 @@ def _whole(release: SideRelease) -> tuple[Added, ...]:
 def _of_piece(piece: Added, release: SideRelease, rule: WeightRule, noise: float, noise_multiplier: float) -> float:
     """The noise multiplier of both releases for the records of one piece; what they do not move costs nothing."""
     bounded = piece.upto < math.inf and piece.unit not in release.gives
+    if bounded and piece.slack and piece.unit == "clip_norm" and type(rule).reach is FlatClip.reach:
+        return min(noise_multiplier, noise / piece.most)
     reach = rule.reach(piece.unit, piece.upto) if bounded else 1.0
     moved = [level / share for level, share in ((noise_multiplier, reach), (noise, piece.most)) if share > 0]
     return fuse(*moved) if len(moved) > 1 else min(moved, default=math.inf)

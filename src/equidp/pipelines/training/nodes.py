@@ -124,7 +124,9 @@ def _trained(
 
 def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, Any]:
     """What is needed to build the model again, and to encode records for it (JSON types)."""
-    built = imposed(settings.model, settings.algorithm(algorithm), train.schema)
+    chosen = settings.algorithm(algorithm)
+    built = imposed(settings.model, chosen, train.schema)
+    own = algorithm if callable(chosen.optimizer) else chosen.optimizer or "sgd"
     return {
         "model": built.name,
         "options": card_options(built.name, built.options),
@@ -132,7 +134,7 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
         "algorithm": algorithm,
         "training": settings.training.model_dump(mode="json", include=set(RECORDED_IF_SET), exclude_defaults=True)
         | settings.training.model_dump(mode="json", include=RECORDED)
-        | {"options": settings.options(algorithm)},
+        | {"optimizer": settings.training.optimizer or own, "options": settings.options(algorithm)},
         "source": settings.data.source,
         "source_options": settings.data.options,
     }

@@ -1,0 +1,94 @@
+"""Samplers whose guarantee is a Rényi budget of one integer order, both fixed before any data are touched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import ClassVar
+
+from torch import Tensor
+
+from equidp.accounting.budget import ORDERS, SLACK, Budget, smallest, total_for
+from equidp.accounting.epsilon import epsilon_of, renyi_curve
+from equidp.accounting.events import Event
+from equidp.accounting.plan import Plan
+from equidp.errors import EquidpError
+from equidp.mechanism.parts import Run, Sampler, Sampling
+
+
+class Budgeted(Sampler):
+    """A sampler that costs at most its `releases` and T steps of its `sampling_rate` at σ, at integer orders."""
+
+    used_by: ClassVar[str] = "this sampler"
+    """The algorithm that introduced it."""
+    noises: ClassVar[tuple[str, ...]] = ()
+    """Settings that say how noisy its releases are."""
+
+    def adapt(self, plan: Plan) -> Plan:
+        """The plan itself.
+
+        Raises:
+            EquidpError: where the number of trials follows a law, whose bound needs Rényi divergences of many orders.
+        """
+        if plan.trials.law is not None:
+            raise EquidpError(
+                f"privacy.trials_law={plan.trials.law} does not go with {self.used_by}, whose budget is of one Rényi "
+                "order: declare privacy.max_trials instead."
+            )
+        return plan
+
+    def budget(self, plan: Plan) -> Budget:
+        """α*, R* and ε, from public facts alone."""
+        return _budget(self, plan)
+
+    def calibrated(self, plan: Plan, target: float) -> Plan:
+        """The plan with the noise that the costliest case needs; a run may come to need less."""
+        return replace(plan, epsilon=target, noise_multiplier=_worst_noise(self, plan, target))
+
+
+class BudgetedSampling(Sampling):
+    """A budgeted sampler during one run."""
+
+    def __init__(self, part: Budgeted, run: Run) -> None:
+        super().__init__(part, run)
+        self.budget, self.spent = part.budget(run.plan), 0.0
+
+    def over(self, cost: float) -> bool:
+        """Whether so much more, after what is spent, would go beyond the budget."""
+        return self.spent + cost > self.budget.total * (1 + SLACK)
+
+    def released(self, exact: Tensor, sensitivity: float, noise_multiplier: float) -> Tensor:
+        """Charge, sum over all processes, noise: only the noised values leave."""
+        self.run.ledger.append(Event(1.0, noise_multiplier))
+        total = self.run.reduce(exact)
+        return self.run.random.perturb(total, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
+
+
+def _best(part: Budgeted, plan: Plan, noise: float) -> Budget:
+    """The order that gives the costliest case at a constant σ its smallest ε."""
+    costliest = [*part.releases(plan), Event(part.sampling_rate(plan), noise, plan.steps)]
+    cap = plan.trials.cap
+    totals = zip(ORDERS, renyi_curve(costliest, ORDERS), strict=True)
+    budgets = [Budget(order, total, epsilon_of(cap * total, order, plan.delta), cap) for order, total in totals]
+    return min(budgets, key=lambda budget: budget.epsilon)
+
+
+@lru_cache(maxsize=64)
+def _worst_noise(part: Budgeted, plan: Plan, target: float) -> float:
+    """The constant σ whose costliest case meets the target."""
+    noise = smallest(lambda sigma: _best(part, plan, sigma).epsilon <= target, low=0.05)
+    if noise is None:
+        raise EquidpError(
+            f"privacy.epsilon={target:g} cannot be reached: what is released besides the gradients costs more at "
+            f"δ = {plan.delta:g}. Raise {' and '.join(part.noises)}, or train fewer epochs."
+        )
+    return noise
+
+
+@lru_cache(maxsize=64)
+def _budget(part: Budgeted, plan: Plan) -> Budget:
+    if plan.epsilon is None:
+        return _best(part, plan, plan.noise_multiplier)
+    order = _best(part, plan, _worst_noise(part, plan, plan.epsilon)).order
+    cap = plan.trials.cap
+    return Budget(order, total_for(plan.epsilon, order, plan.delta) / cap, plan.epsilon, cap)

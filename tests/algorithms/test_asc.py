@@ -1,0 +1,107 @@
+"""ASC: rates and bounds by hand, and that no group's own event costs more than what is charged for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equidp.accounting.budget import ORDERS
+from equidp.accounting.epsilon import renyi_curve
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
+from equidp.errors import EquidpError
+from equidp.mechanism.noise import SeededRandom
+
+
+class Noised(SeededRandom):
+    """Releases these values in turn, then its own."""
+
+    def __init__(self, *values: list[float]) -> None:
+        super().__init__(0, "cpu")
+        self.values = list(values)
+
+    def perturb(self, values: torch.Tensor, **how: Any) -> torch.Tensor:
+        if self.values:
+            return torch.tensor(self.values.pop(0), dtype=values.dtype)
+        return super().perturb(values, **how)
+
+
+def begun(lab: Any, options: dict[str, Any], *released: list[float], epochs: int = 1, algorithm: Any = None) -> Any:
+    """A trainer at the beginning of its last epoch, after these releases."""
+    trainer = lab.trainer("asc", options, plan=lab.plan(epochs=epochs), random=Noised(*released), algorithm=algorithm)
+    for epoch in range(epochs):
+        trainer.begin_epoch(epoch)
+    return trainer
+
+
+def costs_at_most_what_is_charged(trainer: Any) -> None:
+    """The event of each group's records, at every order that a budget may have."""
+    rates = trainer.sampling.group_rates.tolist()
+    bounds = trainer.public_values(trainer.segments[0])["clip_norm"].tolist()
+    sigma = trainer.sampling.noise(trainer.segments[0])
+    charged = renyi_curve([trainer.algorithm.step_event(trainer.plan, trainer.sampling.rate, sigma)], ORDERS)
+    for rate, bound in zip(rates, bounds, strict=True):
+        own = renyi_curve([Event(rate, sigma * max(bounds) / bound)], ORDERS)
+        assert all(a <= b * (1 + 1e-6) + 1e-12 for a, b in zip(own, charged, strict=True))
+
+
+def test_rates_and_bounds_by_hand(lab: Any) -> None:
+    # Ñ = (20, 10, 10), ℓ̃ = (0, ln 2, ln 8), η = 1: e = (1, 2, 8), Σ Ñ·e = 120: q = 10·e/120; ρB/N = 1/2
+    trainer = begun(lab, {}, [20.0, 10.0, 10.0], [-4.0, 6.9314718, 20.7944154])
+    assert trainer.sampling.group_rates.tolist() == pytest.approx([1 / 12, 1 / 6, 2 / 3])
+    public = trainer.public_values(trainer.segments[0])
+    assert public["clip_norm"].tolist() == pytest.approx([1.0, 1.0, 0.75])
+    assert trainer.ledger.events == (Event(1.0, 0.4), Event(1.0, 0.8))
+    assert trainer.sampling.shown()["sampling_rate/2"] == pytest.approx(2 / 3)
+
+
+def test_losses_are_averaged_over_the_epochs_and_sizes_released_once(lab: Any) -> None:
+    # ℓ̃ = (0, 0, 3 of 4) and (0, 0, 1): the mean is 2; sizes (-5 → 1.4, 20, 20), scaled to 40
+    trainer = begun(lab, {"steepness": 0.5}, [-5.0, 20.0, 20.0], [0.0, 0.0, 80.0], [0.0, 0.0, 400 / 20.7], epochs=2)
+    sizes = torch.tensor([1.4, 20, 20]).double() * 40 / 41.4
+    assert trainer.sampling.sizes.tolist() == pytest.approx(sizes.tolist())
+    tilted = torch.tensor([1, 1, 2.718281828]).double()
+    assert trainer.sampling.group_rates.tolist() == pytest.approx((10 * tilted / (sizes @ tilted)).tolist(), rel=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.floats(-50, 200), min_size=3, max_size=3),
+    losses=st.lists(st.floats(-100, 500), min_size=3, max_size=3),
+    limit=st.sampled_from([1.0, 1.3, 2.0, 8.0]),
+    sigma=st.sampled_from([0.4, 1.0, 5.0]),
+)
+def test_no_group_costs_more_than_is_charged(
+    lab: Any, sizes: list[float], losses: list[float], limit: float, sigma: float
+) -> None:
+    plan = lab.plan(noise_multiplier=sigma)
+    trainer = lab.trainer("asc", {"rate_limit": limit, "steepness": 4.0}, plan=plan, random=Noised(sizes, losses))
+    trainer.begin_epoch(0)
+    assert float(trainer.public_values(trainer.segments[0])["clip_norm"].max()) == pytest.approx(1.0)
+    costs_at_most_what_is_charged(trainer)
+
+
+def test_a_resumed_life_ends_where_the_budget_does(lab: Any) -> None:
+    trainer = lab.trainer("asc", plan=lab.plan(epochs=2))
+    spent = Ledger(trainer.algorithm.events(trainer.plan))
+    again = lab.trainer("asc", plan=lab.plan(epochs=2), ledger=spent)
+    again.begin_epoch(0)
+    assert again.finished
+    assert again.ledger.events == spent.events
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"weights": "psasc"}, "the weight rule flat"),
+        ({"side_release": "quantile"}, "does not pay for a side release"),
+        ({"schedule": "phases"}, "the schedule must be constant"),
+    ],
+)
+def test_what_its_budget_does_not_cover_is_refused(lab: Any, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(EquidpError, match=reason):
+        lab.trainer("custom", {"sampler": "groups", **options})
