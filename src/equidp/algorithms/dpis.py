@@ -23,8 +23,17 @@ Where we depart from the text, and why:
 An inclusion depends on the record's own ĝ_i, which is private and stale; it does no harm. Draw the *other* records'
 coins in advance: their law is the same with and without z. Given them and the outputs so far their sum is fixed, and z
 adds a vector of length K̃/Ñ with some probability ≤ b·C_e/K̃. Rényi divergence in both directions grows with that
-probability, and it is jointly quasi-convex over the draws. With a constant σ_e the largest divergence, at integer
-orders, is that of K̃ = Ñ·C.
+probability, and it is jointly quasi-convex over the draws. All this holds at every real order α > 1, and so do the
+filter and the conversion to ε: with a target ε, α* may be a fraction.
+
+With a constant σ_e the largest divergence *at integer orders* is that of K̃ = Ñ·C. Write q = b/Ñ, K̃ = f·Ñ·C, s = f/σ_e,
+and L for the ratio of the densities of N(s, 1) and N(0, 1). Then e^((α−1)·D_α) is
+
+    E[(1 + (q/f)·(L − 1))^α] = Σ_k (α choose k)·(q/σ_e)^k·E[(L − 1)^k]/s^k,    L − 1 = Σ_{m≥1} s^m·He_m/m!.
+
+Products of Hermite polynomials have means of at least 0 under N(0, 1), so each term grows with s, hence with f. Between
+integers some (α choose k) are negative, and this shows nothing. So where the noise is given, and ε is announced from
+that case, α* is an integer; where ε is given, the case only says what is reserved for later epochs.
 """
 
 from __future__ import annotations
@@ -39,7 +48,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equidp.accounting.budget import ORDERS, SLACK, Budget, renyi, smallest, total_for
+from equidp.accounting.budget import ORDERS, SLACK, Budget, orders_beside, renyi, smallest, total_for
 from equidp.accounting.epsilon import epsilon_of, published_epsilon, renyi_curve
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
@@ -143,7 +152,7 @@ class ImportanceSampler(Sampler):
 
     def calibrated(self, plan: Plan, target: float) -> Plan:
         """The plan with the noise that the costliest case would need; the run may come to need less."""
-        noise = _worst_noise(self, plan, target)
+        noise = _worst(self, plan, target)[0]
         return replace(plan, epsilon=target, noise_multiplier=noise)
 
     def start(self, run: Run) -> Sampling:
@@ -349,17 +358,17 @@ def _worst_case(part: ImportanceSampler, plan: Plan, noise: float) -> list[Event
     return [*part.releases(plan), Event(plan.sampling_rate, noise, plan.steps)]
 
 
-def _best(part: ImportanceSampler, plan: Plan, noise: float) -> Budget:
+def _best(part: ImportanceSampler, plan: Plan, noise: float, orders: tuple[float, ...] = ORDERS) -> Budget:
     """The order that gives the costliest case at a constant σ its smallest ε."""
-    totals = zip(ORDERS, renyi_curve(_worst_case(part, plan, noise), ORDERS), strict=True)
+    totals = zip(orders, renyi_curve(_worst_case(part, plan, noise), orders), strict=True)
     cap = plan.trials.cap
     budgets = [Budget(order, total, epsilon_of(cap * total, order, plan.delta), cap) for order, total in totals]
     return min(budgets, key=lambda budget: budget.epsilon)
 
 
 @lru_cache(maxsize=64)
-def _worst_noise(part: ImportanceSampler, plan: Plan, target: float) -> float:
-    """The constant σ whose costliest case meets the target."""
+def _worst(part: ImportanceSampler, plan: Plan, target: float) -> tuple[float, float]:
+    """The constant σ whose costliest case meets the target, and the order at which it does."""
     noise = smallest(lambda sigma: _best(part, plan, sigma).epsilon <= target, low=0.05)
     if noise is None:
         raise EquidpError(
@@ -367,15 +376,17 @@ def _worst_noise(part: ImportanceSampler, plan: Plan, target: float) -> float:
             f"norms costs more at δ = {plan.delta:g}. Raise count_noise_fraction and sum_noise_fraction, or train "
             f"fewer epochs."
         )
-    return noise
+    orders = orders_beside(_best(part, plan, noise).order)
+    less = smallest(lambda sigma: _best(part, plan, sigma, orders).epsilon <= target, low=noise / 2, high=noise)
+    noise = less or noise
+    return noise, _best(part, plan, noise, orders).order
 
 
 @lru_cache(maxsize=64)
 def _budget(part: ImportanceSampler, plan: Plan) -> Budget:
     if plan.epsilon is None:
         return _best(part, plan, plan.noise_multiplier)
-    order = _best(part, plan, _worst_noise(part, plan, plan.epsilon)).order
-    cap = plan.trials.cap
+    order, cap = _worst(part, plan, plan.epsilon)[1], plan.trials.cap
     return Budget(order, total_for(plan.epsilon, order, plan.delta) / cap, plan.epsilon, cap)
 
 
