@@ -13,11 +13,12 @@ from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.data.records import Membership, Records, Schema
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
-from equidp.mechanism.parts import FlatClip, Part, Public, Schedule
+from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.reporting.privacy_report import privacy_report
 from equidp.training import digests, plan_run, privacy_statement, record_loss, train_model
@@ -225,6 +226,56 @@ def test_a_weight_rule_that_breaks_its_promise_is_refused_before_an_epsilon_is_t
 ) -> None:
     with pytest.raises(EquidpError, match=f"the weight rule {type(rule).__name__} {reason}"):
         planned(weights=rule)
+
+
+class ReachesFurther(FlatClip):
+    """Says of a short gradient that it adds a tenth of what it adds."""
+
+    def reach(self, unit: str, upto: float) -> float:
+        return 0.1 * upto
+
+
+class CountsAllAsFew(QuantileCount):
+    """Counts everybody, and says that only short gradients are counted."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return torch.full((1,), float(len(norms)))
+
+    def added(self) -> tuple[Added, ...]:
+        return Added(1.0, self.counts_below), Added(0.0)
+
+
+class CountsTwice(QuantileCount):
+    """Its sensitivity is 2."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return 2 * super().statistic(norms, groups, public, plan)
+
+
+class CountsOthersToo(QuantileCount):
+    """What a record moves depends on who else is there."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return super().statistic(norms, groups, public, plan) * len(norms)
+
+
+SHORT = {"counts_below": 0.6, "count_noise_multiplier": 1.25}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"weights": ReachesFurther(), "side_release": QuantileCount(counts_below=0.9, count_noise_multiplier=1.0)},
+        {"side_release": CountsAllAsFew(**SHORT)},
+        {"side_release": CountsTwice(**SHORT)},
+        {"side_release": CountsTwice(count_noise_multiplier=50)},
+        {"side_release": CountsOthersToo()},
+    ],
+)
+def test_a_side_release_that_breaks_its_promise_is_refused_before_an_epsilon_is_told(parts: dict[str, Part]) -> None:
+    name = type(parts["side_release"]).__name__
+    with pytest.raises(EquidpError, match=f"the side release {name} lets a record of norm .* in group . move it and"):
+        planned("dpsgd_quantile", **parts)
 
 
 def test_a_schedule_of_other_steps_than_the_run_is_refused() -> None:
