@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +22,8 @@ from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
 from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule
-from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
+from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import privacy_report
 from equidp.training import digests, plan_run, privacy_statement, record_loss, train_model
 
@@ -294,3 +298,46 @@ def test_settings_are_not_the_algorithm_that_they_build() -> None:
             algorithm_settings("dpsgd"), units=100, groups=2, privacy=PrivacySettings(noise_multiplier=1.0),
             training=TrainingSettings(batch_size=10),
         )  # fmt: skip
+
+
+TRIALS = {"law": {"trials_law": "geometric", "trials_mean": 5.0}, "cap": {"max_trials": 5}, "one": {}}
+
+
+@pytest.mark.parametrize("trials", sorted(TRIALS))
+@pytest.mark.parametrize(
+    ("drawn", "moves"),
+    [
+        ({}, True),  # the seed is the key
+        ({"membership": "strata"}, True),
+        ({"key": "2026"}, False),
+        ({"provided": True}, False),
+        ({"provided": True, "evaluate_on": "validation"}, True),
+    ],
+)
+def test_trials_whose_seeds_draw_other_test_records_are_refused_under_a_law_and_warned_of_under_a_cap(
+    drawn: dict[str, Any], moves: bool, trials: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given, kept = drawn.get("provided", False), {k: v for k, v in drawn.items() if k != "provided"}
+    labels = torch.arange(200) % 2
+    schema = Schema("toy", "tabular", (1,), ("a", "b"), {"class": ("a", "b")}, ("x",))
+    records = Records(
+        torch.arange(200.0)[:, None], labels, {"class": labels}, schema,
+        part=(torch.arange(200) % 4 == 0).byte() if given else None,
+    )  # fmt: skip
+
+    def planned_by(*, secure: bool) -> dict[str, Any]:
+        settings = SimpleNamespace(
+            algorithm=lambda name: algorithm_settings(name).build(),
+            data=DataSettings(**kept),
+            privacy=PrivacySettings(noise_multiplier=2.0, secure=secure, delta=1e-5, **TRIALS[trials]),
+            training=TrainingSettings(epochs=1, batch_size=20),
+        )
+        return plan_training(split(records, seed=0, **kept).train, settings, algorithm="dpsgd")
+
+    logging.getLogger("equidp").propagate = True
+    refused = pytest.raises(EquidpError, match=r"trials_law=geometric does not hold here: .*one data\.key for all")
+    with refused if moves and trials == "law" else contextlib.nullcontext():
+        planned_by(secure=False)
+    caplog.clear()
+    planned_by(secure=True)
+    assert any("one data.key for all trials" in r.message for r in caplog.records) == (moves and trials != "one")
