@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from equidp.accounting.budget import Budget, renyi, smallest, total_for
 from equidp.accounting.epsilon import epsilon_of, rdp_epsilon, renyi_curve
@@ -69,3 +71,36 @@ def test_a_budget_allows_for_rounding_and_no_more() -> None:
     spent = renyi([step], 8)
     assert Budget(8, spent * (1 - 1e-12), 1.0).holds([step])
     assert not Budget(8, spent * (1 - 1e-6), 1.0).holds([step])
+
+
+def integrated(event: Event, order: float, *, reverse: bool = False) -> float:
+    """D_α of N(0, σ²) with its mean moved to 1 by a coin, from N(0, σ²), by adding up densities; or the other way."""
+    q, sigma = event.sampling_rate, event.noise_multiplier
+    z = np.linspace(-40 * sigma, 40 * sigma + order + 5, 400_001)
+    plain = stats.norm.logpdf(z, scale=sigma)
+    sampled = np.logaddexp(np.log1p(-q) + plain, np.log(q) + stats.norm.logpdf(z, loc=1, scale=sigma))
+    p, other = (plain, sampled) if reverse else (sampled, plain)
+    logs = order * p - (order - 1) * other
+    return float((logs.max() + np.log(np.trapezoid(np.exp(logs - logs.max()), z))) / (order - 1))
+
+
+@pytest.mark.parametrize("order", [1.3, 2.1, 2.5, 3.7, 6.2, 11.9])
+@pytest.mark.parametrize("event", [Event(0.004, 0.7), Event(0.05, 1.0), Event(0.3, 2.5), Event(0.2, 0.6)])
+def test_a_fractional_order_costs_no_less_than_the_integral_in_both_directions(event: Event, order: float) -> None:
+    bound, exact = renyi([event], order), integrated(event, order)
+    assert exact * (1 - 1e-8) <= bound <= renyi([event], math.ceil(order))
+    assert integrated(event, order, reverse=True) <= bound * (1 + 1e-8)
+    assert order < 2 or bound <= exact * 1.1
+
+
+@given(rate=st.floats(1e-4, 0.5), noise=st.floats(0.5, 5), order=st.floats(1.05, 40))
+def test_a_fractional_order_is_bounded_by_the_integers_beside_it(rate: float, noise: float, order: float) -> None:
+    # (α−1)·D_α is convex: below its chord, also where dp_accounting's series does not converge
+    event, n = Event(rate, noise), math.floor(order)
+    low = (n - 1) * renyi([event], n) if n > 1 else 0.0
+    chord = (n + 1 - order) * low + (order - n) * n * renyi([event], n + 1)
+    assert 0 < (order - 1) * renyi([event], order) <= chord * (1 + 1e-9)
+
+
+def test_a_fractional_order_of_a_plain_gaussian_is_exact() -> None:
+    assert renyi([Event(1.0, 2.0)], 2.5) == pytest.approx(2.5 / 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from equidp.accounting.budget import renyi
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
-from equidp.algorithms.dpis import ImportanceSampling
+from equidp.algorithms.dpis import ImportanceSampling, _best
 from equidp.errors import EquidpError
 
 
@@ -354,6 +355,18 @@ class TestBudget:
         converted = budget.total + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1)
         assert converted == pytest.approx(algorithm.epsilon(plan).value, rel=1e-9)
         assert wanted is None or algorithm.epsilon(plan).value == wanted
+
+    def test_takes_a_fractional_order_where_that_needs_less_noise(self, target: Plan) -> None:
+        sampler = algorithm_settings("dpis").build().sampler
+        budget, whole = sampler.budget(target), _best(sampler, target, target.noise_multiplier)
+        assert budget.order % 1 > 0
+        assert float(whole.order).is_integer()
+        assert whole.epsilon > 3.0 >= _best(sampler, target, target.noise_multiplier, (budget.order,)).epsilon
+
+    def test_keeps_to_integer_orders_where_the_costliest_case_announces_epsilon(self) -> None:
+        sampler = algorithm_settings("dpis").build().sampler
+        for noise in (0.7, 1.0, 1.4, 3.0):
+            assert float(sampler.budget(replace(PLAN, noise_multiplier=noise)).order).is_integer()
 
     def test_is_nearly_the_rdp_guarantee_of_dpsgd(self, target: Plan) -> None:
         # worst case with plain RDP: σ for ε = 3 differs from DP-SGD's only by the cost of Ñ and K̃

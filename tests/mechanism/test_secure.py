@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from equidp.accounting.ledger import Ledger
@@ -185,13 +187,24 @@ def test_rounded_neighbours_are_no_further_apart_than_the_noise_is_made_for() ->
         assert float((silent[0] - silent[1]).norm()) <= 1.0 + step * math.sqrt(size)
 
 
+@given(a=st.floats(0, 1), sigma=st.floats(0.3, 5), other=st.floats(0.3, 50), r=st.floats(0, 1))
+def test_two_rounded_releases_of_one_sample_stay_within_their_joint_charge(
+    a: float, sigma: float, other: float, r: float
+) -> None:
+    """A record moves the sum by a·Δ and a count by what is left of the charge M; rounding, each by r more."""
+    charge = max(sigma**-2, other**-2)
+    h = min(1.0, other * math.sqrt(max(0.0, charge - (a / sigma) ** 2)))
+    made_for = 1 + 2 * r
+    assert ((a + r) / (sigma * made_for)) ** 2 + ((h + r) / (other * made_for)) ** 2 <= charge * (1 + 1e-12)
+
+
 def test_the_noise_is_made_for_rounded_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the noise where the grid is so coarse that rounding doubles the sensitivity."""
+    """Where rounding doubles the sensitivity, three times the noise: as much again for two releases of one sample."""
     monkeypatch.setattr(secure, "GRID_BITS", 0)
     size, sensitivity = 4**7, 1.0
     assert grid_step(sensitivity, size) * math.sqrt(size) == sensitivity
     noised = SecureRandom("cpu").perturb(torch.zeros(size), sensitivity=sensitivity, noise_multiplier=3.0)
-    assert float(noised.std()) == pytest.approx(6.0, rel=0.05)  # nine standard deviations
+    assert float(noised.std()) == pytest.approx(9.0, rel=0.05)  # nine standard deviations
 
 
 def _noiseless(values: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +16,14 @@ from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.data.records import Membership, Records, Schema
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
-from equidp.mechanism.parts import FlatClip, Part, Public, Schedule
-from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule
+from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
+from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import privacy_report
 from equidp.training import digests, plan_run, privacy_statement, record_loss, train_model
 
@@ -227,6 +232,56 @@ def test_a_weight_rule_that_breaks_its_promise_is_refused_before_an_epsilon_is_t
         planned(weights=rule)
 
 
+class ReachesFurther(FlatClip):
+    """Says of a short gradient that it adds a tenth of what it adds."""
+
+    def reach(self, unit: str, upto: float) -> float:
+        return 0.1 * upto
+
+
+class CountsAllAsFew(QuantileCount):
+    """Counts everybody, and says that only short gradients are counted."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return torch.full((1,), float(len(norms)))
+
+    def added(self) -> tuple[Added, ...]:
+        return Added(1.0, self.counts_below), Added(0.0)
+
+
+class CountsTwice(QuantileCount):
+    """Its sensitivity is 2."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return 2 * super().statistic(norms, groups, public, plan)
+
+
+class CountsOthersToo(QuantileCount):
+    """What a record moves depends on who else is there."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return super().statistic(norms, groups, public, plan) * len(norms)
+
+
+SHORT = {"counts_below": 0.6, "count_noise_multiplier": 1.25}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"weights": ReachesFurther(), "side_release": QuantileCount(counts_below=0.9, count_noise_multiplier=1.0)},
+        {"side_release": CountsAllAsFew(**SHORT)},
+        {"side_release": CountsTwice(**SHORT)},
+        {"side_release": CountsTwice(count_noise_multiplier=50)},
+        {"side_release": CountsOthersToo()},
+    ],
+)
+def test_a_side_release_that_breaks_its_promise_is_refused_before_an_epsilon_is_told(parts: dict[str, Part]) -> None:
+    name = type(parts["side_release"]).__name__
+    with pytest.raises(EquidpError, match=f"the side release {name} lets a record of norm .* in group . move it and"):
+        planned("dpsgd_quantile", **parts)
+
+
 def test_a_schedule_of_other_steps_than_the_run_is_refused() -> None:
     with pytest.raises(EquidpError, match=r"HalfTheRun come to 15 steps where the run has 30"):
         planned(schedule=HalfTheRun())
@@ -243,3 +298,46 @@ def test_settings_are_not_the_algorithm_that_they_build() -> None:
             algorithm_settings("dpsgd"), units=100, groups=2, privacy=PrivacySettings(noise_multiplier=1.0),
             training=TrainingSettings(batch_size=10),
         )  # fmt: skip
+
+
+TRIALS = {"law": {"trials_law": "geometric", "trials_mean": 5.0}, "cap": {"max_trials": 5}, "one": {}}
+
+
+@pytest.mark.parametrize("trials", sorted(TRIALS))
+@pytest.mark.parametrize(
+    ("drawn", "moves"),
+    [
+        ({}, True),  # the seed is the key
+        ({"membership": "strata"}, True),
+        ({"key": "2026"}, False),
+        ({"provided": True}, False),
+        ({"provided": True, "evaluate_on": "validation"}, True),
+    ],
+)
+def test_trials_whose_seeds_draw_other_test_records_are_refused_under_a_law_and_warned_of_under_a_cap(
+    drawn: dict[str, Any], moves: bool, trials: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given, kept = drawn.get("provided", False), {k: v for k, v in drawn.items() if k != "provided"}
+    labels = torch.arange(200) % 2
+    schema = Schema("toy", "tabular", (1,), ("a", "b"), {"class": ("a", "b")}, ("x",))
+    records = Records(
+        torch.arange(200.0)[:, None], labels, {"class": labels}, schema,
+        part=(torch.arange(200) % 4 == 0).byte() if given else None,
+    )  # fmt: skip
+
+    def planned_by(*, secure: bool) -> dict[str, Any]:
+        settings = SimpleNamespace(
+            algorithm=lambda name: algorithm_settings(name).build(),
+            data=DataSettings(**kept),
+            privacy=PrivacySettings(noise_multiplier=2.0, secure=secure, delta=1e-5, **TRIALS[trials]),
+            training=TrainingSettings(epochs=1, batch_size=20),
+        )
+        return plan_training(split(records, seed=0, **kept).train, settings, algorithm="dpsgd")
+
+    logging.getLogger("equidp").propagate = True
+    refused = pytest.raises(EquidpError, match=r"trials_law=geometric does not hold here: .*one data\.key for all")
+    with refused if moves and trials == "law" else contextlib.nullcontext():
+        planned_by(secure=False)
+    caplog.clear()
+    planned_by(secure=True)
+    assert any("one data.key for all trials" in r.message for r in caplog.records) == (moves and trials != "one")

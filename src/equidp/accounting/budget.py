@@ -21,15 +21,18 @@ from equidp.accounting.events import Event
 ORDERS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256)
 """Integer Rényi orders α considered for a budget; the sampled Gaussian's divergence is a finite sum there."""
 
+TENTHS = range(1, 10)
+"""Between two of these orders, the orders tried next; above 2, as below dp_accounting's series seldom converges."""
+
 SLACK = 1e-9
 """Relative rounding allowance when sums of many equal charges are compared with a total."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Rényi divergence `total` (R*) of one run at integer `order` (α*), and the ε that `trials` such runs stand for."""
+    """Rényi divergence `total` (R*) of one run at `order` (α*), and the ε that `trials` such runs stand for."""
 
-    order: int
+    order: float
     total: float
     epsilon: float
     trials: int = 1
@@ -39,12 +42,18 @@ class Budget:
         return renyi(events, self.order) <= self.total * (1 + SLACK)
 
 
-def renyi(events: Sequence[Event], order: int) -> float:
-    """Rényi divergence of all events together at an integer order."""
+def renyi(events: Sequence[Event], order: float) -> float:
+    """A bound on the Rényi divergence of all events together at one order; exact at an integer."""
     return renyi_curve(events, (order,))[0]
 
 
-def total_for(epsilon: float, order: int, delta: float) -> float:
+def orders_beside(order: float) -> tuple[float, ...]:
+    """An integer order and fractional ones on both sides of it, none below 2."""
+    near = [order + sign * tenth / 10 for sign in (-1, 1) for tenth in TENTHS]
+    return (order, *(one for one in near if one > min(ORDERS)))
+
+
+def total_for(epsilon: float, order: float, delta: float) -> float:
     """R* whose conversion is ε; negative where the order cannot give that ε."""
     return epsilon - epsilon_of(0.0, order, delta)
 

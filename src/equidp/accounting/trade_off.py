@@ -132,7 +132,7 @@ def trade_off_by(delta_at: Callable[[float], float], delta: float, epsilon: floa
     return TradeOff((*map(float, grid), epsilon), (*found, delta), delta, "rdp")
 
 
-def delta_of(total: float, order: int, epsilon: float) -> float:
+def delta_of(total: float, order: float, epsilon: float) -> float:
     """δ at ε of a Rényi divergence R at one order: the inverse of `epsilon.epsilon_of`."""
     return math.exp(min(0.0, (order - 1) * (total - epsilon + math.log((order - 1) / order)) - math.log(order)))
 

@@ -52,11 +52,21 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from equidp.accounting.calibration import calibrate, smallest_noise
-from equidp.accounting.epsilon import Epsilon, epsilon, epsilon_path, live_epsilon, orders_left_out_in_silence
+from equidp.accounting.epsilon import (
+    LIVE_ORDERS,
+    Epsilon,
+    epsilon,
+    epsilon_path,
+    live_epsilon,
+    orders_left_out_in_silence,
+)
 from equidp.accounting.events import Event, canonical, merged
 from equidp.errors import EquidpError
 
 Law = Literal["geometric", "negative_binomial", "poisson"]
+
+LAW_ORDERS = tuple(sorted({*RdpAccountant().orders.tolist(), *map(float, LIVE_ORDERS)}))
+"""dp_accounting's own orders, of which the bound takes two each time, and more large ones."""
 
 SHAPE = 0.5
 """η of the negative binomial law, unless another is given."""
@@ -120,7 +130,7 @@ class Trials:
         """A quick bound on `epsilon` of trials that are all as far as this one, for a run that is under way."""
         if self.law is None:
             return live_epsilon(self.charged(run), delta)
-        return self.epsilon(run, delta).value
+        return float(self._selected(run, LIVE_ORDERS).get_epsilon(delta)) if run else 0.0
 
     def epsilon_path(self, epochs: Sequence[Sequence[Event]], delta: float) -> list[float]:
         """`epsilon` of trials that ended after each of the epochs."""
@@ -130,8 +140,9 @@ class Trials:
         path = []
         for events in epochs:
             spent += events
-            path.append(self.epsilon(spent, delta).value if spent else 0.0)
-        return path
+            path.append(self.live_epsilon(spent, delta))
+        whole = self.epsilon(spent, delta).value if spent else 0.0
+        return [*(min(one, whole) for one in path[:-1]), whole]
 
     def delta(self, run: Sequence[Event], target: float) -> float:
         """δ at ε = `target` under a law."""
@@ -150,8 +161,8 @@ class Trials:
         shape = {"shape": self.eta} if self.law == "negative_binomial" else {}
         return {"law": self.law, "mean": self.mean, **shape}
 
-    def _selected(self, run: Sequence[Event]) -> RdpAccountant:
-        return selected(dp.ComposedDpEvent(tuple(event.as_dp_event() for event in canonical(run))), self)
+    def _selected(self, run: Sequence[Event], orders: tuple[float, ...] | None = None) -> RdpAccountant:
+        return selected(dp.ComposedDpEvent(tuple(e.as_dp_event() for e in canonical(run))), self, orders=orders)
 
     @property
     def eta(self) -> float:
@@ -162,10 +173,18 @@ class Trials:
 
 
 @lru_cache(maxsize=256)
-def selected(trial: dp.DpEvent, trials: Trials, relation: dp.NeighboringRelation | None = None) -> RdpAccountant:
-    """An accountant that holds the best of a random number of trials, each of the event `trial`."""
+def selected(
+    trial: dp.DpEvent,
+    trials: Trials,
+    relation: dp.NeighboringRelation | None = None,
+    orders: tuple[float, ...] | None = None,
+) -> RdpAccountant:
+    """An accountant that holds the best of a random number of trials, each of the event `trial`.
+
+    `orders`: `LAW_ORDERS` unless given; they take 80 ms for each distinct event, `LIVE_ORDERS` a third of that.
+    """
     assert trials.mean is not None
-    accountant = RdpAccountant(neighboring_relation=relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant = RdpAccountant(orders or LAW_ORDERS, relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     with orders_left_out_in_silence():
         accountant.compose(RepeatAndSelectDpEvent(trial, float(trials.mean), trials.eta))
     return accountant

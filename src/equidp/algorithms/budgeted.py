@@ -1,4 +1,4 @@
-"""Samplers whose guarantee is a Rényi budget of one integer order, both fixed before any data are touched."""
+"""Samplers whose guarantee is a Rényi budget of one order, both fixed before any data are touched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equidp.accounting.budget import ORDERS, SLACK, Budget, smallest, total_for
+from equidp.accounting.budget import ORDERS, SLACK, Budget, orders_beside, smallest, total_for
 from equidp.accounting.epsilon import epsilon_of, renyi_curve
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
@@ -23,6 +23,8 @@ class Budgeted(Sampler):
     """The algorithm that introduced it."""
     noises: ClassVar[tuple[str, ...]] = ()
     """Settings that say how noisy its releases are."""
+    fractional: ClassVar[bool] = False
+    """Whether its charges hold at every real order, so that with a target ε the order may be a fraction."""
 
     def adapt(self, plan: Plan) -> Plan:
         """The plan itself.
@@ -43,7 +45,7 @@ class Budgeted(Sampler):
 
     def calibrated(self, plan: Plan, target: float) -> Plan:
         """The plan with the noise that the costliest case needs; a run may come to need less."""
-        return replace(plan, epsilon=target, noise_multiplier=_worst_noise(self, plan, target))
+        return replace(plan, epsilon=target, noise_multiplier=_worst(self, plan, target)[0])
 
 
 class BudgetedSampling(Sampling):
@@ -64,31 +66,37 @@ class BudgetedSampling(Sampling):
         return self.run.random.perturb(total, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
 
 
-def _best(part: Budgeted, plan: Plan, noise: float) -> Budget:
+def _best(part: Budgeted, plan: Plan, noise: float, orders: tuple[float, ...] = ORDERS) -> Budget:
     """The order that gives the costliest case at a constant σ its smallest ε."""
     costliest = [*part.releases(plan), Event(part.sampling_rate(plan), noise, plan.steps)]
     cap = plan.trials.cap
-    totals = zip(ORDERS, renyi_curve(costliest, ORDERS), strict=True)
+    totals = zip(orders, renyi_curve(costliest, orders), strict=True)
     budgets = [Budget(order, total, epsilon_of(cap * total, order, plan.delta), cap) for order, total in totals]
     return min(budgets, key=lambda budget: budget.epsilon)
 
 
 @lru_cache(maxsize=64)
-def _worst_noise(part: Budgeted, plan: Plan, target: float) -> float:
-    """The constant σ whose costliest case meets the target."""
+def _worst(part: Budgeted, plan: Plan, target: float) -> tuple[float, float]:
+    """The constant σ whose costliest case meets the target, and the order at which it does."""
     noise = smallest(lambda sigma: _best(part, plan, sigma).epsilon <= target, low=0.05)
     if noise is None:
         raise EquidpError(
             f"privacy.epsilon={target:g} cannot be reached: what is released besides the gradients costs more at "
             f"δ = {plan.delta:g}. Raise {' and '.join(part.noises)}, or train fewer epochs."
         )
-    return noise
+    orders: tuple[float, ...] = ORDERS
+    if part.fractional:
+        orders = orders_beside(_best(part, plan, noise).order)
+        noise = (
+            smallest(lambda sigma: _best(part, plan, sigma, orders).epsilon <= target, low=noise / 2, high=noise)
+            or noise
+        )
+    return noise, _best(part, plan, noise, orders).order
 
 
 @lru_cache(maxsize=64)
 def _budget(part: Budgeted, plan: Plan) -> Budget:
     if plan.epsilon is None:
         return _best(part, plan, plan.noise_multiplier)
-    order = _best(part, plan, _worst_noise(part, plan, plan.epsilon)).order
-    cap = plan.trials.cap
+    order, cap = _worst(part, plan, plan.epsilon)[1], plan.trials.cap
     return Budget(order, total_for(plan.epsilon, order, plan.delta) / cap, plan.epsilon, cap)

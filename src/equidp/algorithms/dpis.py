@@ -23,8 +23,17 @@ Where we depart from the text, and why:
 An inclusion depends on the record's own ĝ_i, which is private and stale; it does no harm. Draw the *other* records'
 coins in advance: their law is the same with and without z. Given them and the outputs so far their sum is fixed, and z
 adds a vector of length K̃/Ñ with some probability ≤ b·C_e/K̃. Rényi divergence in both directions grows with that
-probability, and it is jointly quasi-convex over the draws. With a constant σ_e the largest divergence, at integer
-orders, is that of K̃ = Ñ·C.
+probability, and it is jointly quasi-convex over the draws. All this holds at every real order α > 1, and so do the
+filter and the conversion to ε: with a target ε, α* may be a fraction.
+
+With a constant σ_e the largest divergence *at integer orders* is that of K̃ = Ñ·C. Write q = b/Ñ, K̃ = f·Ñ·C, s = f/σ_e,
+and L for the ratio of the densities of N(s, 1) and N(0, 1). Then e^((α−1)·D_α) is
+
+    E[(1 + (q/f)·(L − 1))^α] = Σ_k (α choose k)·(q/σ_e)^k·E[(L − 1)^k]/s^k,    L − 1 = Σ_{m≥1} s^m·He_m/m!.
+
+Products of Hermite polynomials have means of at least 0 under N(0, 1), so each term grows with s, hence with f. Between
+integers some (α choose k) are negative, and this shows nothing. So where the noise is given, and ε is announced from
+that case, α* is an integer; where ε is given, the case only says what is reserved for later epochs.
 """
 
 from __future__ import annotations
@@ -87,6 +96,7 @@ class ImportanceSampler(Budgeted):
     gives: ClassVar[frozenset[str]] = frozenset({"contribution"})
     used_by: ClassVar[str] = "dpis"
     noises: ClassVar[tuple[str, ...]] = ("count_noise_fraction", "sum_noise_fraction")
+    fractional: ClassVar[bool] = True
 
     proposal_multiplier: Annotated[float, Field(ge=1)] = 5.0
     """k."""

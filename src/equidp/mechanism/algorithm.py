@@ -31,7 +31,6 @@ from equidp.mechanism.parts import (
     SideRelease,
     Update,
     WeightRule,
-    joint_noise,
     tensors,
 )
 from equidp.mechanism.parts.base import listed
@@ -225,7 +224,7 @@ class Algorithm:
         side, rule = self.side_release, self.weights
         if side is None or rule is None or not released:
             return Event(rate, noise_multiplier)
-        return Event(rate, joint_noise(side, rule, plan, noise_multiplier))
+        return Event(rate, side.joint_noise(rule, plan, noise_multiplier))
 
     def rides_free(self, plan: Plan) -> bool:
         """Whether there is no side release, or one that costs nothing beside the gradients."""

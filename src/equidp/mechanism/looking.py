@@ -61,7 +61,7 @@ class Looking:
         Where what a record adds to it is bounded by the norm, `norms_again` draws what a model with dropout drew here:
         a record that is counted as short must not be weighed as a long one.
         """
-        tied = len(batches) > 1 and release is not None and len(release.added()) > 1
+        tied = len(batches) > 1 and release is not None and release.tied
         states, found = [], []
         for batch in batches:
             if tied:

@@ -24,10 +24,12 @@ that depends on public values only,
 All of it is exact in float64 (|K + Z| < 2⁵³), and as K is an integer K + round(s·ξ/g) = round(K + s·ξ/g): the released
 number is the Gaussian mechanism on g·K after a fixed rounding, so by post-processing its guarantee is the ordinary
 one for the sensitivity of g·K. Rounding moves each of d entries of either of two neighbouring sums by g/2 at most, so
-that sensitivity is at most Δ' = Δ + g·√d, and the noise is made for it: s = σ·Δ'. With g ≤ Δ·2⁻¹⁶/√d this costs
-1.5·10⁻⁵ of noise, and leaves every integer of the bulk with more than 2²⁰⁰ ways to come about. Turning the released
-number into float32 afterwards is post-processing too. The noise ends at 13.3 standard deviations, beyond which a true
-Gaussian has mass 2·10⁻⁴⁰.
+that sensitivity is at most Δ + g·√d. The noise is made for Δ' = Δ + 2g·√d, s = σ·Δ': where two releases of one sample
+are charged as the largest a²/σ² + h²/σ_1² = M that a record causes (`SideRelease.joint_noise`), a record may move each
+by a share r = g·√d/Δ more than a and h, and (a + r)²/σ² + (h + r)²/σ_1² ≤ M·(1 + √2·r)² since 1/σ², 1/σ_1² ≤ M. With g
+≤ Δ·2⁻¹⁶/√d this costs 3·10⁻⁵ of noise, and leaves every integer of the bulk with more than 2²⁰⁰ ways to come about.
+Turning the released number into float32 afterwards is post-processing too. The noise ends at 13.3 standard deviations,
+beyond which a true Gaussian has mass 2·10⁻⁴⁰.
 
 What this does not do: hide how long a step takes, or protect the machine's memory; nor bound the rounding of the sum
 *before* `perturb`, which the engine forms in float32 (see docs/threat-model.md).
@@ -109,7 +111,7 @@ class SecureRandom:
         return drawn.to(self.device)
 
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
-        """`[d]` values plus Gaussian noise of standard deviation σ·(Δ + g√d), on a grid of step g.
+        """`[d]` values plus Gaussian noise of standard deviation σ·(Δ + 2g√d), on a grid of step g.
 
         Args:
             values: `[d]` exact values, finite.
@@ -123,7 +125,7 @@ class SecureRandom:
         if not (math.isfinite(delta) and delta > 0):
             raise EquidpError(f"A sensitivity of {delta} cannot be protected in secure mode; check the clip norms.")
         step = grid_step(delta, size)
-        spread = noise_multiplier * (delta + step * math.sqrt(size)) / step
+        spread = noise_multiplier * (delta + 2 * step * math.sqrt(size)) / step
         noised = torch.empty(size, dtype=values.dtype, device="cpu")
         for exact, part in zip(values.detach().cpu().split(CHUNK), noised.split(CHUNK), strict=True):
             multiples = exact.double().div(step).round_().clamp_(-LARGEST, LARGEST)

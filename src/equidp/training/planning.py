@@ -1,8 +1,7 @@
-"""The public facts of a run, fixed before its first step; a part that breaks its promise is refused here."""
+"""The public facts of a run, fixed before its first step."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from equidp.accounting.plan import Plan
@@ -10,13 +9,9 @@ from equidp.accounting.trials import Trials
 from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.float32 import SMALLEST
-from equidp.mechanism.parts import Public, WeightRule, scheduled, tensors
 from equidp.mechanism.sampling import Population
 from equidp.parameters import PrivacySettings, TrainingSettings
-
-ROUNDING = 1e-5
-"""How far rounding in float32 may carry a weighted norm beyond its bound."""
+from equidp.training.promises import refuse_broken_promises
 
 
 def plan_run(
@@ -50,47 +45,10 @@ def plan_run(
         trials=privacy.trials if algorithm.private else Trials(),
     )
     adapted = algorithm.adapt(plan)
-    _refuse_broken_promises(algorithm, adapted)
+    refuse_broken_promises(algorithm, adapted)
     if algorithm.private and privacy.epsilon is not None:
         return algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
     return adapted
-
-
-def _refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
-    """What ε is computed from, tried out: a part of one's own must not train before its tests are written.
-
-    Some norms, at the values of the first step; the contract tests go through more of both.
-    """
-    segments = algorithm.schedule.segments(plan)
-    if (steps := sum(segment.steps for segment in segments)) != plan.steps:
-        raise EquidpError(
-            f"{algorithm.name}: the segments of the schedule {type(algorithm.schedule).__name__} come to {steps} steps "
-            f"where the run has {plan.steps}; make them add up to plan.steps."
-        )
-    rule, public = algorithm.weights, tensors(algorithm.initial, "cpu")
-    if rule is None or not rule.reads <= public.keys():  # the sampler's values come with the first epoch
-        return
-    if broken := _broken_promise(rule, scheduled(public, segments[0])):
-        raise EquidpError(
-            f"{algorithm.name}: the weight rule {type(rule).__name__} {broken}. With it ε would not hold: mend it."
-        )
-
-
-def _broken_promise(rule: WeightRule, public: Public) -> str:
-    """What is wrong with a rule's weights; empty where nothing is found."""
-    norms = torch.logspace(-9, 9, 55)
-    weights = rule.weights(norms, public)
-    if weights.shape != norms.shape:
-        return f"gives weights of shape {tuple(weights.shape)} for {len(norms)} records, and must give one for each"
-    if not (weights >= 0).all():
-        return "gives weights that are below 0, or no numbers"
-    alone = torch.cat([rule.weights(norm, public) for norm in norms.split(1)])
-    if not torch.allclose(weights, alone, rtol=1e-4, atol=0.0):
-        return "weighs a record by the others of its batch, and may look at its own norm and public values alone"
-    added = weights.double() * norms * (weights > SMALLEST)  # below, float32 has few digits left
-    if float(added.max()) > float(rule.bound(public)) * (1 + ROUNDING):
-        return f"lets a record add {added.max():.6g}, more than the {float(rule.bound(public)):.6g} of its `bound`"
-    return ""
 
 
 def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Tensor, tuple[str, ...]]:

@@ -116,10 +116,11 @@ def _adjacency(privacy: PrivacySettings, *, declared: bool) -> str:
 def _trials(plan: Plan, membership: Membership | None) -> str:
     trials = plan.trials
     moved = ""
-    if membership is not None and membership.how == "hash" and membership.key.startswith("seed="):
+    if membership is not None and (membership.how == "strata" or membership.key.startswith("seed=")):
+        mend = "data.membership=hash and " if membership.how == "strata" else ""
         moved = (
-            " Trials of other seeds have other test records. Exact figures of these tell of records that this trial "
-            "protects: give all trials one data.key."
+            " Trials of other seeds have other training and test records. Exact figures of these tell of records that "
+            f"this trial protects: give all trials {mend}one data.key."
         )
     if trials.single:
         return "ε holds for this run alone: publishing several runs composes their ledgers."

@@ -183,8 +183,10 @@ def test_ranks_reach_who_asked_from_a_deep_temporary_folder(deep):
 
 
 def test_more_ranks_than_gpus_or_records_are_refused(monkeypatch):
-    with pytest.raises(EquidpError, match="exceeds the 3 training records"):
-        launching._refuse_too_many("cpu", 4, Machines(), 3)
+    job = {"training": {"device": "cpu"}, "plan": {"records": 3}}  # the public N: how many there are must not show
+    for there in (1, 3, 100):
+        with pytest.raises(EquidpError, match="exceeds the 3 expected training records"):
+            launching.train(job, SimpleNamespace(train=range(there)), 4, None)
     monkeypatch.setattr(launching, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(EquidpError, match="asks for 4 GPUs here, and there are 1"):

@@ -51,19 +51,17 @@ class Part(Declared):
         """Why this part cannot hold beside those; None where it can."""
         return None
 
-    promised: ClassVar[tuple[str, tuple[str, ...]] | None] = None
-    """A method that bounds what others do, and these: a class that changes one of them has to say the bound anew."""
+    promised: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = ()
+    """Methods that bound what others do, with these: a class that changes one of them has to say the bound anew."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
         super().__pydantic_init_subclass__(**given)
-        if cls.promised is None:
-            return
-        bound, bounded = cls.promised
         own = vars(cls)
-        if bound not in own and any(name in own for name in bounded):
-            first = next(kind for kind in reversed(cls.mro()) if bound in vars(kind))
-            setattr(cls, bound, vars(first)[bound])  # that of the kind of part, which always holds
+        for bound, bounded in cls.promised:
+            if bound not in own and any(name in own for name in bounded):
+                first = next(kind for kind in reversed(cls.mro()) if bound in vars(kind))
+                setattr(cls, bound, vars(first)[bound])  # that of the kind of part, which always holds
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,10 @@ class SideRelease(Part, ABC):
     defaults: ClassVar[Mapping[str, float]] = {}
     """Start values of what it steers or compares with, unless given otherwise."""
 
-    promised = "added", ("statistic", "sensitivity")
+    promised = (
+        ("added", ("statistic", "sensitivity")),
+        ("joint_noise", ("statistic", "sensitivity", "noise", "added")),
+    )
 
     @abstractmethod
     def noise(self, plan: Plan) -> float:
@@ -91,6 +94,39 @@ class SideRelease(Part, ABC):
         later = self.later(noised, carried, facts)
         return later, self.now(noised, {**public, **{name: later[name] for name in self.keeps}}, facts)
 
+    def joint_noise(self, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
+        """σ^eff = (max_n [ (w(n)·n/Δ)²/σ² + h(n)²/σ_1² ])^(−1/2) of a weighted sum and a release of the same sample.
+
+        Proof. Fix the run so far, hence the model and all carried values, what the model draws, and so a record's norm
+        n. Compare a sample with the record and without. The noises of statistic and sum are independent, of σ_1 and σ·Δ
+        per coordinate. Divided by these, the statistic is a Gaussian of variance 1 that the record moves by at most
+        h(n)/σ_1; and, given whatever value of it came out, the sum is another that it moves by at most w(n)·n/(σ·Δ),
+        whatever weights and Δ were made of that value. Together they are one Gaussian of variance 1 whose coordinates
+        may be chosen as it is released, and the record moves it by at most the root of the sum of both squares. If that
+        is at most μ in every outcome, N(0, 1) against N(μ, 1) dominates; 1/σ^eff is such a μ, as it is one for every n.
+        A record that joins moves both by as much as one that leaves, and Poisson sampling preserves domination in both
+        directions.
+
+        The maximum. `added` cuts n ≥ 0 into finitely many pieces on each of which h is at most a constant, and a piece
+        lies within n ≤ upto·u, u a public value. There w(n)·n/Δ is at most `rule.reach(unit, upto)` for every value of
+        u that could have been carried. So each piece is bounded by the sum of two constants, and all n by the largest
+        of these: no n is tried out. A bound by u needs weights that are made of the same u, so it is not used where the
+        release itself gives another u to the weights of this step. The norm that is counted is the one that is weighed:
+        also in chunks, whose norms are computed twice (`Looking.first_norms`).
+
+        Slack. Where the rule is min(1, u/n) itself, a record within u adds n of Δ ≥ u to the sum, and to a statistic of
+        slack h(n) with (n/u)² + h(n)² ≤ 1. Then (n/Δ)²/σ² + h(n)²/σ_1² ≤ max(1/σ², 1/σ_1²): with σ_1 = σ the statistic
+        is a few more coordinates of the gradient's own release, and costs nothing.
+
+        With one piece this is `fuse`: one record is thought to move both fully.
+        """
+        return min(_of_piece(piece, self, rule, self.noise(plan), noise_multiplier) for piece in _whole(self))
+
+    @property
+    def tied(self) -> bool:
+        """Whether `joint_noise` rests on a record's norm, so that the norm weighed must be the one that was counted."""
+        return len(self.added()) > 1
+
     def objection(self, combination: Combination) -> str | None:
         """A statistic that nobody uses costs privacy for nothing."""
         rule, objective = combination.weights, combination.objective
@@ -98,34 +134,6 @@ class SideRelease(Part, ABC):
         if used & (self.gives | self.steers):
             return None
         return f"it releases {listed(self.gives | self.steers)}, which {type(rule).__name__} does not use"
-
-
-def joint_noise(release: SideRelease, rule: WeightRule, plan: Plan, noise_multiplier: float) -> float:
-    """σ^eff = (max_n [ (w(n)·n/Δ)²/σ² + h(n)²/σ_1² ])^(−1/2) of a weighted sum and a release of the same sample.
-
-    Proof. Fix the run so far, hence the model and all carried values, what the model draws, and so a record's norm n.
-    Compare a sample with the record and without. The noises of statistic and sum are independent, of σ_1 and σ·Δ per
-    coordinate. Divided by these, the statistic is a Gaussian of variance 1 that the record moves by at most h(n)/σ_1;
-    and, given whatever value of it came out, the sum is another that it moves by at most w(n)·n/(σ·Δ), whatever weights
-    and Δ were made of that value. Together they are one Gaussian of variance 1 whose coordinates may be chosen as it is
-    released, and the record moves it by at most the root of the sum of both squares. If that is at most μ in every
-    outcome, N(0, 1) against N(μ, 1) dominates; 1/σ^eff is such a μ, as it is one for every n. A record that joins moves
-    both by as much as one that leaves, and Poisson sampling preserves domination in both directions.
-
-    The maximum. `added` cuts n ≥ 0 into finitely many pieces on each of which h is at most a constant, and a piece lies
-    within n ≤ upto·u, u a public value. There w(n)·n/Δ is at most `rule.reach(unit, upto)` for every value of u that
-    could have been carried. So each piece is bounded by the sum of two constants, and all n by the largest of these: no
-    n is tried out. A bound by u needs weights that are made of the same u, so it is not used where the release itself
-    gives another u to the weights of this step. The norm that is counted is the one that is weighed: also in chunks,
-    whose norms are computed twice (`Looking.first_norms`).
-
-    Slack. Where the rule is min(1, u/n) itself, a record within u adds n of Δ ≥ u to the sum, and to a statistic of
-    slack h(n) with (n/u)² + h(n)² ≤ 1. Then (n/Δ)²/σ² + h(n)²/σ_1² ≤ max(1/σ², 1/σ_1²): with σ_1 = σ the statistic is
-    a few more coordinates of the gradient's own release, and costs nothing.
-
-    With one piece this is `fuse`: one record is thought to move both fully.
-    """
-    return min(_of_piece(piece, release, rule, release.noise(plan), noise_multiplier) for piece in _whole(release))
 
 
 def _whole(release: SideRelease) -> tuple[Added, ...]:
@@ -139,7 +147,7 @@ def _of_piece(piece: Added, release: SideRelease, rule: WeightRule, noise: float
     """The noise multiplier of both releases for the records of one piece; what they do not move costs nothing."""
     bounded = piece.upto < math.inf and piece.unit not in release.gives
     if bounded and piece.slack and piece.unit == "clip_norm" and type(rule).reach is FlatClip.reach:
-        return min(noise_multiplier, noise / piece.most)
+        return min(noise_multiplier, noise)
     reach = rule.reach(piece.unit, piece.upto) if bounded else 1.0
     moved = [level / share for level, share in ((noise_multiplier, reach), (noise, piece.most)) if share > 0]
     return fuse(*moved) if len(moved) > 1 else min(moved, default=math.inf)

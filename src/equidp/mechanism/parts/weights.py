@@ -21,7 +21,7 @@ class WeightRule(Part, ABC):
     defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
     """What those values are unless given otherwise."""
 
-    promised = "reach", ("weights", "bound")
+    promised = (("reach", ("weights", "bound")),)
 
     @abstractmethod
     def weights(self, norms: Tensor, public: Public) -> Tensor:

@@ -15,6 +15,7 @@ from torch import nn
 
 from equidp.accounting.plan import Plan
 from equidp.data.records import Records, Split
+from equidp.errors import EquidpError
 from equidp.evaluation.live import live_metrics
 from equidp.evaluation.metrics import Groups
 from equidp.mechanism.algorithm import Outcome
@@ -46,6 +47,11 @@ def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict
     plan = plan_of(algorithm, train, settings)
     if settings.algorithm(algorithm).private:
         _warn_of_weak_promises(algorithm, plan, train, by_unit=settings.privacy.by_unit)
+        if not plan.trials.single and (reason := _moving_test_part(train, settings)):
+            # secure trials may share one seed, which gives seeded ones the same batches and noise
+            if plan.trials.law is not None and not settings.privacy.secure:
+                raise EquidpError(f"privacy.trials_law={plan.trials.law} does not hold here: {reason}")
+            logger.warning("%s: %s", algorithm, reason)
     return dataclasses.asdict(plan)
 
 
@@ -168,6 +174,19 @@ def _baseline_facts(algorithm: str, plan: dict[str, Any], settings: Settings) ->
         "unit": settings.privacy.unit,
         "seed": settings.seed,
     }
+
+
+def _moving_test_part(train: Records, settings: Settings) -> str:
+    """Why figures of test records are not the same ones' in all trials, and what to do; empty where they are."""
+    drawn, data = train.membership, settings.data
+    given = train.part is not None and data.evaluate_on != "validation"  # the provider's test part, whatever is drawn
+    if drawn is None or given or (drawn.how == "hash" and not drawn.key.startswith("seed=")):
+        return ""
+    mend = "" if drawn.how == "hash" else "data.membership=hash and "
+    return (
+        "trials of other seeds have other test records, and exact figures of these tell of records that this trial "
+        f"trains on and protects. Set {mend}one data.key for all trials."
+    )
 
 
 def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, *, by_unit: bool) -> None:

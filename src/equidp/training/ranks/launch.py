@@ -108,7 +108,8 @@ def train(
         EquidpError: where a rank fails or is killed.
     """
     machines = Machines.from_environment()
-    _refuse_too_many(job["training"]["device"], devices, machines, len(split.train))
+    # by the public N: how many records there are must not show
+    _refuse_too_many(job["training"]["device"], devices, machines, job["plan"]["records"])
     with _job_folder() as folder, _listening(folder, on_epoch) as socket:
         storage.save(split.train, folder / TRAIN)
         if len(split.public):
@@ -134,7 +135,7 @@ def _refuse_too_many(device: str, devices: int, machines: Machines, records: int
             f"it, or set training.device=cpu."
         )
     if devices > records:
-        raise EquidpError(f"training.devices={devices} exceeds the {records} training records: lower it.")
+        raise EquidpError(f"training.devices={devices} exceeds the {records} expected training records: lower it.")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,135 @@
+"""What ε is computed from, tried out before training: a part of one's own must not train before its tests are written.
+
+A few adversarial records at a few public values; the contract tests go through more of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from equidp.accounting.plan import Plan
+from equidp.errors import EquidpError
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.float32 import SMALLEST
+from equidp.mechanism.parts import (
+    Public,
+    SideRelease,
+    StepFacts,
+    WeightRule,
+    known_sensitivity,
+    per_record,
+    scheduled,
+    sensitivity,
+    tensors,
+)
+
+ROUNDING = 1e-5
+"""How far rounding in float32 may carry a weighted norm, or a squared shift, beyond its bound."""
+
+GROUPS = 4
+"""So many groups are tried, spread over all."""
+
+
+def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
+    """Try what a schedule, a weight rule and a side release promise.
+
+    Raises:
+        EquidpError: for a schedule of other steps than the run's, a weight rule that exceeds its `bound`, or a side
+            release beside which a record moves more than the step is charged for.
+    """
+    segments = algorithm.schedule.segments(plan)
+    if (steps := sum(segment.steps for segment in segments)) != plan.steps:
+        raise EquidpError(
+            f"{algorithm.name}: the segments of the schedule {type(algorithm.schedule).__name__} come to {steps} steps "
+            f"where the run has {plan.steps}; make them add up to plan.steps."
+        )
+    rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
+    if rule is None:
+        return
+    first, broken = scheduled(public, segments[0]), ""
+    if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
+        broken = _broken_bound(rule, first)
+    if broken:
+        raise EquidpError(
+            f"{algorithm.name}: the weight rule {type(rule).__name__} {broken}. With it ε would not hold: mend it."
+        )
+    if side is None or not rule.reads <= public.keys() | side.gives:
+        return
+    known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
+    if broken := _broken_joint(side, rule, first, known, known.noise_multiplier * segments[0].noise):
+        raise EquidpError(
+            f"{algorithm.name}: the side release {type(side).__name__} lets {broken}. With it ε would not hold: mend "
+            f"its `added`, `sensitivity` or `joint_noise`, or `reach` of {type(rule).__name__}."
+        )
+
+
+def _broken_bound(rule: WeightRule, public: Public) -> str:
+    """What is wrong with a rule's weights; empty where nothing is found."""
+    norms = torch.logspace(-9, 9, 55)
+    weights = rule.weights(norms, public)
+    if weights.shape != norms.shape:
+        return f"gives weights of shape {tuple(weights.shape)} for {len(norms)} records, and must give one for each"
+    if not (weights >= 0).all():
+        return "gives weights that are below 0, or no numbers"
+    alone = torch.cat([rule.weights(norm, public) for norm in norms.split(1)])
+    if not torch.allclose(weights, alone, rtol=1e-4, atol=0.0):
+        return "weighs a record by the others of its batch, and may look at its own norm and public values alone"
+    added = weights.double() * norms * (weights > SMALLEST)  # below, float32 has few digits left
+    if float(added.max()) > float(rule.bound(public)) * (1 + ROUNDING):
+        return f"lets a record add {added.max():.6g}, more than the {float(rule.bound(public)):.6g} of its `bound`"
+    return ""
+
+
+def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
+    """Which record is found to move both by more than is charged; empty where none is.
+
+    The record is put into a batch of two others, and what it moves is read off: (w·n/(σ·Δ))² + (h/σ_1)². Values that
+    the side release leads are tried at the start, at a thousandth, a thousandfold, and after some releases.
+    """
+    rate = plan.sampling_rate
+    facts = StepFacts(plan, 0, noise, known_sensitivity(rule, first), 1, rate)
+    led = {name: value for name, value in first.items() if name in side.steers}
+    states = [dict(first), *({**first, **{k: v * size for k, v in led.items()}} for size in (1e-3, 1e3))]
+    size = len(side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), first, plan))
+    noised = [torch.zeros(size), torch.linspace(3, 1, size), torch.linspace(-5, 40, size)]
+    states += [{**first, **side.consequences(value, first, first, facts)[0]} for value in noised]
+    charged = side.joint_noise(rule, plan, noise)
+    groups = sorted({round(k * (plan.groups - 1) / (GROUPS - 1)) for k in range(GROUPS)})
+    for carried in states:
+        public = [{**carried, **side.consequences(value, carried, carried, facts)[1]} for value in noised]
+        for group in groups:
+            norms = _norms(side, carried, group)
+            moved = _moved(side, norms, group, carried, plan) / side.noise(plan)
+            for values in public:
+                seen = per_record(values, torch.full((len(norms),), group))
+                weights = rule.weights(norms, seen) * seen["scale"]
+                added = weights.double() * norms * (weights > SMALLEST) / (float(sensitivity(rule, values)) * noise)
+                joint = (added**2 + moved**2) * charged**2
+                if float(joint.max()) > 1 + ROUNDING:
+                    return (
+                        f"a record of norm {float(norms[joint.argmax()]):.6g} in group {group} move it and the "
+                        f"gradients by {math.sqrt(float(joint.max())):.6g} times what the step is charged for"
+                    )
+    return ""
+
+
+def _norms(side: SideRelease, carried: Public, group: int) -> Tensor:
+    """Norms at and on both sides of all that may decide for a record of that group, and others."""
+    shown = [value for name, value in carried.items() if name not in side.keeps]
+    sizes = torch.stack([torch.tensor(1.0), *((v[group] if v.dim() else v).float() for v in shown)])
+    shares = [piece.upto for piece in side.added() if piece.upto < math.inf]
+    edges = torch.cat([sizes, *(sizes * share for share in shares)])
+    ends = [torch.nextafter(edges, torch.full_like(edges, end)) for end in (0.0, math.inf)]
+    return torch.cat([edges, *ends, torch.logspace(-9, 9, 19)]).unique()
+
+
+def _moved(side: SideRelease, norms: Tensor, group: int, carried: Public, plan: Plan) -> Tensor:
+    """`[n]` how far each record, alone, moves the statistic of a batch of two others."""
+    others, ids = torch.tensor([0.3, 2.0]), torch.tensor([0, plan.groups - 1])
+    without, joined = side.statistic(others, ids, carried, plan), torch.cat([ids, torch.tensor([group])])
+    within = [side.statistic(torch.cat([others, norm]), joined, carried, plan) for norm in norms.split(1)]
+    return (torch.stack(within) - without).double().norm(dim=1)
