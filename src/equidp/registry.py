@@ -29,6 +29,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
             found = self._known[name] = cast(T, pkgutil.resolve_name(f"{self._package}.{found}"))
         return found
 
+    def place(self, name: str) -> str | None:
+        """Module and class, such as `equidp.algorithms.dpsgd:DPSGD`; None of one that has been imported."""
+        found = self._known[name]
+        return f"{self._package}.{found}" if isinstance(found, str) else None
+
     def __setitem__(self, name: str, value: T) -> None:
         self._known[name] = value
 
