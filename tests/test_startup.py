@@ -36,14 +36,9 @@ finally:
             "Unknown setting of dpsgd_f.options 'max_clip_nrom'. Did you mean 'max_clip_norm'?",
         ),
         (
-            ["run", "--params=dpsgd_f.max_clip_norm=3"],
-            "Unknown setting 'dpsgd_f.max_clip_norm'. Did you mean 'dpsgd_f.options.max_clip_norm'?",
-        ),
-        (
             ["run", "--params=max_clip_norm=3"],
             "Unknown setting 'max_clip_norm'. Did you mean '<algorithm>.options.max_clip_norm'?",
         ),
-        (["run", "--params=custom.weihgts=flat"], "Unknown setting of custom 'weihgts'. Did you mean 'weights'?"),
         (["run", "--params=report.fonts=3"], "Unknown setting 'report.fonts'."),
         (["run", "--params=dataset=digit"], "Unknown dataset 'digit'. Did you mean 'digits'?"),
         (["run", "--params=algorithm=dpsdg", "--pipelines=audit"], "Unknown algorithm 'dpsdg'. Did you mean 'dpsgd'?"),
