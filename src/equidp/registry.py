@@ -29,3 +29,8 @@ class Registry(UserDict[str, T]):
         if isinstance(found, str):
             found = self.data[name] = pkgutil.resolve_name(f"{self._package}.{found}")
         return found
+
+    def place(self, name: str) -> str | None:
+        """Module and class, such as `equidp.algorithms.dpsgd:DPSGD`; None of one that has been imported."""
+        found = self.data[name]
+        return f"{self._package}.{found}" if isinstance(found, str) else None

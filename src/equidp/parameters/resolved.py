@@ -14,6 +14,7 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.sources import SOURCES, record_words, source
 from equidp.errors import EquidpError, nearest, refuse_unknown, unknown_name
 from equidp.options import refusal_of
+from equidp.parameters.declared import declared
 from equidp.parameters.sections import (
     AuditSettings,
     DataSettings,
@@ -120,6 +121,11 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     """
     given = {key: value for key, value in parameters.items() if key != "presets" and not key.startswith("_")}
     check_names(given, TOP_LEVEL)
+    # names before values: some values are checked by what imports torch, which takes longer than all before
+    options = {name: _options(name, given.get(name)) for name in ALGORITHMS}
+    for name, kinds in (SECTIONS | PIPELINE_SECTIONS).items():
+        valid = [f"{name}.{setting}" for kind in kinds for setting in kind.model_fields]
+        refuse_unknown("setting", (f"{name}.{key}" for key in block(name, given.get(name))), valid)
     audited = str(given.get("algorithm") or AUDITED)
     if audited not in ALGORITHMS:
         raise unknown_name("algorithm", audited, ALGORITHMS)
@@ -141,14 +147,13 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
             "release.unprotected=test would publish figures of validation records, which were taken from the training "
             "records: leave it out, or set data.evaluate_on=test."
         )
-    # from here on torch is imported, which takes longer than all before
-    algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
     from equidp.models import model_options
 
     model_options(model.name, model.options)
     _refuse_id(data)
     _refuse_other_units(data, privacy)
     _refuse_strata(data, privacy)
+    algorithms = {name: algorithm_settings(name, options[name]) for name in ALGORITHMS}
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
         audit, report, release,
@@ -158,9 +163,6 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
 def _section(name: str, kinds: Iterable[type[BaseModel]], given: object) -> list[Any]:
     """One block of settings as an object of each of its classes."""
     values, found = block(name, given), []
-    kinds = tuple(kinds)
-    valid = [f"{name}.{setting}" for kind in kinds for setting in kind.model_fields]
-    refuse_unknown("setting", (f"{name}.{key}" for key in values), valid)
     for kind in kinds:
         own = {key: value for key, value in values.items() if key in kind.model_fields}
         try:
@@ -236,30 +238,29 @@ def check_names(given: Iterable[str], valid: Iterable[str]) -> None:
         if key not in valid:
             blocks = {**SECTIONS, **PIPELINE_SECTIONS}
             nested = [f"{name}.{key}" for name in blocks for kind in blocks[name] if key in kind.model_fields]
-            if nested or nearest(key, valid):  # before the algorithms are imported, which takes seconds
-                takers = []
-            else:
-                takers = [name for name, kind in ALGORITHMS.items() if kind.below_options and key in kind.model_fields]
-            if takers:
+            options = {} if nested or nearest(key, valid) else {name: declared(name) for name in ALGORITHMS}
+            if takers := [name for name, (names, below) in options.items() if below and key in names]:
                 nested = [f"{takers[0] if len(takers) == 1 else '<algorithm>'}.options.{key}"]
             if nested:
                 raise EquidpError(f"Unknown setting {key!r}. Did you mean {' or '.join(map(repr, nested))}?")
             raise unknown_name("setting", key, valid)
 
 
-def _options(name: str, given: object) -> AlgorithmSettings:
-    given = block(name, given)
-    kind = ALGORITHMS[name]
-    if not kind.below_options:
-        if "options" in given:
-            raise EquidpError(
-                f"{name}.options: the settings of {name} stand below {name} itself, as {name}.weights does."
-            )
-        return algorithm_settings(name, given)
-    for key in given:
-        if key != "options":
-            raise unknown_name("setting", f"{name}.{key}", (f"{name}.options.{field}" for field in kind.model_fields))
-    return algorithm_settings(name, block(f"{name}.options", given.get("options")))
+def _options(name: str, given: object) -> dict[str, Any]:
+    """What is given of an algorithm's settings; names are checked before what it imports is imported."""
+    values = block(name, given)
+    if not values:
+        return {}
+    names, below = declared(name)
+    if below:
+        for key in values:
+            if key != "options":
+                raise unknown_name("setting", f"{name}.{key}", (f"{name}.options.{field}" for field in names))
+        values = block(f"{name}.options", values.get("options"))
+    elif "options" in values:
+        raise EquidpError(f"{name}.options: the settings of {name} stand below {name} itself, as {name}.weights does.")
+    refuse_unknown(f"setting of {name}.options" if below else f"setting of {name}", values, names)
+    return values
 
 
 def block(name: str, values: object) -> dict[str, Any]:
