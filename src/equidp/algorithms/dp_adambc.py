@@ -26,7 +26,7 @@ from torch import Tensor
 
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.optimizers import OPTIMIZERS
+from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.parts import FlatClip, Positive, Run, StepFacts, Update, Updating
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -76,7 +76,7 @@ class Correcting(Updating):
 
 def along_corrected_adam(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
     """Steps along what the update made: it is the optimiser, and no second one may stand behind it."""
-    return OPTIMIZERS["sgd"](parameters, rate)
+    return Descent("sgd").make(parameters, rate)
 
 
 class DPAdamBC(AlgorithmSettings):
