@@ -14,6 +14,7 @@ from tqdm import tqdm
 from equidp import __version__
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import refuse_unknown
+from equidp.parameters import TrainingSettings
 from equidp.sweep.grid import Grid, nested, params_text
 
 BASELINE = "sgd"
@@ -22,6 +23,12 @@ OUTPUTS = ("metrics", "privacy", "report")
 
 NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release")
 """Settings that do not change a run's results."""
+
+NEWER = (
+    "cuda_graphs", "deterministic", "momentum", "weight_decay", "adam_epsilon", "schedule", "schedule_at",
+    "schedule_factor", "average", "augmentations", "augmentation_kinds", "augmentation_padding", "augmentation_noise",
+)  # fmt: skip
+"""Settings of training that came after the first recorded cells."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +168,17 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
     # an option of the baseline that is not given is as good as absent, so that a new one leaves old cells what they are
     given = {name: value for name, value in kept[BASELINE]["options"].items() if value is not None}
     kept[BASELINE] = {**kept[BASELINE], "options": given}
-    off = {name for name in ("cuda_graphs", "deterministic") if not kept["training"].get(name)}  # likewise
-    kept["training"] = {name: value for name, value in kept["training"].items() if name not in off}
+    kept["training"] = _training_that_matters(kept["training"])
     kept["data"] = _data_that_matters(kept["data"])
     return {"algorithm": algorithm, "version": __version__, **kept}
+
+
+def _training_that_matters(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The training settings without newer ones that are left alone, so that names of older cells stay the same."""
+    defaults = TrainingSettings().model_dump(mode="json")
+    idle = {name for name in NEWER if training.get(name) == defaults[name]}
+    kept = {name: value for name, value in training.items() if name not in idle}
+    return kept | {"optimizer": kept.get("optimizer") or "sgd"}
 
 
 def _data_that_matters(data: Mapping[str, Any]) -> dict[str, Any]:
