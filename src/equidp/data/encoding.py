@@ -22,12 +22,18 @@ from equidp.data.sources import source
 from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
 
-ENCODING = 5
+ENCODING = 6
 """Increase it with every change of the code that all sources share: stored records are then encoded again."""
 
 
 def encode(
-    dataset: str, source_name: str, options: Mapping[str, Any], *, raw_folder: Path, cache: Path
+    dataset: str,
+    source_name: str,
+    options: Mapping[str, Any],
+    *,
+    raw_folder: Path,
+    cache: Path,
+    catalog: Callable[[str], Any] | None = None,
 ) -> tuple[Records, dict[str, Any]]:
     """A dataset's records by its declared schema, and where they came from (JSON types).
 
@@ -37,11 +43,13 @@ def encode(
         options: `data.options`.
         raw_folder: of the raw files.
         cache: folder where encoded records are stored.
+        catalog: loads an entry of the Kedro catalog.
 
     Raises:
         EquidpError: a file is missing or not as declared, or a record has a feature that is not finite.
     """
     chosen = source(source_name, options)
+    chosen.catalog = catalog
     files = chosen.locate(raw_folder)
     facts = {"dataset": dataset, "source": source_name, "options": dict(options), "version": __version__}
     # unsorted: the order of declared columns is that of the features

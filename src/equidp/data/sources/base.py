@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -42,6 +42,7 @@ class Source(ABC):
         sizes: the published number of records of each class, of the provider's training part where there is one, else
             of the whole; empty where none is published. Files that are not verified have none.
         unit_sizes: likewise of units.
+        catalog: loads an entry of the Kedro catalog, in a Kedro run.
     """
 
     name: ClassVar[str]
@@ -50,6 +51,7 @@ class Source(ABC):
     unit_names: ClassVar[tuple[str, ...]] = ("record",)
     sizes: ClassVar[tuple[int, ...]] = ()
     unit_sizes: ClassVar[tuple[int, ...]] = ()
+    catalog: Callable[[str], Any] | None = None
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = checked_options(self.Options, options or {}, f"data option of dataset {self.name!r}")

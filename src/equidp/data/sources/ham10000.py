@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equidp.data.columns import codes, read_rows, require
+from equidp.data.cells import codes, require
 from equidp.data.groupings import Grouping, group_ids, group_names, id_names, unit_ids
 from equidp.data.images import (
     IMAGENET_MEAN,
@@ -34,6 +34,7 @@ from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find, fingerprint, folder_fingerprint, verified
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
+from equidp.data.tables import read_rows
 from equidp.errors import EquidpError
 
 PAGE = "https://doi.org/10.7910/DVN/DBW86T"

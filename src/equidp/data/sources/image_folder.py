@@ -10,13 +10,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from equidp.data.columns import composed, read_rows, require
+from equidp.data.cells import composed, require
 from equidp.data.groupings import Grouping, group_ids, group_names, owners
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.data.sources.csv_table import PARTS, Classes, Sizes, check_group_names, check_sizes
+from equidp.data.sources.table import PARTS, Classes, Sizes, check_group_names, check_sizes
+from equidp.data.tables import read_rows
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Number
 

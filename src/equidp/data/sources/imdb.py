@@ -18,7 +18,8 @@ from pydantic import Field
 from torch import Tensor
 from tqdm import tqdm
 
-from equidp.data.columns import band_ids, bands, require
+from equidp.data.cells import require
+from equidp.data.columns import band_ids, bands
 from equidp.data.membership import identities
 from equidp.data.raw_files import (
     PublishedFile,

@@ -13,7 +13,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 nodes.encode_records,
-                inputs=["raw_folder", "records_cache", "settings"],
+                inputs=["raw_folder", "records_cache", "tables", "settings"],
                 outputs=["records", "provenance"],
                 name="encode_records",
                 namespace=GROUP,

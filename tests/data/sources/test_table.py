@@ -1,4 +1,4 @@
-"""Csv: a table of the user's own becomes Records by declaration alone."""
+"""Table: one of the user's own becomes Records by declaration alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.data.sources.tiny import CSV_OPTIONS, write_tiny
 
 from equidp.data.encoding import encode
 from equidp.data.sources import source
-from equidp.data.sources.csv_table import Csv
+from equidp.data.sources.table import Table
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 
@@ -100,10 +100,10 @@ def test_an_edited_source_encodes_anew(tmp_path: Path, monkeypatch: pytest.Monke
     """It would train on what it made before the edit."""
     options = write_tiny("csv", tmp_path)
     before = encoded(tmp_path, options)[1]["fingerprint"]
-    copy = tmp_path / "csv_table.py"
-    copy.write_text(Path(inspect.getfile(Csv)).read_text() + "\n# edited\n")
+    copy = tmp_path / "table.py"
+    copy.write_text(Path(inspect.getfile(Table)).read_text() + "\n# edited\n")
     where = inspect.getfile
-    monkeypatch.setattr(inspect, "getfile", lambda kind: str(copy) if kind is Csv else where(kind))
+    monkeypatch.setattr(inspect, "getfile", lambda kind: str(copy) if kind is Table else where(kind))
     assert encoded(tmp_path, options)[1]["fingerprint"] != before
     copy.unlink()
     keys = {encoded(tmp_path, options)[1]["fingerprint"] for _ in range(2)}
