@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,26 +53,61 @@ def sweep(metadata: Any, name: str | None, env: str | None, **options: Any) -> N
     run_command(project_at(metadata.project_path, env), name, **options)
 
 
-def project_at(path: Path, env: str | None = None) -> Project:
-    """The Kedro project in a folder, as a sweep sees it; `bootstrap_project` has been called for it."""
+@cli.command("new-dataset")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Of the dataset; by default the file's.")
+@click.option("--label", default="", help="Column of the label; by default the last one.")
+@click.option("--env", "-e", help="Configuration environment, as for `kedro run`.")
+@click.pass_obj
+def new_dataset(metadata: Any, file: Path, name: str | None, label: str, env: str | None) -> None:
+    """Draft a preset for a table from its columns' names and types; called again, check it.
+
+    \b
+    kedro new-dataset data/01_raw/clinic/visits.csv --label readmitted
+    """
+    from equidp import new_dataset as new
+
+    called = f" --name {name}" if name else ""
+    name = name or re.sub(r"\W+", "_", file.name.split(".")[0]).strip("_").lower()
+    preset = metadata.project_path / "conf" / (env or "local") / "parameters" / f"{name}.yml"
+    if preset.exists():
+        resolved = lambda: loader_at(metadata.project_path, env, {"dataset": name}).settings  # noqa: E731
+        click.echo(new.check(preset, metadata.project_path, resolved))
+        click.echo(f"The preset is valid. Now: kedro run --pipeline=dpsgd --params=dataset={name}")
+        return
+    raw_dir = loader_at(metadata.project_path, env)["globals"]["raw_dir"] or Path("data") / "01_raw"
+    text = new.draft(file, metadata.project_path / raw_dir, name, label)
+    new.write(preset, text)
+    click.echo(
+        f"{preset.relative_to(metadata.project_path)} is drafted. {len(new.marked(text))} lines have {new.MARK}: "
+        f"replace each by what the codebook says.\nThen, to check it: kedro new-dataset {file}{called}"
+    )
+
+
+def loader_at(path: Path, env: str | None, runtime_params: Mapping[str, Any] | None = None) -> EquidpConfigLoader:
+    """The configuration of the project in a folder."""
     from kedro.framework.project import settings
 
+    loader: EquidpConfigLoader = settings.CONFIG_LOADER_CLASS(
+        conf_source=str(path / settings.CONF_SOURCE),
+        env=env,
+        runtime_params=dict(runtime_params or {}),
+        **settings.CONFIG_LOADER_ARGS,
+    )
+    return loader
+
+
+def project_at(path: Path, env: str | None = None) -> Project:
+    """The Kedro project in a folder, as a sweep sees it; `bootstrap_project` has been called for it."""
     from equidp.sweep.project import Project
 
-    def configure(runtime_params: Mapping[str, Any]) -> EquidpConfigLoader:
-        loader: EquidpConfigLoader = settings.CONFIG_LOADER_CLASS(
-            conf_source=str(path / settings.CONF_SOURCE),
-            env=env,
-            runtime_params=dict(runtime_params),
-            **settings.CONFIG_LOADER_ARGS,
-        )
-        return loader
+    configure = partial(loader_at, path, env)
 
     def store() -> tuple[str, str]:
         """Made before any cell: many processes at once would damage a new database."""
         from equidp.hooks.store import connect
 
-        config = configure({})
+        config = configure()
         return config["mlflow"]["server"]["mlflow_tracking_uri"], connect(config)
 
     return Project(path, env, configure, store)
