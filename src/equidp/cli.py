@@ -4,15 +4,65 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from kedro.framework.cli.project import run as kedro_run
 
 if TYPE_CHECKING:
     from equidp.config_loader import EquidpConfigLoader
     from equidp.sweep.project import Project
+
+
+LISTS = frozenset({
+    "algorithms", "datasets", "epsilons", "seeds", "params", "runner_params", "pipelines", "tags", "node_names",
+    "from_nodes", "to_nodes", "from_inputs", "to_outputs", "load_versions", "namespaces",
+})  # fmt: skip
+"""Options whose values are lists with commas."""
+
+TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.source", "data.split_by", "privacy.unit")
+"""Settings of `--params` that are taken as typed: as numbers `01` and `1`, or `4e999` and `7e999`, would be one."""
+
+
+class Repeatable(click.Command):
+    """A command whose options may be repeated: lists are joined, and another option with two values is refused.
+
+    click takes the last one, and what was said before would be lost.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's."""
+        rest, given = self._gathered(args)
+        for option, values in given.items():
+            if option.name not in LISTS and len(set(values)) > 1:
+                raise click.UsageError(f"{option.opts[0]} is given twice, as {' and as '.join(values)}: give one.", ctx)
+        joined = {option: ",".join(values) if option.name in LISTS else values[-1] for option, values in given.items()}
+        found = super().parse_args(ctx, [*(f"{max(o.opts, key=len)}={text}" for o, text in joined.items()), *rest])
+        typed = next((text for option, text in joined.items() if option.name == "params"), "")
+        if isinstance(params := ctx.params.get("params"), dict):
+            for item in typed.split(","):
+                name, _, value = item.strip().partition("=")
+                if name in TEXTS:
+                    *above, last = name.split(".")
+                    reduce(dict.__getitem__, above, params)[last] = value
+        return found
+
+    def _gathered(self, args: list[str]) -> tuple[list[str], dict[click.Option, list[str]]]:
+        """All else that stands on the command line, and the values of each option."""
+        known = {
+            name: option for option in self.params if isinstance(option, click.Option) for name in option.opts
+            if not (option.is_flag or option.count)
+        }  # fmt: skip
+        rest, given, left = [], dict[click.Option, list[str]](), list(args)
+        while left and left[0] != "--":
+            name, sign, value = left.pop(0).partition("=")
+            if name not in known or not (sign or left):
+                rest.append(name + sign + value)
+                continue
+            given.setdefault(known[name], []).append(value if sign else left.pop(0))
+        return [*rest, *left], given
 
 
 @click.group(name="equidp")
@@ -20,7 +70,11 @@ def cli() -> None:
     """Commands of equidp."""
 
 
-@cli.command()
+run = Repeatable(kedro_run.name, callback=kedro_run.callback, params=kedro_run.params, help=kedro_run.help)
+cli.add_command(run)
+
+
+@cli.command(cls=Repeatable)
 @click.argument("name", required=False)
 @click.option("--algorithms", help="Names, separated by commas: dpsgd,dpsgd_f.")
 @click.option("--datasets", help="Names, separated by commas; by default the project's dataset.")

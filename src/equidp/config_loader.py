@@ -12,6 +12,8 @@ import functools
 import io
 import itertools
 import os
+import tarfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from operator import getitem
 from pathlib import Path
@@ -47,6 +49,8 @@ class EquidpConfigLoader(OmegaConfigLoader):
             "oc.env": oc.env,
             **(kwargs.get("custom_resolvers") or {}),
         }  # not for credentials only
+        if not _has_folder(Path(conf_source), kwargs.get("default_run_env", "local")):
+            kwargs["default_run_env"] = kwargs.get("base_env", "base")  # an image or an archive without conf/local
         super().__init__(conf_source, *args, **kwargs)
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
             self.runtime_params = {**self.runtime_params, "run_label": ""}
@@ -134,6 +138,21 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _has_folder(source: Path, name: str) -> bool:
+    """Whether a folder of settings, or an archive of one, holds an environment; True of what is neither."""
+    if source.is_dir():
+        return (source / name).is_dir()
+    if zipfile.is_zipfile(source):
+        with zipfile.ZipFile(source) as packed:
+            names = packed.namelist()
+    elif source.is_file() and tarfile.is_tarfile(source):
+        with tarfile.open(source) as archive:
+            names = archive.getnames()
+    else:
+        return True
+    return any(name in Path(member).parts[:-1] for member in names)
 
 
 def project_is_at(folder: Path) -> None:

@@ -287,6 +287,8 @@ def _yes_or_no(setting: str, value: object) -> bool:
 
 
 def _folder_name(setting: str, value: object, *, empty: bool = False) -> str:
+    if isinstance(value, bool | float):  # `4e999` and `7e999` would be one name
+        raise EquidpError(f"{setting}={value!r} is a number or a truth value here: put it in quotes.")
     text = str(value)
     if (empty and not text) or SAFE_NAME.fullmatch(text):
         return text
