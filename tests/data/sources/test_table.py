@@ -133,6 +133,19 @@ def test_one_number_in_two_spellings_is_refused_as_a_person(tmp_path: Path, othe
         read(tmp_path, *rows)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("P17", "P17\u200b"), ("P17", "Ｐ17"), ("a b", "a\u00a0 b"), ("100000", "1e5"), ("0.5", ".50"), ("7", "+7")],
+)
+def test_two_ids_that_a_person_cannot_tell_apart_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    """As two persons they would have twice the influence, and stand on both sides of a split."""
+    rows = (f"{one},ill,A,50,f,30", "p2,well,A,60,f,30", f"{other},well,A,60,f,30")
+    with pytest.raises(EquidpError, match=r"row 4, column 'person': .* \(row 2\) may be one id in two spellings"):
+        read(tmp_path, *rows)
+    with pytest.raises(EquidpError, match=r"row 4, column 'person': .* \(row 2\) may be one id in two spellings"):
+        read(tmp_path, *rows, unit="", id="person")
+
+
 def test_ids_that_are_whole_numbers_written_one_way_are_taken(tmp_path: Path) -> None:
     rows = [f"{person},ill,A,50,f,30" for person in ("017", "17a", "1.0", "10.0", "1.5", "-1", "017", "0", "1e5")]
     assert read(tmp_path, *rows).unit.tolist() == [0, 1, 2, 3, 4, 5, 0, 6, 7]
@@ -206,6 +219,15 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"features": {"w": {"kind": "categorical", "categories": ["a", "a"]}}}, "two categories have the same name"),
         ({"features": {"w": {"kind": "numeric", "maximum": True}}}, "true and false are not numbers"),
         ({"groups": {"b": {"edges": [1], "minimum": 9, "maximum": 3}}}, "minimum must be less than maximum"),
+        (
+            {"classes": ["Zoë", unicodedata.normalize("NFD", "Zoë")]},
+            r"two classes look alike: 'Zo\\xeb' and 'Zoe\\u0308'",
+        ),
+        ({"groups": {"sex": {"categories": ["f", "f\u200b"]}}}, r"two groups look alike: 'f' and 'f\\u200b'"),
+        (
+            {"features": {"w": {"kind": "categorical", "map": {"a": ["1"], "b": ["1"]}}}},
+            "two values have the same name: '1'",
+        ),
         ({"classes": [0, 1]}, r"'classes\.0' is not valid: .*valid string; put it in quotes \(given: 0\)\."),
         ({"classes": [False, True]}, r"put it in quotes \(given: False\)\."),
         ({"features": {"outcome": {"kind": "numeric", "maximum": 2}}}, "the label 'outcome' is also a feature"),
