@@ -177,7 +177,7 @@ def _sourced(data: DataSettings, dataset: str) -> DataSettings:
         if named == dataset:  # it has a preset, or the loader would have refused it
             raise EquidpError(
                 f"Dataset {dataset!r} is no source of its own, and its preset names none: give it data.source, such as "
-                f"`source: csv`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
+                f"`source: table`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
             )
         raise unknown_name("data.source", named, SOURCES)
     return data.model_copy(update={"source": named})

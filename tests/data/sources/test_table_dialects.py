@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,7 @@ def test_nothing_is_written_to_a_database(tmp_path: Path) -> None:
             r"'1\.5' is not written with",
         ),
         ("x,y\n,no\n", {}, r"a value is missing; give it, or declare what stands for it \(`unknown: true`, or"),
+        ("x,y\n1,no\n", {"path": "mine\\t.csv"}, r"the path 'mine\\\\t\.csv' has backslashes; write / between folders"),
         ("x,y\n1,no\n", {"encoding": "utf-88"}, "Python knows no such encoding"),
         ("x,y\n1,no\n", {"catalog": "t"}, r"give one of path, connection \(with sql\) and catalog"),
         ("x,y\n1,no\n", {"path": "", "connection": "postgresql://me:secret@host/db", "sql": "select"}, "be logged"),
@@ -188,3 +190,31 @@ def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
     sql = {"sql": "SELECT * FROM people"} if name == "t.db" else {}
     with pytest.raises(EquidpError, match=rf"{name}(:| cannot be read)"):
         read(tmp_path, "x,y\n1,no\n", name, **sql)
+
+
+@pytest.mark.parametrize(
+    ("categories", "cells", "found"),
+    [
+        (["007", "8"], "007\n8\n", [0, 1]),
+        (["1", "2"], "1\n\n2\n", [0, 2, 1]),
+        (["false", "true"], "true\nfalse\n", [1, 0]),
+        (["10", "010", "x"], "010\nx\n", [1, 2]),
+        (["0.50", "1"], "0.5\n1\n", [0, 1]),
+    ],
+)
+def test_a_served_column_whose_types_were_guessed_is_the_declared_one(categories, cells: str, found: list) -> None:
+    """As `mlflow models predict -t csv` reads it, which guesses types."""
+    table = source("table", {**OPTIONS, "path": "t.csv", "features": {"x": _named(categories)}})
+    rows = pd.read_csv(io.StringIO("x\n" + cells), skip_blank_lines=False)
+    assert table.encode(rows).argmax(1).tolist() == found
+
+
+def test_a_guessed_number_that_two_categories_may_be_is_refused() -> None:
+    table = source("table", {**OPTIONS, "path": "t.csv", "features": {"x": _named(["10", "010", "20"])}})
+    with pytest.raises(EquidpError, match=r"the number 10 may be '10' or '010'; give the column as text"):
+        table.encode(pd.read_csv(io.StringIO("x\n10\n010\n20\n")))
+    assert table.encode(pd.DataFrame({"x": ["10", "010", "20"]})).argmax(1).tolist() == [0, 1, 2]
+
+
+def _named(categories: list[str]) -> dict:
+    return {"kind": "categorical", "categories": categories, "unknown": True}

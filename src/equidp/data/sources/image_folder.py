@@ -209,7 +209,7 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
 
 def _stem(name: str) -> str:
     """A file's name without folder and suffix. What follows another dot belongs to the name: `scan.017`."""
-    path = Path(composed(name))
+    path = Path(composed(name).replace("\\", "/"))  # as Windows writes folders
     return path.stem if path.suffix.lower() in SUFFIXES + OTHER_SUFFIXES else path.name
 
 
