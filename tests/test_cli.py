@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 import pytest
+from sqlalchemy import make_url
 
 from equidp.cli import cli, run
-from equidp.config_loader import EquidpConfigLoader
+from equidp.config_loader import PROJECT_URIS, EquidpConfigLoader
 from equidp.errors import EquidpError
 from equidp.settings import CONFIG_LOADER_ARGS
 
@@ -84,3 +85,12 @@ def test_a_number_as_a_name_is_refused_where_its_text_is_gone(project: Path, lab
     loader = EquidpConfigLoader(str(project / "conf"), runtime_params={"run_label": label}, **CONFIG_LOADER_ARGS)
     with pytest.raises(EquidpError, match=r"run_label=.* is a number or a truth value here: put it in quotes"):
         loader["parameters"]
+
+
+@pytest.mark.parametrize("name", ["plain", "é", "a#b", "a%20b", "100%", "what?", "a b"])
+def test_a_database_below_an_odd_folder_is_where_it_should_be(name: str) -> None:
+    """MLflow makes the folder that it reads between `sqlite:///` and the file's name, encoded or not."""
+    path = Path("/somewhere") / name / "mlflow.db"
+    uri = PROJECT_URIS["sqlite"](path)
+    assert make_url(uri).database == str(path)
+    assert uri.removeprefix("sqlite:///") in (str(path), uri)

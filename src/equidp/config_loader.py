@@ -14,7 +14,7 @@ import itertools
 import os
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,18 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.hooks.mlflow_yml import checked
 from equidp.parameters import SECTIONS, TOP_LEVEL, Settings, block, check_names, resolve
 
-PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
+
+def _sqlite_uri(path: Path) -> str:
+    """SQLAlchemy's URL; with its driver's name where a sign is encoded, as MLflow makes a folder of that name else."""
+    from sqlalchemy import URL, make_url
+
+    plain = f"sqlite:///{path}"
+    if make_url(plain).database == str(path):
+        return plain
+    return URL.create("sqlite+pysqlite", database=str(path)).render_as_string()
+
+
+PROJECT_URIS: Mapping[str, Callable[[Path], str]] = {"sqlite": _sqlite_uri, "file": Path.as_uri}
 """How a path inside the project is written as a URI; a relative one would depend on the working directory."""
 
 EITHER_OR = ("epsilon", "noise_multiplier")
