@@ -119,11 +119,12 @@ def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> str:
 
     table = source(settings.data.source, settings.data.options)
     records = table.records(table.locate(project / settings.raw_dir))
-    rows = group_table(Split(records, records.take(records.labels < 0), records.take(records.labels < 0)))
-    counts = rows.groupby("grouping", sort=False).apply(
-        lambda group: ", ".join(f"{row.group} {row.train:,}" for row in group.itertuples()), include_groups=False
-    )
-    found = [f"{grouping}: {told}" for grouping, told in counts.items()]
+    none = records.take(records.labels < 0)
+    rows = group_table(Split(records, none, none))
+    found = []
+    for grouping, some in rows.groupby("grouping", sort=False):
+        counts = zip(some["group"], some["train"], strict=True)
+        found.append(f"{grouping}: {', '.join(f'{name} {count:,}' for name, count in counts)}")
     return "\n".join([f"{len(records):,} rows, {records.features.shape[1]} features", *found])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +22,8 @@ from equidp.data.records import Records
 from equidp.data.sources import source
 from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
+
+logger = logging.getLogger(__name__)
 
 ENCODING = 6
 """Increase it with every change of the code that all sources share: stored records are then encoded again."""
@@ -61,7 +64,10 @@ def encode(
         records = chosen.records(files)
         return _finite(replace(records, schema=replace(records.schema, name=dataset)))
 
-    return kept(cache, key, made), provenance
+    records = kept(cache, key, made)
+    for remark in records.remarks:  # of kept records too
+        logger.warning("%s", remark)
+    return records, {**provenance, "remarks": list(records.remarks)}
 
 
 def kept(cache: Path, key: str, make: Callable[[], Records]) -> Records:

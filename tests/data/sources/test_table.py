@@ -165,18 +165,33 @@ def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
         read(tmp_path, "p1,ill,A,50,f,30", f"{person},well,A,60,f,30", "p2,well,A,60,f,30")
 
 
-def test_missing_values_are_refused_or_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_values_are_refused_or_dropped(tmp_path: Path) -> None:
     rows = ("p1,ill,A,50,f,30", "p2,well,?,60,f,30", "p3,well,B,NA,f,30")
     with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'ward': a value is missing; .*`missing: drop`"):
         read(tmp_path, *rows)
-    assert len(read(tmp_path, *rows, missing="drop")) == 1
-    assert "2 of 3 rows miss a feature or the label and are left out" in caplog.text
+    found = read(tmp_path, *rows, missing="drop")
+    assert len(found) == 1
+    assert found.remarks == (
+        "mine/people.csv: 2 of 3 rows miss a feature or the label and are left out "
+        "(class: well 2; sex: f 2; age_band: under 40 2).",
+    )
     with pytest.raises(EquidpError, match=r"people\.csv: every row misses a feature or the label"):
         read(tmp_path, *rows[1:], missing="drop")
-    caplog.clear()
     with pytest.raises(EquidpError, match="column 'weight': '999' is out of bounds"):
         read(tmp_path, *rows, "p4,well,B,999,f,30", missing="drop")
-    assert not caplog.text  # nothing was left out of a table that is refused
+
+
+def test_what_is_left_out_is_told_by_group_at_every_ingestion(tmp_path: Path, caplog) -> None:
+    """Of kept records too; what is missing may be missing for one group more than for another."""
+    options = {**write_tiny("csv", tmp_path), "missing": "drop"}
+    with (tmp_path / "mine" / "people.csv").open("a") as table:
+        table.write("p,,A,50,,200\n")  # 200 is out of bounds, and the row is left out before that matters
+    for _ in range(2):
+        caplog.clear()
+        _, provenance = encoded(tmp_path, options)
+        told = "1 of 161 rows miss a feature or the label and are left out (class: unknown 1; sex: unknown 1)."
+        assert told in caplog.text
+        assert [told in remark for remark in provenance["remarks"]] == [True]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_coded_values_get_names_and_a_sensitive_column_is_a_feature_by_name(tmp_
     assert found.features.tolist() == [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1], [0, 0, 1, 1, 0], [1, 0, 0, 1, 0]]
 
 
-def test_missing_values_and_numbers_beyond_the_bounds_are_declared(tmp_path: Path, caplog) -> None:
+def test_missing_values_and_numbers_beyond_the_bounds_are_declared(tmp_path: Path) -> None:
     features = {
         "x": {**NUMBER, "clip": True, "missing": 50},
         "ward": {"kind": "categorical", "categories": ["A"], "unknown": True},
@@ -86,7 +86,9 @@ def test_missing_values_and_numbers_beyond_the_bounds_are_declared(tmp_path: Pat
     assert found.features.tolist() == [
         [0, 0, 1, 0], [1, 0, 0, 1], [0.5, 1, 1, 0], [0.5, 1, 1, 0], [0.75, 0, 0, 1]
     ]  # fmt: skip
-    assert "column 'x': 2 of 5 numbers are beyond 0 to 100 and are set to the nearer bound" in caplog.text
+    assert found.remarks == (
+        "t.csv, column 'x': 2 of 5 numbers are beyond 0 to 100 and are set to the nearer bound (class: no 1, yes 1).",
+    )
 
 
 def _parquet(folder: Path) -> dict:

@@ -180,7 +180,7 @@ def _placed(
     encoded: Iterable[tuple[str, Path | bytes]], position: dict[str, int], images: Path, where: str
 ) -> Iterator[Encoded]:
     """Give each image its row's position; every row needs an image, and every image a row."""
-    waiting, read = dict(position), {}
+    waiting, read = dict(position), dict[str, bytes]()
     for image_id, image in encoded:
         if image_id not in position:
             raise EquidpError(f"Image {image_id!r} in {images} has no row in {where}; remove it or add its row.")

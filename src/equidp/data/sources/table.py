@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,8 +33,6 @@ from equidp.data.tables import (
 )
 from equidp.errors import EquidpError, listed_names, unknown_name
 from equidp.options import HUGE, Number
-
-logger = logging.getLogger(__name__)
 
 PARTS = ("train", "test")
 
@@ -217,11 +216,7 @@ class Table(Source):
             part=part,
             **owners(frame, self.options.unit, self.options.id, where),
         )
-        # said of a table that was read, not beside the error of one that was not
-        if lost := len(rows) - len(frame):
-            logger.warning("%s: %d of %d rows miss a feature or the label and are left out.", where, lost, len(rows))
-        self._tell_clipped(frame, where)
-        return records
+        return replace(records, remarks=tuple(self._remarks(rows, frame)))
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Features float32 `[N, d]` of rows with the declared column names."""
@@ -292,13 +287,32 @@ class Table(Source):
             raise EquidpError(f"{where}: every row misses a feature or the label; declare fewer columns.")
         return frame[~gone]
 
-    def _tell_clipped(self, frame: pd.DataFrame, where: str) -> None:
+    def _remarks(self, rows: pd.DataFrame, frame: pd.DataFrame) -> Iterator[str]:
+        """What was left out and clipped, by class and group: it may be one group more than another."""
+        table = self.options.path or self.options.catalog or "The query"
+        if lost := len(rows) - len(frame):
+            by = self._counted(rows.drop(index=frame.index))
+            yield f"{table}: {lost:,} of {len(rows):,} rows miss a feature or the label and are left out ({by})."
         for name, declared in {**self.options.groups, **self.options.declared}.items():
-            if count := int(beyond(frame[declared.column or name], declared).sum()):
-                logger.warning(
-                    "%s, column %r: %d of %d numbers are beyond %g to %g and are set to the nearer bound.",
-                    where, declared.column or name, count, len(frame), declared.minimum, declared.maximum,
-                )  # fmt: skip
+            column = declared.column or name
+            if (clipped := beyond(frame[column], declared)).any():
+                yield (
+                    f"{table}, column {column!r}: {clipped.sum():,} of {len(frame):,} numbers are beyond "
+                    f"{declared.minimum:g} to {declared.maximum:g} and are set to the nearer bound "
+                    f"({self._counted(frame[clipped])})."
+                )
+
+    def _counted(self, rows: pd.DataFrame) -> str:
+        """How many of some rows are of each class and group; these rows need not be as declared."""
+        label = self.options.classified.model_copy(update={"column": self.options.label})
+        told = []
+        for name, declared in {"class": label, **self.options.groups}.items():
+            lenient = declared.model_copy(update={"unknown": True})
+            with suppress(EquidpError):
+                counts = torch.bincount(lenient.ids(rows[declared.column or name], ""), minlength=len(lenient.names))
+                numbers = zip(lenient.names, counts.tolist(), strict=True)
+                told.append(f"{name}: {', '.join(f'{group} {count:,}' for group, count in numbers if count)}")
+        return "; ".join(told)
 
 
 class Csv(Table):

@@ -75,7 +75,7 @@ def run_report(
         settings,
         provenance_facts(provenance),
         groups,
-        _remarks(data),
+        _remarks(provenance),
     )
 
 
@@ -111,18 +111,16 @@ def comparison_of(algorithms: Sequence[str]) -> Callable[..., tuple[str, pd.Data
             settings,
             provenance_facts(provenance),
             groups,
-            _remarks(data),
+            _remarks(provenance),
         )
         return page, results_table(metrics, privacy).reset_index()
 
     return compare_algorithms
 
 
-def _remarks(data: dict[str, Any]) -> list[str]:
-    """What a reader of figures must know about the records; not how many are left out: that is no noised count."""
-    if data["options"].get("missing") != "drop":
-        return []
-    return [
-        "Rows that miss a feature or the label, if there were any, are left out (data.options.missing=drop): all "
-        "figures are of complete rows."
-    ]
+def _remarks(provenance: dict[str, Any]) -> list[str]:
+    """What a reader of figures must know about the records: how many of whom are left out or clipped.
+
+    These are exact counts, as those of the groups on the page are.
+    """
+    return [f"Of the table, before it was split: {remark}" for remark in provenance.get("remarks", ())]
