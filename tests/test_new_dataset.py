@@ -36,6 +36,7 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
         "sex": {"categories": [MARK], "unknown": True},
     }
     assert data["groups"] == ["age", "sex"]
+    assert "# unit: patient_id " in draft(tmp_path / "t.csv", tmp_path, "mine", "")
     assert "surgery" not in str(data)
     assert "61" not in str(data)
 

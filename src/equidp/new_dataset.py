@@ -41,9 +41,9 @@ presets:
         path: {path}
 {dialect}        label: {label}
         classes: [{mark}]          # values of the label, in label order, each in quotes
-        # class_map: {{no: ["1"], yes: ["2"]}}        names for coded values; class_edges: [50] cuts a number
+        # class_map: {{bad: ["1"], good: ["2"]}}        names for coded values; class_edges: [50] cuts a number
         missing: error          # `drop` leaves out rows with a missing feature or label
-        # unit: …          the column whose rows are one person's; then split_by: unit above, unit: unit in privacy
+        # unit: {ids}          the column whose rows are one person's; then split_by: unit above, unit: unit in privacy
         features:
 {features}        groups:
 {groups}    model: {{name: logistic}}
@@ -79,6 +79,7 @@ def draft(path: Path, raw_dir: Path, name: str, label: str) -> str:
     features = {c: kind for c, kind in others.items() if c not in groups and not IDENTIFYING.search(c)}
     return DRAFT.format(
         mark=MARK,
+        ids=", ".join(filter(IDENTIFYING.search, others)) or "…",
         name=name,
         reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
         path=_text(path.resolve().relative_to(raw_dir.resolve()).as_posix()),
