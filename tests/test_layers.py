@@ -21,7 +21,7 @@ LAYERS = (
     {"training"},
     {"reporting"},
     {"audit", "sweep"},
-    {"pipelines", "hooks", "cli", "settings", "pipeline_registry", "config_loader", "__main__"},
+    {"pipelines", "hooks", "cli", "new_dataset", "settings", "pipeline_registry", "config_loader", "__main__"},
 )
 """Names below `equidp`, from low to high; a module imports from its own layer and from those below."""
 

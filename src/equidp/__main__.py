@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kedro.framework.cli.project import run
 from kedro.framework.project import configure_project
 
 if __name__ == "__main__":
     configure_project("equidp")
+    from equidp.cli import run
+
     run()

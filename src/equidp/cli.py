@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from kedro.framework.cli.project import run as kedro_run
 
 if TYPE_CHECKING:
     from equidp.config_loader import EquidpConfigLoader
     from equidp.sweep.project import Project
+
+
+LISTS = frozenset({
+    "algorithms", "datasets", "epsilons", "seeds", "params", "runner_params", "pipelines", "tags", "node_names",
+    "from_nodes", "to_nodes", "from_inputs", "to_outputs", "load_versions", "namespaces",
+})  # fmt: skip
+"""Options whose values are lists with commas."""
+
+TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.source", "data.split_by", "privacy.unit")
+"""Settings of `--params` that are taken as typed: as numbers `01` and `1`, or `4e999` and `7e999`, would be one."""
+
+
+class Repeatable(click.Command):
+    """A command whose options may be repeated: lists are joined, and another option with two values is refused.
+
+    click takes the last one, and what was said before would be lost.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's."""
+        rest, given = self._gathered(args)
+        for option, values in given.items():
+            if option.name not in LISTS and len(set(values)) > 1:
+                raise click.UsageError(f"{option.opts[0]} is given twice, as {' and as '.join(values)}: give one.", ctx)
+        joined = {option: ",".join(values) if option.name in LISTS else values[-1] for option, values in given.items()}
+        found = super().parse_args(ctx, [*(f"{max(o.opts, key=len)}={text}" for o, text in joined.items()), *rest])
+        typed = next((text for option, text in joined.items() if option.name == "params"), "")
+        if isinstance(params := ctx.params.get("params"), dict):
+            for item in typed.split(","):
+                name, _, value = item.strip().partition("=")
+                if name in TEXTS:
+                    *above, last = name.split(".")
+                    reduce(dict.__getitem__, above, params)[last] = value
+        return found
+
+    def _gathered(self, args: list[str]) -> tuple[list[str], dict[click.Option, list[str]]]:
+        """All else that stands on the command line, and the values of each option."""
+        known = {
+            name: option for option in self.params if isinstance(option, click.Option) for name in option.opts
+            if not (option.is_flag or option.count)
+        }  # fmt: skip
+        rest, given, left = [], dict[click.Option, list[str]](), list(args)
+        while left and left[0] != "--":
+            name, sign, value = left.pop(0).partition("=")
+            if name not in known or not (sign or left):
+                rest.append(name + sign + value)
+                continue
+            given.setdefault(known[name], []).append(value if sign else left.pop(0))
+        return [*rest, *left], given
 
 
 @click.group(name="equidp")
@@ -18,7 +70,11 @@ def cli() -> None:
     """Commands of equidp."""
 
 
-@cli.command()
+run = Repeatable(kedro_run.name, callback=kedro_run.callback, params=kedro_run.params, help=kedro_run.help)
+cli.add_command(run)
+
+
+@cli.command(cls=Repeatable)
 @click.argument("name", required=False)
 @click.option("--algorithms", help="Names, separated by commas: dpsgd,dpsgd_f.")
 @click.option("--datasets", help="Names, separated by commas; by default the project's dataset.")
@@ -51,26 +107,61 @@ def sweep(metadata: Any, name: str | None, env: str | None, **options: Any) -> N
     run_command(project_at(metadata.project_path, env), name, **options)
 
 
-def project_at(path: Path, env: str | None = None) -> Project:
-    """The Kedro project in a folder, as a sweep sees it; `bootstrap_project` has been called for it."""
+@cli.command("new-dataset")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Of the dataset; by default the file's.")
+@click.option("--label", default="", help="Column of the label; by default the last one.")
+@click.option("--env", "-e", help="Configuration environment, as for `kedro run`.")
+@click.pass_obj
+def new_dataset(metadata: Any, file: Path, name: str | None, label: str, env: str | None) -> None:
+    """Draft a preset for a table from its columns' names and types; called again, check it.
+
+    \b
+    kedro new-dataset data/01_raw/clinic/visits.csv --label readmitted
+    """
+    from equidp import new_dataset as new
+
+    called = f" --name {name}" if name else ""
+    name = name or re.sub(r"\W+", "_", file.name.split(".")[0]).strip("_").lower()
+    preset = metadata.project_path / "conf" / (env or "local") / "parameters" / f"{name}.yml"
+    if preset.exists():
+        resolved = lambda: loader_at(metadata.project_path, env, {"dataset": name}).settings  # noqa: E731
+        click.echo(new.check(preset, metadata.project_path, resolved))
+        click.echo(f"The preset is valid. Now: kedro run --pipeline=dpsgd --params=dataset={name}")
+        return
+    raw_dir = loader_at(metadata.project_path, env)["globals"]["raw_dir"] or Path("data") / "01_raw"
+    text = new.draft(file, metadata.project_path / raw_dir, name, label)
+    new.write(preset, text)
+    click.echo(
+        f"{preset.relative_to(metadata.project_path)} is drafted. {len(new.marked(text))} lines have {new.MARK}: "
+        f"replace each by what the codebook says.\nThen, to check it: kedro new-dataset {file}{called}"
+    )
+
+
+def loader_at(path: Path, env: str | None, runtime_params: Mapping[str, Any] | None = None) -> EquidpConfigLoader:
+    """The configuration of the project in a folder."""
     from kedro.framework.project import settings
 
+    loader: EquidpConfigLoader = settings.CONFIG_LOADER_CLASS(
+        conf_source=str(path / settings.CONF_SOURCE),
+        env=env,
+        runtime_params=dict(runtime_params or {}),
+        **settings.CONFIG_LOADER_ARGS,
+    )
+    return loader
+
+
+def project_at(path: Path, env: str | None = None) -> Project:
+    """The Kedro project in a folder, as a sweep sees it; `bootstrap_project` has been called for it."""
     from equidp.sweep.project import Project
 
-    def configure(runtime_params: Mapping[str, Any]) -> EquidpConfigLoader:
-        loader: EquidpConfigLoader = settings.CONFIG_LOADER_CLASS(
-            conf_source=str(path / settings.CONF_SOURCE),
-            env=env,
-            runtime_params=dict(runtime_params),
-            **settings.CONFIG_LOADER_ARGS,
-        )
-        return loader
+    configure = partial(loader_at, path, env)
 
     def store() -> tuple[str, str]:
         """Made before any cell: many processes at once would damage a new database."""
         from equidp.hooks.store import connect
 
-        config = configure({})
+        config = configure()
         return config["mlflow"]["server"]["mlflow_tracking_uri"], connect(config)
 
     return Project(path, env, configure, store)

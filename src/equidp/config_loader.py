@@ -12,7 +12,9 @@ import functools
 import io
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,18 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.hooks.mlflow_yml import checked
 from equidp.parameters import SECTIONS, TOP_LEVEL, Settings, block, check_names, resolve
 
-PROJECT_URIS = {"sqlite": lambda path: f"sqlite:///{path}", "file": lambda path: path.as_uri()}
+
+def _sqlite_uri(path: Path) -> str:
+    """SQLAlchemy's URL; with its driver's name where a sign is encoded, as MLflow makes a folder of that name else."""
+    from sqlalchemy import URL, make_url
+
+    plain = f"sqlite:///{path}"
+    if make_url(plain).database == str(path):
+        return plain
+    return URL.create("sqlite+pysqlite", database=str(path)).render_as_string()
+
+
+PROJECT_URIS: Mapping[str, Callable[[Path], str]] = {"sqlite": _sqlite_uri, "file": Path.as_uri}
 """How a path inside the project is written as a URI; a relative one would depend on the working directory."""
 
 EITHER_OR = ("epsilon", "noise_multiplier")
@@ -44,6 +57,8 @@ class EquidpConfigLoader(OmegaConfigLoader):
 
     def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
         kwargs["custom_resolvers"] = {"oc.env": oc.env, **(kwargs.get("custom_resolvers") or {})}  # for all settings
+        if not _has_folder(Path(conf_source), kwargs.get("default_run_env", "local")):
+            kwargs["default_run_env"] = kwargs.get("base_env", "base")  # an image or an archive without conf/local
         super().__init__(conf_source, *args, **kwargs)
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
             self.runtime_params = {**self.runtime_params, "run_label": ""}
@@ -131,6 +146,21 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _has_folder(source: Path, name: str) -> bool:
+    """Whether a folder of settings, or an archive of one, holds an environment; True of what is neither."""
+    if source.is_dir():
+        return (source / name).is_dir()
+    if zipfile.is_zipfile(source):
+        with zipfile.ZipFile(source) as packed:
+            names = packed.namelist()
+    elif source.is_file() and tarfile.is_tarfile(source):
+        with tarfile.open(source) as archive:
+            names = archive.getnames()
+    else:
+        return True
+    return any(name in Path(member).parts[:-1] for member in names)
 
 
 def project_is_at(folder: Path) -> None:

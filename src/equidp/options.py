@@ -132,8 +132,13 @@ def _reason(error: ErrorDetails) -> str:
         case "model_attributes_type" | "model_type" | "dict_type" | "mapping_type":
             return "Input should have settings below it, such as name: {...}"
         case "string_type" if isinstance(error["input"], bool | int | float):
-            # YAML takes a bare 0 for a number and a bare no for false, which are common names of classes and categories
-            return f"{error['msg']}; put it in quotes"
+            # common names of classes and categories
+            bare = "true or yes" if error["input"] is True else "no, off or false"
+            why = f" (a bare {bare} is no text in YAML)" if isinstance(error["input"], bool) else ""
+            return f"{error['msg']}{why}; put it in quotes"
+        case "tuple_type" | "list_type":
+            words = error["input"].replace(",", " ").split() if isinstance(error["input"], str) else ["a", "b"]
+            return f"Input should be a list, such as [{', '.join(words)}]"
         case "extra_forbidden":
             return "there is no such setting"
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == RATIO:

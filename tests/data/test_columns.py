@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equidp.data.columns import Categorical, Numeric, band_ids, bands, encode, feature_names, read_rows
+from equidp.data.columns import Categorical, Numeric, band_ids, bands, encode, feature_names
+from equidp.data.tables import read_rows
 from equidp.errors import EquidpError
 
 

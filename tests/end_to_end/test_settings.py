@@ -303,6 +303,11 @@ def test_a_bad_setting_is_one_sentence_before_anything_runs(project, params, mes
             {"privacy.epsilon": 0.5, "dpsgd_f.options.count_noise_multiplier": 1.0},
             r"privacy.epsilon=0.5 cannot be reached: the side releases .* cost ε = ",
         ),
+        (
+            "dpsgd",
+            {**QUICK, "privacy.secure": True, "privacy.delta": 0.001},
+            r"δ = 0\.001 is not below one over the 1338 training records: .* Set privacy\.delta to 7e-05 or less",
+        ),
     ],
 )
 def test_what_only_the_data_can_tell_is_one_sentence_too(project, pipeline, params, message):

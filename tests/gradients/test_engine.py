@@ -713,6 +713,7 @@ def test_batch_norm_is_refused_in_training_mode_only(check) -> None:
         (nn.Sequential(nn.TransformerEncoderLayer(4, 2)), r"'0.self_attn' \(MultiheadAttention\) cannot"),
         (nn.InstanceNorm2d(2, affine=True, track_running_stats=True), "keeps statistics of the records"),
         (nn.Sequential(nn.Embedding(4, 3, scale_grad_by_freq=True)), "mixes records"),
+        (nn.Sequential(nn.Embedding(4, 3, sparse=True)), r"'0' \(Embedding\) has sparse gradients.*switch sparse off"),
         (nn.Sequential(nn.Flatten()), "no trainable parameters"),
         (nn.Sequential(nn.Linear(2, 2).double()), r"Parameter '0\.weight' is float64, and .* float32"),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()), r"Parameter '1\.weight' is bfloat16"),

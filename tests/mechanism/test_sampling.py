@@ -81,6 +81,13 @@ def test_columns_that_do_not_fit_are_refused(features: torch.Tensor, groups: tor
         Population(Examples(features, LABELS), groups)
 
 
+def test_types_that_layers_do_not_take_are_refused() -> None:
+    with pytest.raises(EquidpError, match=r"features are float64, .*: features\.float\(\)"):
+        Examples(torch.zeros(6, 1, dtype=torch.float64), LABELS)
+    with pytest.raises(EquidpError, match=r"labels are int32, .*: labels\.long\(\)"):
+        Examples(torch.zeros(6, 1), LABELS.int())
+
+
 def test_a_column_of_units_that_does_not_fit_is_refused_where_it_is_used() -> None:
     examples = Examples(torch.zeros(6, 1), LABELS, torch.arange(5))
     assert Population(examples, LABELS).size == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +116,19 @@ def test_the_page_says_how_many_seeds_a_row_has_and_when_runs_were_left_out(stor
     page, _ = compare_tracked_runs(HERE | {"dataset": "digits", "runs": 2})
     assert "Older runs may be missing: the 2 newest were taken" in page
     assert "Older runs may be missing" in caplog.text
+
+
+def test_runs_whose_files_are_gone_are_left_out_and_named(store: MlflowClient, project: Path) -> None:
+    folders = {run.info.run_id: project / "artifacts" / run.info.run_id for run in store.search_runs(["1"])}
+    lost, damaged, _ = folders
+    shutil.rmtree(folders[lost])
+    (folders[damaged] / "artifacts" / "metrics.json").write_text("{")
+    page, table = compare_tracked_runs(HERE | {"dataset": "digits"})
+    assert f"Runs whose files are gone or damaged are left out: {lost}, {damaged}." in page
+    assert table["seeds"].max() == 1
+    shutil.rmtree(project / "artifacts")
+    with pytest.raises(EquidpError, match="Of no run are the files still there: train again"):
+        compare_tracked_runs(HERE | {"dataset": "digits"})
 
 
 @pytest.mark.parametrize("report", [{"dataset": "o'brien"}, {"tags": {"sweep": "col'lide"}}, {"tags": {"a`b": "c"}}])

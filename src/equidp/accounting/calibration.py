@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import dp_accounting as dp
 from dp_accounting import pld, rdp
+from tqdm import tqdm
 
 from equidp.accounting.epsilon import (
     REPORT_INTERVAL,
@@ -40,6 +41,17 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
     Raises:
         EquidpError: where the target cannot be met even with infinite gradient noise, naming what it costs.
     """
+    # a schedule of hundreds of different events takes minutes: after two seconds a terminal shows that it goes on
+    with tqdm(desc=f"noise for ε = {target:g}", unit="evaluation", delay=2, leave=False, disable=None) as progress:
+
+        def counted(noise: float) -> Sequence[Event]:
+            progress.update()
+            return events_for(noise)
+
+        return _calibrated(counted, target, delta)
+
+
+def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
     if (floor := _floor(events_for(LARGE_NOISE), target, delta)) > target:
         pairs = zip(events_for(LARGE_NOISE), events_for(3 * LARGE_NOISE), strict=True)
         if all(more.noise_multiplier > 2 * less.noise_multiplier for less, more in pairs):  # all fall with it

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -17,34 +13,137 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from equidp.data.raw_files import content
-from equidp.errors import EquidpError, listed_names, missing_column, unknown_name
+from equidp.data.cells import UNKNOWN, absent, as_numbers, codes, numbers, refuse_alike, require
 from equidp.options import Number
 
 
-class Categorical(BaseModel):
-    """A column with declared categories, encoded one-hot."""
+class Plain(BaseModel):
+    """A block that pydantic chooses by its `kind`, which `Declared` cannot be."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["categorical"] = "categorical"
-    categories: tuple[str, ...] = Field(min_length=1)
+
+class Named(Plain):
+    """A column whose values have names: categories as they are, names for values, or bands of a number.
+
+    Attributes:
+        column: the column it reads; the declaration's own name where empty.
+        categories: names in order, as the column holds them; or of the names of `map`, or of the bands of `edges`.
+        map: for each name the values of the column that it stands for, such as `male: [A91, A93]`.
+        edges: for numbers: where one band ends and the next begins.
+        minimum, maximum: bounds of these numbers.
+        clip: a number beyond them counts as the bound, instead of being an error.
+        unknown: missing values are a category of their own, `unknown`, instead of being an error.
+    """
+
+    column: str = ""
+    categories: tuple[str, ...] = ()
+    map: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    edges: tuple[Number, ...] = ()
+    minimum: Number = 0.0
+    maximum: Number = 1e9
+    clip: bool = False
+    unknown: bool = False
 
     @model_validator(mode="after")
-    def _distinct(self) -> Categorical:
-        if len(set(self.categories)) < len(self.categories):
-            raise ValueError("two categories have the same name")
+    def _one_kind(self) -> Self:
+        if not (self.categories or self.map or self.edges):
+            raise ValueError("give either categories or edges, or a map")
+        if self.map and self.edges:
+            raise ValueError("give either map or edges")
+        if list(self.edges) != sorted(set(self.edges)):
+            raise ValueError("edges must rise")
+        if self.edges and self.categories and len(self.categories) != len(self.edges) + 1:
+            raise ValueError(f"edges cut {len(self.edges) + 1} bands, and categories name {len(self.categories)}")
+        if not self.minimum < self.maximum:
+            raise ValueError("minimum must be less than maximum")
+        if unnamed := [name for name in self.map if self.categories and name not in self.categories]:
+            raise ValueError(f"map names {unnamed[0]!r}, which is not among the categories; leave categories out")
+        refuse_alike(self.names, self._kind)
+        refuse_alike(self.values, "values")
         return self
 
+    @property
+    def _kind(self) -> str:
+        return "categories"
 
-class Numeric(BaseModel):
-    """A column with declared bounds, scaled to 0..1 by them."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in the order of their ids; `unknown` comes last."""
+        named = self.categories or tuple(self.map) or bands(self.edges)
+        return (*named, UNKNOWN) if self.unknown and UNKNOWN not in named else named
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Texts that are declared, and so are never missing."""
+        written = () if self.edges else self.categories or tuple(self.map)
+        return tuple(text for name in written for text in self.map.get(name, (name,)))
+
+    def ids(self, column: pd.Series, where: str) -> Tensor:
+        """Position in `names` of each value, int64 `[N]`.
+
+        Raises:
+            EquidpError: a value outside the declaration.
+        """
+        if not self.unknown:
+            return self._known_ids(column, where)
+        missing = torch.from_numpy(absent(column, self.values))
+        ids = torch.full((len(column),), self.names.index(UNKNOWN), dtype=torch.int64)
+        ids[~missing] = self._known_ids(column[~missing.numpy()], where)
+        return ids
+
+    def missed(self, column: pd.Series) -> np.ndarray:
+        """Boolean `[N]`: the missing values for which nothing is declared."""
+        return np.zeros(len(column), dtype=bool) if self.unknown else absent(column, self.values)
+
+    def encoded(self, column: pd.Series, where: str) -> Tensor:
+        """One-hot, float32 `[N, len(names)]`."""
+        return torch.nn.functional.one_hot(self.ids(column, where), len(self.names)).float()
+
+    def feature_names(self, name: str) -> tuple[str, ...]:
+        """Names of the encoded columns, such as `ward=A`."""
+        return tuple(f"{name}={category}" for category in self.names)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the column holds numbers."""
+        return bool(self.edges)
+
+    def _known_ids(self, column: pd.Series, where: str) -> Tensor:
+        otherwise = "" if self.unknown else self._otherwise
+        if not self.edges:
+            names = self.categories or tuple(self.map)
+            return codes(column, names, where, values=self.map, otherwise=otherwise)
+        found = numbers(column, self.minimum, self.maximum, where, clip=self.clip, otherwise=otherwise)
+        return band_ids(found, self.edges)
+
+    @property
+    def _otherwise(self) -> str:
+        """What else can be done about an invalid value: of a feature, said where the table is read."""
+        return ""
+
+
+class Categorical(Named):
+    """A feature with declared categories, encoded one-hot."""
+
+    kind: Literal["categorical"] = "categorical"
+
+
+class Numeric(Plain):
+    """A feature with declared bounds, scaled to 0..1 by them.
+
+    Attributes:
+        column: the column it reads; the feature's own name where empty.
+        clip: a number beyond the bounds becomes the bound, instead of being an error.
+        missing: the number that stands for a missing one; a second feature then tells which were missing.
+    """
 
     kind: Literal["numeric"] = "numeric"
+    column: str = ""
     minimum: Number = 0.0
     maximum: Number
+    clip: bool = False
+    missing: Number | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> Numeric:
@@ -52,121 +151,68 @@ class Numeric(BaseModel):
             raise ValueError("minimum must be less than maximum")
         if not math.isfinite(self.maximum - self.minimum):  # every value would be scaled to 0
             raise ValueError("minimum and maximum are too far apart")
+        if self.missing is not None and not self.minimum <= self.missing <= self.maximum:
+            raise ValueError("missing must lie within minimum and maximum")
         return self
 
+    @property
+    def numeric(self) -> bool:
+        """Whether the column holds numbers."""
+        return True
 
-Column = Annotated[Categorical | Numeric, Field(discriminator="kind")]
+    def missed(self, column: pd.Series) -> np.ndarray:
+        """Boolean `[N]`: the missing values for which nothing is declared."""
+        return absent(column) if self.missing is None else np.zeros(len(column), dtype=bool)
+
+    def encoded(self, column: pd.Series, where: str) -> Tensor:
+        """Scaled to 0..1, float32 `[N, 1]`; `[N, 2]` with the indicator of a missing number."""
+        gone = absent(column) if self.missing is not None else np.zeros(len(column), dtype=bool)
+        values = numbers(column.mask(gone, self.missing), self.minimum, self.maximum, where, clip=self.clip)
+        scaled = (values - self.minimum) / (self.maximum - self.minimum)
+        indicator = [torch.from_numpy(gone)] if self.missing is not None else []
+        return torch.stack([scaled, *indicator], dim=1).float()
+
+    def feature_names(self, name: str) -> tuple[str, ...]:
+        """Names of the encoded columns: `weight`, and `weight=missing`."""
+        return (name,) if self.missing is None else (name, f"{name}=missing")
 
 
-def read_rows(path: Path, names: Sequence[str] | None, *, skip: str = "") -> pd.DataFrame:
-    """Read a comma-separated file as stripped strings; the frame's index is the line number in the file.
+class OfGroup(Plain):
+    """A feature that is one of the declared groupings, one-hot: a sensitive column, asked for by name.
 
-    Args:
-        path: the file, plain or gzipped.
-        names: column names of a file without header; None where the first line holds them.
-        skip: lines that start with this are left out.
-
-    Raises:
-        EquidpError: the file is empty, not UTF-8 text, a line has too many or too few fields, or a quote stays open.
+    Attributes:
+        group: the grouping; the feature's own name where empty.
     """
-    numbered = [(line, row) for line, row in _numbered_rows(path) if not (skip and row[0].startswith(skip))]
-    if names is None and numbered:
-        names = numbered.pop(0)[1]
-    if not numbered or names is None:
-        raise EquidpError(f"{path} holds no rows; download or export it again.")
-    if len(set(names)) < len(names):
-        raise EquidpError(f"{path}, row 1: two columns have the same name; rename one.")
-    if len(names) == 1 and (found := next((sign for sign in ";\t|" if sign in names[0]), None)):
-        raise EquidpError(
-            f"{path}: columns are separated by {found!r} where commas are expected; export it with commas."
-        )
-    for line, row in numbered:
-        if len(row) != len(names):
-            raise EquidpError(f"{path}, row {line}: {len(row)} fields where {len(names)} are expected; repair it.")
-    cells, lines = [row for _, row in numbered], [line for line, _ in numbered]
-    return pd.DataFrame(cells, columns=list(names), index=lines, dtype=object)
+
+    kind: Literal["group"] = "group"
+    group: str = ""
 
 
-def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
-    """Check that columns exist.
-
-    Raises:
-        EquidpError: one does not; the message names the file and the nearest column.
-    """
-    for name in names:
-        if name not in frame.columns:
-            raise missing_column(where, name, frame.columns)
+Column = Annotated[Categorical | Numeric | OfGroup, Field(discriminator="kind")]
 
 
-def composed(name: object) -> str:
-    """The text with each accented letter as one character; a Mac may write it as two."""
-    return unicodedata.normalize("NFC", str(name))
+def beyond(column: pd.Series, declared: Named | Numeric) -> np.ndarray:
+    """Boolean `[N]`: the numbers that are set to a bound."""
+    if not (declared.clip and declared.numeric):
+        return np.zeros(len(column), dtype=bool)
+    values = as_numbers(column)
+    return np.isfinite(values) & ((values < declared.minimum) | (values > declared.maximum))
 
 
-def codes(column: pd.Series, categories: Sequence[str], where: str, *, otherwise: str = "") -> Tensor:
-    """Position of each value in the declared categories, int64 `[N]`; `otherwise`: as for `numbers`.
-
-    Raises:
-        EquidpError: an undeclared value; the message names file, row and column.
-    """
-    position = {composed(category): i for i, category in enumerate(categories)}
-    found = np.array([position.get(composed(value), -1) for value in column], dtype=np.int64)
-    found[column.isna().to_numpy()] = -1  # a cell that is missing in a served table is no category called `nan`
-    if (found < 0).any():
-        bad = int(np.argmax(found < 0))
-        place = f"{where}, row {column.index[bad]}, column {column.name!r}:"
-        if _is_absent(column.iloc[bad]):
-            raise EquidpError(f"{place} a category is missing; give one of {listed_names(categories)}{otherwise}.")
-        raise unknown_name(f"category in {place}", column.iloc[bad], categories)
-    return torch.from_numpy(found)
-
-
-def numbers(column: pd.Series, minimum: float, maximum: float, where: str, *, otherwise: str = "") -> Tensor:
-    """The column as float64 `[N]`; `otherwise` says what else can be done about an invalid value.
-
-    Raises:
-        EquidpError: a value that is no number or lies outside the declared bounds.
-    """
-    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64)
-    good = np.isfinite(values) & (values >= minimum) & (values <= maximum)
-    if not good.all():
-        position = int(np.argmin(good))
-        given = column.iloc[position]
-        what = "is not a number" if not np.isfinite(values[position]) else "is out of bounds"
-        what = "a number is missing" if _is_absent(given) else f"{_as_written(given)} {what}"
-        raise EquidpError(
-            f"{where}, row {column.index[position]}, column {column.name!r}: {what}; "
-            f"give a number from {minimum:g} to {maximum:g}{otherwise}."
-        )
-    return torch.tensor(values)
-
-
-def _is_absent(value: object) -> bool:
-    """Whether a cell is empty: an empty string in a file, NaN or None in a table given to a served model."""
-    return value is None or value is pd.NA or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def _as_written(value: object) -> str:
-    return repr(value.item() if isinstance(value, np.generic) else value)
-
-
-def encode(frame: pd.DataFrame, columns: Mapping[str, Categorical | Numeric], where: str) -> Tensor:
-    """Features of a table, float32 `[N, width(columns)]` in 0..1: one-hot categories and scaled numbers.
+def encode(frame: pd.DataFrame, columns: Mapping[str, Named | Numeric], where: str) -> Tensor:
+    """Features of a table, float32 `[N, len(feature_names(columns))]` in 0..1: one-hot categories and scaled numbers.
 
     Raises:
         EquidpError: a column is missing or a value breaks its declaration.
     """
-    require(frame, columns, where)
-    return torch.cat([_encode_column(frame[name], column, where) for name, column in columns.items()], dim=1)
+    require(frame, (declared.column or name for name, declared in columns.items()), where)
+    encoded = [declared.encoded(frame[declared.column or name], where) for name, declared in columns.items()]
+    return torch.cat(encoded, dim=1)
 
 
-def feature_names(columns: Mapping[str, Categorical | Numeric]) -> tuple[str, ...]:
+def feature_names(columns: Mapping[str, Named | Numeric]) -> tuple[str, ...]:
     """Names of `encode`'s columns, such as `age` and `workclass=Private`."""
-    return tuple(
-        f"{name}={category}" if category else name
-        for name, column in columns.items()
-        for category in (column.categories if isinstance(column, Categorical) else ("",))
-    )
+    return tuple(one for name, declared in columns.items() for one in declared.feature_names(name))
 
 
 def bands(edges: Sequence[float]) -> tuple[str, ...]:
@@ -191,36 +237,3 @@ def _plain(edge: float) -> str:
 def band_ids(values: Tensor, edges: Sequence[float]) -> Tensor:
     """Band of each value, int64 `[N]`; a value equal to an edge belongs to the band above it."""
     return torch.bucketize(values, torch.tensor(edges, dtype=values.dtype), right=True)
-
-
-def _encode_column(column: pd.Series, declared: Categorical | Numeric, where: str) -> Tensor:
-    if isinstance(declared, Categorical):
-        ids = codes(column, declared.categories, where)
-        return torch.nn.functional.one_hot(ids, len(declared.categories)).float()
-    values = numbers(column, declared.minimum, declared.maximum, where)
-    return ((values - declared.minimum) / (declared.maximum - declared.minimum)).float().unsqueeze(1)
-
-
-def _numbered_rows(path: Path) -> list[tuple[int, list[str]]]:
-    # strict, as else a quote that is never closed takes the rows after it into its own cell, and they are lost
-    reader = csv.reader(io.StringIO(_text(path), newline=""), skipinitialspace=True, strict=True)
-    numbered, begun = [], 1
-    try:
-        for row in reader:
-            if row:
-                numbered.append((reader.line_num, [field.strip() for field in row]))
-            begun = reader.line_num + 1
-    except csv.Error as error:
-        raise EquidpError(
-            f"{path}, the row that begins in line {begun}: {error}; write a quote within quotes twice, or export the "
-            "table again."
-        ) from error
-    return numbered
-
-
-def _text(path: Path) -> str:
-    try:
-        return content(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        export = "" if path.suffix in (".csv", ".data", ".txt", ".gz") else " as csv"
-        raise EquidpError(f"{path} is not UTF-8 text (byte {error.start}); save it{export} in UTF-8.") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,12 +23,20 @@ from equidp.data.sources import source
 from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
 
-ENCODING = 5
+logger = logging.getLogger(__name__)
+
+ENCODING = 6
 """Increase it with every change of the code that all sources share: stored records are then encoded again."""
 
 
 def encode(
-    dataset: str, source_name: str, options: Mapping[str, Any], *, raw_folder: Path, cache: Path
+    dataset: str,
+    source_name: str,
+    options: Mapping[str, Any],
+    *,
+    raw_folder: Path,
+    cache: Path,
+    catalog: Callable[[str], Any] | None = None,
 ) -> tuple[Records, dict[str, Any]]:
     """A dataset's records by its declared schema, and where they came from (JSON types).
 
@@ -37,11 +46,13 @@ def encode(
         options: `data.options`.
         raw_folder: of the raw files.
         cache: folder where encoded records are stored.
+        catalog: loads an entry of the Kedro catalog.
 
     Raises:
         EquidpError: a file is missing or not as declared, or a record has a feature that is not finite.
     """
     chosen = source(source_name, options)
+    chosen.catalog = catalog
     files = chosen.locate(raw_folder)
     facts = {"dataset": dataset, "source": source_name, "options": dict(options), "version": __version__}
     # unsorted: the order of declared columns is that of the features
@@ -53,7 +64,10 @@ def encode(
         records = chosen.records(files)
         return _finite(replace(records, schema=replace(records.schema, name=dataset)))
 
-    return kept(cache, key, made), provenance
+    records = kept(cache, key, made)
+    for remark in records.remarks:  # of kept records too
+        logger.warning("%s", remark)
+    return records, {**provenance, "remarks": list(records.remarks)}
 
 
 def kept(cache: Path, key: str, make: Callable[[], Records]) -> Records:

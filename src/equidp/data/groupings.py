@@ -11,17 +11,11 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from equidp.data.columns import band_ids, bands, codes, composed, numbers, require
+from equidp.data.cells import absent, composed, looks_as_id, require
+from equidp.data.columns import Named
 from equidp.data.membership import identities
 from equidp.errors import UNSHOWN, EquidpError
-from equidp.options import Declared, Number
-
-UNKNOWN = "unknown"
-MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "\\n", "none", UNKNOWN})
-"""What tables write for a missing value, compared in lower case."""
-
-WHOLE = re.compile(r"^(-?)0*(\d+)(?:\.0+)?$")
-"""A whole number as an id, however it is written."""
+from equidp.options import Declared
 
 CUT_OFF = re.compile(r"-?\d(\.\d+)?[eE]\+\d+")
 """A long number as spreadsheets write it, with its last digits gone."""
@@ -38,62 +32,21 @@ def check_shown(names: Iterable[str]) -> None:
             raise ValueError(f"the name {name!r} holds the control character {found[0]!r}; write it without")
 
 
-class Grouping(Declared):
-    """One declared grouping.
-
-    Attributes:
-        column: the column it reads; the grouping's own name where empty.
-        categories: group names, as the column holds them.
-        edges: for numbers instead: where one band ends and the next begins.
-        minimum, maximum: bounds of the numbers.
-        unknown: missing values form a group of their own, `unknown`, instead of being an error.
-    """
-
-    column: str = ""
-    categories: tuple[str, ...] = ()
-    edges: tuple[Number, ...] = ()
-    minimum: float = 0.0
-    maximum: float = 1e9
-    unknown: bool = False
+class Grouping(Named, Declared):
+    """One declared grouping; `Named` says how."""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Grouping:
-        if bool(self.categories) == bool(self.edges):
-            raise ValueError("give either categories or edges")
-        if list(self.edges) != sorted(set(self.edges)):
-            raise ValueError("edges must rise")
-        if not self.minimum < self.maximum:
-            raise ValueError("minimum must be less than maximum")
-        if len(set(self.names)) < len(self.names):
-            raise ValueError("two groups have the same name")
-        check_shown(self.categories)
+    def _shown(self) -> Grouping:
+        check_shown(self.names)
         return self
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Group names, in id order; `unknown` comes last."""
-        named = self.categories or bands(self.edges)
-        return (*named, UNKNOWN) if self.unknown and UNKNOWN not in named else named
+    def _kind(self) -> str:
+        return "groups"
 
-    def ids(self, column: pd.Series, where: str) -> Tensor:
-        """Group of each value, int64 `[N]`.
-
-        Raises:
-            EquidpError: a value outside the declaration.
-        """
-        if not self.unknown:
-            return self._known_ids(column, where)
-        missing = MISSING - {name.lower() for name in self.categories}  # what is declared is never missing
-        absent = torch.tensor([str(value).strip().lower() in missing for value in column], dtype=torch.bool)
-        ids = torch.full((len(column),), self.names.index(UNKNOWN), dtype=torch.int64)
-        ids[~absent] = self._known_ids(column[~absent.numpy()], where)
-        return ids
-
-    def _known_ids(self, column: pd.Series, where: str) -> Tensor:
-        otherwise = "" if self.unknown else ", or declare the grouping with `unknown: true`"
-        if self.categories:
-            return codes(column, self.categories, where, otherwise=otherwise)
-        return band_ids(numbers(column, self.minimum, self.maximum, where, otherwise=otherwise), self.edges)
+    @property
+    def _otherwise(self) -> str:
+        return ", or declare the grouping with `unknown: true`"
 
 
 def group_ids(frame: pd.DataFrame, groupings: Mapping[str, Grouping], where: str) -> dict[str, Tensor]:
@@ -138,25 +91,25 @@ def id_names(column: pd.Series, where: str, of: str = "unit") -> pd.Series:
 
     Raises:
         EquidpError: a row has no id, or a long id that a spreadsheet shortened: rows of many persons would then be
-            protected as one person. Or two ids are the same number, such as `17` and `17.0`: one person may have both.
+            protected as one person. Or two ids look alike, or are one number, such as `17` and `17.0`: one person may
+            have both.
     """
-    names = column.astype(str).str.strip().map(composed)
-    absent = column.isna() | names.str.lower().isin(MISSING)
-    if absent.any():
-        row = column.index[int(absent.to_numpy().argmax())]
+    if (gone := absent(column)).any():
         raise EquidpError(
-            f"{where}, row {row}, column {column.name!r}: the {of} is missing. Give every row one, or an id of its own."
+            f"{where}, row {column.index[int(gone.argmax())]}, column {column.name!r}: the {of} is missing. Give every "
+            "row one, or an id of its own."
         )
+    names = column.astype(str).str.strip().map(composed)
     ids = names.drop_duplicates()
     if (cut := ids.str.fullmatch(CUT_OFF)).any():
         raise EquidpError(
             f"{where}, row {ids.index[int(cut.to_numpy().argmax())]}, column {column.name!r}: {ids[cut].iloc[0]!r} is "
             "what a spreadsheet leaves of a long id, and several may look alike; export the ids as text."
         )
-    numbers_in = ids.str.replace(WHOLE, r"\1\2", regex=True)
-    if (again := numbers_in.duplicated()).any():
+    shown = ids.map(looks_as_id)
+    if (again := shown.duplicated()).any():
         second = int(again.to_numpy().argmax())
-        first = int((numbers_in == numbers_in.iloc[second]).to_numpy().argmax())
+        first = int((shown == shown.iloc[second]).to_numpy().argmax())
         raise EquidpError(
             f"{where}, row {ids.index[second]}, column {column.name!r}: {ids.iloc[second]!r} and {ids.iloc[first]!r} "
             f"(row {ids.index[first]}) may be one id in two spellings; write each id in one way."

@@ -127,6 +127,8 @@ def inside(raw_dir: Path, path: str) -> Path:
     Raises:
         EquidpError: it leads out of that folder.
     """
+    if "\\" in path and not (raw_dir / path).exists():
+        raise EquidpError(f"data.options: the path {path!r} has backslashes; write / between folders.")
     whole = (raw_dir / path).resolve()
     if not path or not whole.is_relative_to(raw_dir.resolve()):
         raise EquidpError(f"data.options: the path {path!r} must lead to a file below raw_dir ({raw_dir}).")

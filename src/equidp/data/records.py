@@ -117,6 +117,8 @@ class Records:
             None: it follows from the content.
         unit_identity: likewise of its unit; None: it follows from the number in `unit`.
         membership: of a training part, how it was drawn.
+        remarks: sentences on rows that were left out and numbers that were changed; exact counts, so as confidential as
+            the records.
     """
 
     features: Tensor
@@ -128,6 +130,7 @@ class Records:
     identity: Tensor | None = None
     unit_identity: Tensor | None = None
     membership: Membership | None = None
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.labels)

@@ -18,7 +18,7 @@ from equidp.system.files import private, replacing
 
 FORMAT = "equidp-records-1"
 GROUP = "group:"
-MEMBERSHIP = "membership"
+MEMBERSHIP, REMARKS = "membership", "remarks"
 OPTIONAL = ("part", "unit", "identity", "unit_identity")
 
 
@@ -32,7 +32,9 @@ def save(records: Records, path: Path) -> None:
     tensors = _tensors(records)
     schema = json.dumps(records.schema.to_dict(), ensure_ascii=False)
     drawn = "" if records.membership is None else json.dumps(dataclasses.asdict(records.membership))
-    metadata = {"format": FORMAT, "schema": schema, MEMBERSHIP: drawn, "sha256": _checksum(tensors, schema + drawn)}
+    remarks = json.dumps(records.remarks, ensure_ascii=False) if records.remarks else ""
+    said = {"schema": schema, MEMBERSHIP: drawn, REMARKS: remarks}
+    metadata = {"format": FORMAT, **said, "sha256": _checksum(tensors, "".join(said.values()))}
     with replacing(path) as part:
         os.close(private(str(part), os.O_CREAT | os.O_WRONLY))  # first: what fills it may leave it open to everybody
         save_file(tensors, part, metadata=metadata)
@@ -55,11 +57,12 @@ def load(path: Path) -> Records:
         raise EquidpError(f"{path} is damaged ({error}); delete it and run the pipeline `ingestion` again.") from error
     if metadata.get("format") != FORMAT:
         raise EquidpError(f"{path} does not hold Records of this version; run the pipeline `ingestion` again.")
-    drawn = metadata.get(MEMBERSHIP, "")
-    if metadata.get("sha256") != _checksum(tensors, metadata["schema"] + drawn):
+    drawn, remarks = metadata.get(MEMBERSHIP, ""), metadata.get(REMARKS, "")
+    if metadata.get("sha256") != _checksum(tensors, metadata["schema"] + drawn + remarks):
         raise EquidpError(f"{path} was changed after it was written; run the pipeline `ingestion` again.")
     membership = Membership(**json.loads(drawn)) if drawn else None
-    return _records(tensors, Schema.from_dict(json.loads(metadata["schema"])), membership)
+    found = _records(tensors, Schema.from_dict(json.loads(metadata["schema"])), membership)
+    return dataclasses.replace(found, remarks=tuple(json.loads(remarks))) if remarks else found
 
 
 def _tensors(records: Records) -> dict[str, Tensor]:
@@ -78,7 +81,10 @@ def _records(tensors: dict[str, Tensor], schema: Schema, membership: Membership 
         groups={name: tensors[f"{GROUP}{name}"] for name in schema.groupings},
         schema=schema,
         membership=membership,
-        **{name: tensors.get(name) for name in OPTIONAL},
+        part=tensors.get("part"),
+        unit=tensors.get("unit"),
+        identity=tensors.get("identity"),
+        unit_identity=tensors.get("unit_identity"),
     )
 
 

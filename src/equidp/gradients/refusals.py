@@ -36,6 +36,16 @@ def refuse_mixing(model: nn.Module) -> None:
         if isinstance(layer, BATCH_NORMS):
             refuse_batch_statistics([(name, layer)])
             continue
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise EquidpError(
+                f"Layer {name or 'model'!r} is TorchScript, which does not show its layers; give the model before "
+                "torch.jit.script, or torch.jit.trace, and script what was trained."
+            )
+        if getattr(layer, "sparse", False) is True and any(p.requires_grad for p in layer.parameters()):
+            raise EquidpError(
+                f"Layer {name or 'model'!r} ({type(layer).__name__}) has sparse gradients, and noise is added to all "
+                "of them; switch sparse off."
+            )
         if isinstance(layer, nn.Embedding) and (layer.scale_grad_by_freq or layer.max_norm is not None):
             raise EquidpError(
                 f"Layer {name!r}: an Embedding with scale_grad_by_freq or max_norm mixes records; switch both off."

@@ -6,6 +6,7 @@ import errno
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from kedro.io import DataCatalog, DatasetError, MemoryDataset, SharedMemoryDataC
 from kedro.pipeline import Pipeline
 
 from equidp.config_loader import EquidpConfigLoader, project_is_at
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, unknown_name
 from equidp.system import interrupts
 from equidp.system.files import REFUSALS, locked, remove, storage_error
 from equidp.system.notebooks import without_ipython
@@ -111,6 +112,7 @@ class GuardHook:
     def after_catalog_created(self, catalog: DataCatalog) -> None:
         """Nodes are given the settings themselves: they were validated, and nothing builds them again."""
         catalog["settings"] = MemoryDataset(self._settings, copy_mode="assign")
+        catalog["tables"] = MemoryDataset(partial(_load, catalog), copy_mode="assign")
 
     @hook_impl(wrapper=True)
     def before_pipeline_run(
@@ -213,6 +215,17 @@ class GuardHook:
 def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
     """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
+
+
+def _load(catalog: DataCatalog, name: str) -> Any:
+    """An entry of the catalog that a user's settings name."""
+    if name not in catalog:
+        raise unknown_name("entry of the catalog in data.options.catalog", name, catalog.keys())
+    try:
+        return catalog.load(name)
+    except DatasetError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise EquidpError(f"data.options.catalog={name} cannot be read: {reason}.") from error
 
 
 def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:

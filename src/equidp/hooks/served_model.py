@@ -20,6 +20,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from torch import Tensor
 
+from equidp.data.cells import cells
 from equidp.data.records import Schema
 from equidp.data.sources import source
 from equidp.errors import EquidpError
@@ -105,11 +106,11 @@ def _as_rows(given: Any) -> pd.DataFrame | None:
 
 
 def as_read(rows: pd.DataFrame) -> pd.DataFrame:
-    """Cells as a file's are read: as stripped text; missing ones stay missing, whichever pandas this is."""
+    """Cells as a table's are read: text stripped, numbers and truth values as they are."""
     if rows.columns.has_duplicates:
         twice = rows.columns[rows.columns.duplicated()][0]
         raise EquidpError(f"The given table has two columns called {str(twice)!r}; leave one out.")
-    return rows.astype(str).apply(lambda column: column.str.strip()).astype(object).mask(rows.isna())
+    return cells(rows)
 
 
 def _within(values: np.ndarray, most: float, what: str, *, least: float = 0, whole: bool = False) -> np.ndarray:

@@ -75,6 +75,21 @@ class Examples:
     labels: Tensor
     unit: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse types that a network or a loss would refuse in words of its own.
+
+        Raises:
+            EquidpError: features are float64, or labels are whole numbers other than int64.
+        """
+        wrong = {
+            "features": (self.features, "float", (torch.float64,)),
+            "labels": (self.labels, "long", (torch.int32, torch.int16, torch.int8)),
+        }
+        for name, (column, call, kinds) in wrong.items():
+            if column.dtype in kinds:
+                kind = str(column.dtype).removeprefix("torch.")
+                raise EquidpError(f"The examples' {name} are {kind}, which layers do not take: {name}.{call}().")
+
 
 class Population:
     """Training data as N units of privacy, resident on one device.

@@ -179,7 +179,7 @@ def _sourced(data: DataSettings, dataset: str) -> DataSettings:
         if named == dataset:  # it has a preset, or the loader would have refused it
             raise EquidpError(
                 f"Dataset {dataset!r} is no source of its own, and its preset names none: give it data.source, such as "
-                f"`source: csv`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
+                f"`source: table`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
             )
         raise unknown_name("data.source", named, SOURCES)
     return data.model_copy(update={"source": named})
@@ -288,6 +288,8 @@ def _yes_or_no(setting: str, value: object) -> bool:
 
 
 def _folder_name(setting: str, value: object, *, empty: bool = False) -> str:
+    if isinstance(value, bool | float):  # `4e999` and `7e999` would be one name
+        raise EquidpError(f"{setting}={value!r} is a number or a truth value here: put it in quotes.")
     text = str(value)
     if (empty and not text) or SAFE_NAME.fullmatch(text):
         return text

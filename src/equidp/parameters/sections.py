@@ -55,7 +55,7 @@ class DataSettings(Block):
     """Who trains: by `hash`, each record's own identity and a public key decide, and parts have random sizes; `strata`
     draws exact sizes, and one record more in the table exchanges many training records: for the papers' tables."""
     id: str = ""
-    """Column with an id for each record of a `csv` or an `image_folder`: its identity; else its content is."""
+    """Column with an id for each record of a `table` or an `image_folder`: its identity; else its content is."""
     key: Annotated[str, BeforeValidator(_as_text)] = ""
     """What the public key is made of; empty: of the seed, so that every seed has parts of its own."""
     accept_strata: bool = False

@@ -15,7 +15,8 @@ VERSIONS = ("equidp", "torch", "opacus", "dp-accounting", "kedro", "mlflow", "sc
 def provenance_facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Where the data came from, and which code made the run."""
     versions = {name: importlib.metadata.version(name) for name in VERSIONS}
-    return {**provenance, "commit": git_commit(), "python": platform.python_version(), **versions}
+    known = {name: fact for name, fact in provenance.items() if name != "remarks"}  # which stand on top of a page
+    return {**known, "commit": git_commit(), "python": platform.python_version(), **versions}
 
 
 @cache

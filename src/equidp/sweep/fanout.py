@@ -27,6 +27,8 @@ Update = Callable[[Sequence[CellResult], int], None]
 def encode_for(cell: Cell) -> str | None:
     """Encode the cell's records unless they are stored; returns why that failed, or None."""
     data = cell.settings["data"]
+    if data["options"].get("catalog"):  # which a cell's own Kedro run has
+        return None
     try:
         encode(cell.dataset, data["source"], data["options"], raw_folder=cell.raw_folder, cache=cell.records_cache)
     except EquidpError as error:

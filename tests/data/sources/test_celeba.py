@@ -74,3 +74,11 @@ def test_missing_files_are_fetched_with_torchvision(tmp_path: Path, monkeypatch)
         EquidpError, match=r"celeba, a folder with img_align_celeba/ .* is missing: .*'gdown' is required"
     ):
         source("celeba").locate(tmp_path)
+
+
+def test_an_image_that_is_replaced_is_encoded_again(tmp_path: Path, options: dict) -> None:
+    """Else the old copy of a face that was withdrawn would train on."""
+    before = source("celeba", options).locate(tmp_path).fingerprint
+    image = tmp_path / "celeba" / "img_align_celeba" / "000005.jpg"
+    image.write_bytes((tmp_path / "celeba" / "img_align_celeba" / "000006.jpg").read_bytes() + b" ")
+    assert source("celeba", options).locate(tmp_path).fingerprint != before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -121,6 +122,17 @@ def test_a_bomb_of_an_image_is_refused(folder: Path, monkeypatch) -> None:
 def test_a_row_without_an_image_is_named(folder: Path) -> None:
     (folder / "HAM10000_images_part_1" / "ISIC_0000004.jpg").unlink()
     with pytest.raises(EquidpError, match=r"lists 1 images that .* does not hold, the first is 'ISIC_0000004'"):
+        read(folder.parent)
+
+
+def test_a_second_image_of_one_name_is_refused_unless_it_is_the_same(folder: Path) -> None:
+    """Masks may lie beside photographs, and which comes first is the order of folders' names."""
+    first, masks = folder / "HAM10000_images_part_1" / "ISIC_0000004.jpg", folder / "A_masks"
+    masks.mkdir()
+    shutil.copy(first, masks)
+    assert len(read(folder.parent)) == 180
+    write_image(masks / "ISIC_0000004.jpg", 200)
+    with pytest.raises(EquidpError, match=r"is a second, different image called 'ISIC_0000004'; remove"):
         read(folder.parent)
 
 

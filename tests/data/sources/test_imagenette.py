@@ -54,3 +54,10 @@ def test_missing_files_are_fetched_with_torchvision(tmp_path: Path, monkeypatch)
     monkeypatch.setattr(torchvision.datasets, "Imagenette", fetch)
     assert source("imagenette").locate(tmp_path).paths
     assert asked == {"size": "160px", "download": True}
+
+
+def test_an_archive_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    options = write_tiny("imagenette", tmp_path)
+    photos = source("imagenette", {**options, "verify": True})
+    with pytest.raises(EquidpError, match=r"records of class 'tench' where 963 are published"):
+        photos.records(photos.locate(tmp_path))

@@ -175,3 +175,14 @@ def test_gloves_file_may_lie_in_a_linked_folder_as_other_raw_files_may(tmp_path:
 def test_the_first_words_of_the_real_glove_file_are_a_vocabulary(raw_dir: Path) -> None:
     imdb = source("imdb", {"words": GLOVE_PACKED.path})
     assert read_list(imdb.locate(raw_dir).paths["words"], 20_000)[:3] == ("the", ",", ".")
+
+
+def test_an_archive_that_is_not_whole_and_what_a_mac_leaves_are_refused(tmp_path: Path) -> None:
+    write_tiny("imdb", tmp_path)
+    imdb = source("imdb", {"vocabulary": 200, "length": 12})
+    files = imdb.locate(tmp_path)
+    with pytest.raises(EquidpError, match=r"records of class 'negative' where 12,500 are published: .*verify=false"):
+        imdb.records(files)
+    (tmp_path / "imdb" / "aclImdb" / "test" / "pos" / "._0_9.txt").write_bytes(b"Mac OS X")
+    with pytest.raises(EquidpError, match=r"\._0_9\.txt is no review by its name"):
+        read(tmp_path)

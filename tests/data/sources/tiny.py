@@ -274,6 +274,7 @@ WRITERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "imdb": _imdb,
     "celeba": _celeba,
     "imagenette": _imagenette,
+    "table": _csv,
     "csv": _csv,
     "image_folder": _image_folder,
 }

@@ -27,7 +27,8 @@ SOURCES: Registry[type[Source]] = Registry(
         "imdb": "imdb:Imdb",
         "celeba": "celeba:Celeba",
         "imagenette": "imagenette:Imagenette",
-        "csv": "csv_table:Csv",
+        "table": "table:Table",
+        "csv": "table:Csv",
         "image_folder": "image_folder:ImageFolder",
     },
 )

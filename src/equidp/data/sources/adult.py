@@ -14,21 +14,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from equidp.data.cells import codes, numbers, require
 from equidp.data.columns import (
     Categorical,
     Numeric,
     band_ids,
     bands,
-    codes,
     encode,
     feature_names,
-    numbers,
-    read_rows,
-    require,
 )
 from equidp.data.raw_files import PublishedFile, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
+from equidp.data.tables import read_rows
 from equidp.system.files import replacing
 
 PAGE = "https://archive.ics.uci.edu/dataset/2/adult"

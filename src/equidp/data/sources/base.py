@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from equidp.data.membership import identified
@@ -17,6 +18,9 @@ from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Declared, checked_options
 from equidp.system.network import attempt
+
+TEST = 1
+"""`Records.part` of a test record."""
 
 
 class SourceOptions(Declared):
@@ -42,6 +46,8 @@ class Source(ABC):
         sizes: the published number of records of each class, of the provider's training part where there is one, else
             of the whole; empty where none is published. Files that are not verified have none.
         unit_sizes: likewise of units.
+        test_size: the published number of test records, where the provider splits; 0 where none is published.
+        catalog: loads an entry of the Kedro catalog, in a Kedro run.
     """
 
     name: ClassVar[str]
@@ -50,6 +56,8 @@ class Source(ABC):
     unit_names: ClassVar[tuple[str, ...]] = ("record",)
     sizes: ClassVar[tuple[int, ...]] = ()
     unit_sizes: ClassVar[tuple[int, ...]] = ()
+    test_size: ClassVar[int] = 0
+    catalog: Callable[[str], Any] | None = None
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = checked_options(self.Options, options or {}, f"data option of dataset {self.name!r}")
@@ -105,9 +113,24 @@ class Source(ABC):
         """The result of `read`, with the declared sizes and each record's identity."""
         found = self.read(files)
         if self.sizes and self.options.verify:
+            self._refuse_incomplete(found)
             schema = replace(found.schema, sizes=self.sizes, unit_sizes=self.unit_sizes)
             found = replace(found, schema=schema)
         return identified(found)
+
+    def _refuse_incomplete(self, found: Records) -> None:
+        """Refuse other numbers of records than are published: of a folder of files no checksum is known."""
+        test = torch.zeros_like(found.labels, dtype=torch.bool) if found.part is None else found.part == TEST
+        there = torch.bincount(found.labels[~test], minlength=len(self.sizes)).tolist()
+        kinds = [f"records of class {name!r}" for name in found.schema.classes]
+        numbers = zip(kinds, there, self.sizes, strict=True)
+        for kind, has, published in [*numbers, ("test records", int(test.sum()), self.test_size or int(test.sum()))]:
+            if has != published:
+                raise EquidpError(
+                    f"The files of dataset {self.name!r} hold {has:,} {kind} where {published:,} are published: some "
+                    "are missing, or do not belong there. Unpack the archive again, or accept them as they are with "
+                    "data.options.verify=false."
+                )
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Features of rows with the provider's column names, for a model that is served; tables only.

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all
+from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_files
 from equidp.data.membership import identities
-from equidp.data.raw_files import PublishedFile, RawFiles, digest, fingerprint
+from equidp.data.raw_files import PublishedFile, RawFiles, digest, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 from equidp.errors import EquidpError, unknown_name
@@ -76,7 +76,8 @@ class Celeba(Source):
         tables = sorted(folder.glob("*.txt"))
         if not (folder / "img_align_celeba").is_dir() or not tables:
             return None
-        return RawFiles({"root": raw_dir}, fingerprint(digest(path) for path in tables))
+        images = folder_fingerprint(folder, image_files(folder / "img_align_celeba"))
+        return RawFiles({"root": raw_dir}, fingerprint([*map(digest, tables), images]))
 
     def wanted(self, raw_dir: Path) -> PublishedFile:
         """torchvision's folder."""

@@ -11,20 +11,18 @@ from collections.abc import Mapping
 import pandas as pd
 from torch import Tensor
 
+from equidp.data.cells import codes, numbers, require
 from equidp.data.columns import (
     Categorical,
     Numeric,
     band_ids,
-    codes,
     encode,
     feature_names,
-    numbers,
-    read_rows,
-    require,
 )
 from equidp.data.raw_files import PublishedFile, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
+from equidp.data.tables import read_rows
 
 FILE = PublishedFile(
     "dutch/dutch.csv",

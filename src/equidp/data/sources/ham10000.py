@@ -6,6 +6,7 @@ age is a group of its own. Images come from the provider's JPEG folders, at any 
 
 from __future__ import annotations
 
+import hashlib
 import lzma
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equidp.data.columns import codes, read_rows, require
+from equidp.data.cells import codes, require
 from equidp.data.groupings import Grouping, group_ids, group_names, id_names, unit_ids
 from equidp.data.images import (
     IMAGENET_MEAN,
@@ -34,6 +35,7 @@ from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find, fingerprint, folder_fingerprint, verified
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
+from equidp.data.tables import read_rows
 from equidp.errors import EquidpError
 
 PAGE = "https://doi.org/10.7910/DVN/DBW86T"
@@ -178,10 +180,14 @@ def _placed(
     encoded: Iterable[tuple[str, Path | bytes]], position: dict[str, int], images: Path, where: str
 ) -> Iterator[Encoded]:
     """Give each image its row's position; every row needs an image, and every image a row."""
-    waiting = dict(position)
+    waiting, read = dict(position), dict[str, bytes]()
     for image_id, image in encoded:
         if image_id not in position:
             raise EquidpError(f"Image {image_id!r} in {images} has no row in {where}; remove it or add its row.")
+        content = hashlib.sha256(image.read_bytes() if isinstance(image, Path) else image).digest()
+        if read.setdefault(image_id, content) != content:  # masks beside photographs, say
+            place = image if isinstance(image, Path) else f"{images}/{image_id}"
+            raise EquidpError(f"{place} is a second, different image called {image_id!r}; remove the one or the other.")
         if image_id in waiting:
             yield waiting.pop(image_id), f"{images}/{image_id}" if isinstance(image, bytes) else str(image), image
     if waiting:

@@ -10,13 +10,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from equidp.data.columns import composed, read_rows, require
+from equidp.data.cells import composed, looks, require
 from equidp.data.groupings import Grouping, group_ids, group_names, owners
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.data.sources.csv_table import PARTS, Classes, Sizes, check_group_names, check_sizes
+from equidp.data.sources.table import PARTS, Classes, Sizes, check_group_names, check_sizes
+from equidp.data.tables import read_rows
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Number
 
@@ -208,18 +209,19 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
 
 def _stem(name: str) -> str:
     """A file's name without folder and suffix. What follows another dot belongs to the name: `scan.017`."""
-    path = Path(composed(name))
+    path = Path(composed(name).replace("\\", "/"))  # as Windows writes folders
     return path.stem if path.suffix.lower() in SUFFIXES + OTHER_SUFFIXES else path.name
 
 
 def _rows_of(frame: pd.DataFrame, column: str, paths: list[Path], folder: Path, where: str) -> pd.DataFrame:
     """The metadata's rows in the order of the images; each image needs one row, and each row an image."""
     keys = frame[column].map(_stem)
-    for key, row in zip(keys[keys.duplicated()], frame.index[keys.duplicated()], strict=True):
+    again = keys.map(looks).duplicated()  # names that look alike are one image's in two spellings
+    for key, row in zip(keys[again], frame.index[again], strict=True):
         raise EquidpError(f"{where}, row {row}, column {column!r}: {key!r} is in an earlier row too.")
     stems = [composed(path.stem) for path in paths]
-    if len(set(stems)) < len(stems):
-        repeated = next(stem for i, stem in enumerate(stems) if stem in stems[:i])
+    if (twice := pd.Series(map(looks, stems)).duplicated()).any():
+        repeated = stems[int(twice.to_numpy().argmax())]
         raise EquidpError(f"{folder} holds two images called {repeated!r}; rename one, so that metadata fit.")
     known, wanted = set(keys), set(stems)
     for stem in stems:

@@ -44,6 +44,7 @@ class Imagenette(Source):
     Options = ImagenetteOptions
     unit_names = ("image",)
     sizes = (963, 955, 993, 858, 941, 956, 961, 931, 951, 960)
+    test_size = 3_925
 
     @property
     def schema(self) -> Schema:

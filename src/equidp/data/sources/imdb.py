@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,7 +19,8 @@ from pydantic import Field
 from torch import Tensor
 from tqdm import tqdm
 
-from equidp.data.columns import band_ids, bands, require
+from equidp.data.cells import require
+from equidp.data.columns import band_ids, bands
 from equidp.data.membership import identities
 from equidp.data.raw_files import (
     PublishedFile,
@@ -51,6 +53,9 @@ PARTS = ("train", "test")
 SENTIMENTS = ("neg", "pos")
 LENGTH_EDGES = (100, 200, 400)
 
+REVIEW = re.compile(r"\d+_\d+\.txt")
+"""Names of the provider's files. A Mac leaves `._0_9.txt` beside them."""
+
 Review = tuple[int, int, str]
 """Part (0 train, 1 test), label (0 negative, 1 positive), text."""
 
@@ -76,6 +81,7 @@ class Imdb(Source):
     Options = ImdbOptions
     unit_names = ("review",)
     sizes = (12_500, 12_500)
+    test_size = 25_000
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
@@ -191,6 +197,8 @@ def _read_folder(folder: Path) -> Iterator[Review]:
             texts = sorted((folder / part_name / sentiment).glob("*.txt"))
             if not texts:
                 raise EquidpError(f"{folder / part_name / sentiment} holds no .txt file; unpack the archive again.")
+            if stray := next((path for path in texts if not REVIEW.fullmatch(path.name)), None):
+                raise EquidpError(f"{stray} is no review by its name (such as 0_9.txt); remove it.")
             yield from ((part, label, _text(path)) for path in texts)
 
 

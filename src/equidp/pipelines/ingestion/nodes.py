@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,14 @@ PUBLIC_FRACTION = 0.05
 """Share of the training part set aside where an algorithm needs public records."""
 
 
-def encode_records(raw_folder: Path, cache: Path, settings: Settings) -> tuple[Records, dict[str, Any]]:
+def encode_records(
+    raw_folder: Path, cache: Path, tables: Callable[[str], Any], settings: Settings
+) -> tuple[Records, dict[str, Any]]:
     """The records by the declared schema, encoded once, and where they came from."""
     data = settings.data
-    return encoding.encode(settings.dataset, data.source, data.options, raw_folder=raw_folder, cache=cache)
+    return encoding.encode(
+        settings.dataset, data.source, data.options, raw_folder=raw_folder, cache=cache, catalog=tables
+    )
 
 
 def extract_features(records: Records, cache: Path, provenance: dict[str, Any], settings: Settings) -> Records:

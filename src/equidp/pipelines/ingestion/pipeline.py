@@ -9,13 +9,9 @@ from equidp.pipelines.ingestion import nodes
 def create_pipeline() -> Pipeline:
     """Ingestion, shared by every experiment."""
     parts, read = ["train", "test", "public"], ["features_cache", "provenance", "settings"]
+    raw = ["raw_folder", "records_cache", "tables", "settings"]
     rows = [
-        (
-            nodes.encode_records,
-            ["raw_folder", "records_cache", "settings"],
-            ["records", "provenance"],
-            "encode_records",
-        ),
+        (nodes.encode_records, raw, ["records", "provenance"], "encode_records"),
         (nodes.extract_features, ["records", *read], "features", "extract_features"),
         (nodes.split_records, ["features", "settings", "algorithms"], parts, "split_records"),
         (nodes.label_groups, [*parts, "settings"], "groups", "label_groups"),

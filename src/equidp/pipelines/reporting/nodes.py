@@ -21,11 +21,6 @@ MOST_NAMES = 6
 SHARED = ("dataset", "seed", "data", "model", "privacy", "training")
 """Settings that all algorithms of a page share."""
 
-LEFT_OUT = (
-    "Rows that miss a feature or the label, if there were any, are left out (data.options.missing=drop): all figures "
-    "are of complete rows."
-)
-
 
 def cost_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: str) -> go.Figure:
     """What privacy cost each group."""
@@ -74,7 +69,14 @@ def compare_algorithms(
         shown_settings(settings, algorithms),
         provenance_facts(provenance),
         groups,
-        # how many rows are left out is not said: that is no noised count
-        [LEFT_OUT] if settings.data.options.get("missing") == "drop" else [],
+        _remarks(provenance),
     )
     return page, results_table(metrics, privacy).reset_index()
+
+
+def _remarks(provenance: dict[str, Any]) -> list[str]:
+    """What a reader of figures must know about the records: how many of whom are left out or clipped.
+
+    These are exact counts, as those of the groups on the page are.
+    """
+    return [f"Of the table, before it was split: {remark}" for remark in provenance.get("remarks", ())]

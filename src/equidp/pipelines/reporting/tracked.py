@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError, unknown_name
@@ -38,15 +39,20 @@ def compare_tracked_runs(report: dict[str, Any]) -> tuple[str, pd.DataFrame]:
     settings = ReportSettings(**report)
     client = MlflowClient()
     found, remarks = _chosen(client, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        results = {run.info.run_id: _artifacts(client, run, Path(folder)) for run in found}
+    if lost := [run_id for run_id, documents in results.items() if documents is None]:
+        remarks.append(f"Runs whose files are gone or damaged are left out: {', '.join(lost)}.")
+        logger.warning(remarks[-1])
+        found = [run for run in found if run.info.run_id not in lost]
+    if not found:
+        raise EquidpError("Of no run are the files still there: train again, or put back the folder they were in.")
     rows = _rows(found)
     documents, privacy = {}, {}
-    with tempfile.TemporaryDirectory() as folder:
-        for label, runs in rows.items():
-            results = [_artifacts(client, run, Path(folder)) for run in runs]
-            documents[label] = averaged(
-                runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(results)}
-            )
-            privacy[label] = of_seeds([statement for _, statement in results])
+    for label, runs in rows.items():
+        kept = [one for run in runs if (one := results[run.info.run_id]) is not None]
+        documents[label] = averaged(runs[0].data.tags["algorithm"], {i: metrics for i, (metrics, _) in enumerate(kept)})
+        privacy[label] = of_seeds([statement for _, statement in kept])
     if len({run.data.tags["dataset"] for run in found}) > 1:  # the baseline on one stands for no other
         documents = {label: {k: v for k, v in one.items() if k != "baseline"} for label, one in documents.items()}
     page = html_report(
@@ -131,10 +137,15 @@ def _differing(rows: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
     return found
 
 
-def _artifacts(client: MlflowClient, run: Run, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """metrics.json and privacy.json of a run."""
+def _artifacts(client: MlflowClient, run: Run, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """metrics.json and privacy.json of a run; None where they are gone or damaged."""
     target = folder / run.info.run_id
     target.mkdir()
-    found = [client.download_artifacts(run.info.run_id, f"{name}.json", str(target)) for name in ("metrics", "privacy")]
-    metrics, privacy = (json.loads(Path(path).read_text()) for path in found)
+    try:
+        found = [
+            client.download_artifacts(run.info.run_id, f"{name}.json", str(target)) for name in ("metrics", "privacy")
+        ]
+        metrics, privacy = (json.loads(Path(path).read_text(encoding="utf-8")) for path in found)
+    except (MlflowException, OSError, ValueError):
+        return None
     return metrics, privacy

@@ -21,7 +21,7 @@ from equidp.evaluation.metrics import Groups
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import card_options
 from equidp.models.weights import Weights, network_of
-from equidp.parameters import Settings, TrainingSettings
+from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
@@ -46,7 +46,7 @@ def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict
     """Fix everything public before training: N, B, T, K, δ, and the noise that meets the target."""
     plan = plan_of(algorithm, train, settings)
     if settings.algorithm(algorithm).private:
-        _warn_of_weak_promises(algorithm, plan, train, by_unit=settings.privacy.by_unit)
+        _warn_of_weak_promises(algorithm, plan, train, settings.privacy)
         if not plan.trials.single and (reason := _moving_test_part(train, settings)):
             # secure trials may share one seed, which gives seeded ones the same batches and noise
             if plan.trials.law is not None and not settings.privacy.secure:
@@ -189,18 +189,18 @@ def _moving_test_part(train: Records, settings: Settings) -> str:
     )
 
 
-def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, *, by_unit: bool) -> None:
+def _warn_of_weak_promises(algorithm: str, plan: Plan, train: Records, privacy: PrivacySettings) -> None:
+    """Warn of a guarantee that says little; a run whose guarantee may be published is refused such a δ."""
     if plan.delta >= 1 / plan.records:
-        logger.warning(
-            "%s: δ = %g is not below one over the %d training %s: publishing one of them outright would meet it. "
-            "Set privacy.delta to %.0e or less.",
-            algorithm,
-            plan.delta,
-            plan.records,
-            "units" if by_unit else "records",
-            0.1 / plan.records,
+        weak = (
+            f"{algorithm}: δ = {plan.delta:g} is not below one over the {plan.records} training "
+            f"{'units' if privacy.by_unit else 'records'}: publishing one of them outright would meet it. "
+            f"Set privacy.delta to {0.1 / plan.records:.0e} or less."
         )
-    if train.unit is not None and not by_unit:
+        if privacy.secure:
+            raise EquidpError(weak)
+        logger.warning("%s", weak)
+    if train.unit is not None and not privacy.by_unit:
         logger.warning(
             "%s: ε will be for one record. These data tell which records belong together (one person's, say), and for "
             "all of them at once it is larger: to protect them together set privacy.unit=unit and data.split_by=unit.",

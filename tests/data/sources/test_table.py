@@ -1,4 +1,4 @@
-"""Csv: a table of the user's own becomes Records by declaration alone."""
+"""Table: one of the user's own becomes Records by declaration alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.data.sources.tiny import CSV_OPTIONS, write_tiny
 
 from equidp.data.encoding import encode
 from equidp.data.sources import source
-from equidp.data.sources.csv_table import Csv
+from equidp.data.sources.table import Table
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 
@@ -100,10 +100,10 @@ def test_an_edited_source_encodes_anew(tmp_path: Path, monkeypatch: pytest.Monke
     """It would train on what it made before the edit."""
     options = write_tiny("csv", tmp_path)
     before = encoded(tmp_path, options)[1]["fingerprint"]
-    copy = tmp_path / "csv_table.py"
-    copy.write_text(Path(inspect.getfile(Csv)).read_text() + "\n# edited\n")
+    copy = tmp_path / "table.py"
+    copy.write_text(Path(inspect.getfile(Table)).read_text() + "\n# edited\n")
     where = inspect.getfile
-    monkeypatch.setattr(inspect, "getfile", lambda kind: str(copy) if kind is Csv else where(kind))
+    monkeypatch.setattr(inspect, "getfile", lambda kind: str(copy) if kind is Table else where(kind))
     assert encoded(tmp_path, options)[1]["fingerprint"] != before
     copy.unlink()
     keys = {encoded(tmp_path, options)[1]["fingerprint"] for _ in range(2)}
@@ -133,6 +133,19 @@ def test_one_number_in_two_spellings_is_refused_as_a_person(tmp_path: Path, othe
         read(tmp_path, *rows)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("P17", "P17\u200b"), ("P17", "Ｐ17"), ("a b", "a\u00a0 b"), ("100000", "1e5"), ("0.5", ".50"), ("7", "+7")],
+)
+def test_two_ids_that_a_person_cannot_tell_apart_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    """As two persons they would have twice the influence, and stand on both sides of a split."""
+    rows = (f"{one},ill,A,50,f,30", "p2,well,A,60,f,30", f"{other},well,A,60,f,30")
+    with pytest.raises(EquidpError, match=r"row 4, column 'person': .* \(row 2\) may be one id in two spellings"):
+        read(tmp_path, *rows)
+    with pytest.raises(EquidpError, match=r"row 4, column 'person': .* \(row 2\) may be one id in two spellings"):
+        read(tmp_path, *rows, unit="", id="person")
+
+
 def test_ids_that_are_whole_numbers_written_one_way_are_taken(tmp_path: Path) -> None:
     rows = [f"{person},ill,A,50,f,30" for person in ("017", "17a", "1.0", "10.0", "1.5", "-1", "017", "0", "1e5")]
     assert read(tmp_path, *rows).unit.tolist() == [0, 1, 2, 3, 4, 5, 0, 6, 7]
@@ -152,18 +165,33 @@ def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
         read(tmp_path, "p1,ill,A,50,f,30", f"{person},well,A,60,f,30", "p2,well,A,60,f,30")
 
 
-def test_missing_values_are_refused_or_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_values_are_refused_or_dropped(tmp_path: Path) -> None:
     rows = ("p1,ill,A,50,f,30", "p2,well,?,60,f,30", "p3,well,B,NA,f,30")
     with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'ward': a value is missing; .*`missing: drop`"):
         read(tmp_path, *rows)
-    assert len(read(tmp_path, *rows, missing="drop")) == 1
-    assert "2 of 3 rows miss a feature or the label and are left out" in caplog.text
+    found = read(tmp_path, *rows, missing="drop")
+    assert len(found) == 1
+    assert found.remarks == (
+        "mine/people.csv: 2 of 3 rows miss a feature or the label and are left out "
+        "(class: well 2; sex: f 2; age_band: under 40 2).",
+    )
     with pytest.raises(EquidpError, match=r"people\.csv: every row misses a feature or the label"):
         read(tmp_path, *rows[1:], missing="drop")
-    caplog.clear()
     with pytest.raises(EquidpError, match="column 'weight': '999' is out of bounds"):
         read(tmp_path, *rows, "p4,well,B,999,f,30", missing="drop")
-    assert not caplog.text  # nothing was left out of a table that is refused
+
+
+def test_what_is_left_out_is_told_by_group_at_every_ingestion(tmp_path: Path, caplog) -> None:
+    """Of kept records too; what is missing may be missing for one group more than for another."""
+    options = {**write_tiny("csv", tmp_path), "missing": "drop"}
+    with (tmp_path / "mine" / "people.csv").open("a") as table:
+        table.write("p,,A,50,,200\n")  # 200 is out of bounds, and the row is left out before that matters
+    for _ in range(2):
+        caplog.clear()
+        _, provenance = encoded(tmp_path, options)
+        told = "1 of 161 rows miss a feature or the label and are left out (class: unknown 1; sex: unknown 1)."
+        assert told in caplog.text
+        assert [told in remark for remark in provenance["remarks"]] == [True]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +234,15 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"features": {"w": {"kind": "categorical", "categories": ["a", "a"]}}}, "two categories have the same name"),
         ({"features": {"w": {"kind": "numeric", "maximum": True}}}, "true and false are not numbers"),
         ({"groups": {"b": {"edges": [1], "minimum": 9, "maximum": 3}}}, "minimum must be less than maximum"),
+        (
+            {"classes": ["Zoë", unicodedata.normalize("NFD", "Zoë")]},
+            r"two classes look alike: 'Zo\\xeb' and 'Zoe\\u0308'",
+        ),
+        ({"groups": {"sex": {"categories": ["f", "f\u200b"]}}}, r"two groups look alike: 'f' and 'f\\u200b'"),
+        (
+            {"features": {"w": {"kind": "categorical", "map": {"a": ["1"], "b": ["1"]}}}},
+            "two values have the same name: '1'",
+        ),
         ({"classes": [0, 1]}, r"'classes\.0' is not valid: .*valid string; put it in quotes \(given: 0\)\."),
         ({"classes": [False, True]}, r"put it in quotes \(given: False\)\."),
         ({"features": {"outcome": {"kind": "numeric", "maximum": 2}}}, "the label 'outcome' is also a feature"),

@@ -1,0 +1,240 @@
+"""Cells of a table: what is missing, which category or number a cell is, and which two texts look alike."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from numbers import Number as AnyNumber
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from equidp.errors import EquidpError, listed_names, missing_column, unknown_name
+
+UNKNOWN = "unknown"
+MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "\\n", "none", UNKNOWN})
+"""What tables write for a missing value, compared in lower case."""
+
+NUMERAL = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,9}))?")
+
+SEVERAL = -2
+"""Position of a number that several declared categories are."""
+
+
+def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
+    """Check that columns exist.
+
+    Raises:
+        EquidpError: one does not; the message names the file and the nearest column.
+    """
+    for name in names:
+        if name not in frame.columns:
+            raise missing_column(where, name, map(str, frame.columns))
+
+
+def cells(frame: pd.DataFrame, missing: Collection[str] = ()) -> pd.DataFrame:
+    """The table with stripped text; numbers and truth values keep their type, so `010` is not 10.
+
+    Args:
+        missing: further texts, or numbers as text, that mean a missing value.
+    """
+    sought = {*missing, *(number for text in missing if (number := number_in(text)) is not None)}
+
+    def cell(value: Any) -> Any:
+        value = value.strip() if isinstance(value, str) else value
+        return None if sought and isinstance(value, str | AnyNumber) and _key(value) in sought else value
+
+    def column(one: pd.Series) -> pd.Series:
+        return one if isinstance(one.dtype, np.dtype) and one.dtype.kind in "iufb" and not sought else _each(one, cell)
+
+    return frame.apply(column) if len(frame.columns) else frame
+
+
+def absent(column: pd.Series, names: Iterable[str] = ()) -> np.ndarray:
+    """Boolean `[N]`: which cells are missing. `names` are declared, and never missing."""
+    missing = MISSING - {name.lower() for name in names}
+    return np.array([_is_absent(value, missing) for value in column.to_numpy(dtype=object)], dtype=bool)
+
+
+def composed(name: object) -> str:
+    """The text with each accented letter as one character; a Mac may write it as two."""
+    return unicodedata.normalize("NFC", str(name))
+
+
+def looks(name: str) -> str:
+    """What a person sees of a text: compatible signs as one (NFKC), blanks as one, no signs without a width."""
+    shown = (sign for sign in unicodedata.normalize("NFKC", name) if unicodedata.category(sign) != "Cf")
+    return " ".join("".join(shown).split())
+
+
+def looks_as_id(name: str) -> str:
+    """`looks`, and one text for every way to write a number: `017`, `17.0` and `1.7e1` are 17."""
+    shown = looks(name)
+    found = NUMERAL.fullmatch(shown)
+    if found is None or not (found[2] or found[3]):
+        return shown
+    sign, whole, part, power = found[1].strip("+"), found[2], found[3] or "", int(found[4] or 0)
+    digits = (whole + part).lstrip("0")
+    kept = digits.rstrip("0")
+    return f"{sign}{kept}e{power - len(part) + len(digits) - len(kept)}" if kept else "0"
+
+
+def refuse_alike(names: Iterable[str], kind: str) -> None:
+    """Refuse two names that are one, or that a person cannot tell apart.
+
+    Raises:
+        ValueError: for such names, to be reported by the settings class; `kind` is what they are.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.get(looks(name))
+        if other is not None:
+            same = f"two {kind} have the same name: {name!r}"
+            raise ValueError(same if other == name else f"two {kind} look alike: {other!a} and {name!a}")
+        seen[looks(name)] = name
+
+
+def codes(
+    column: pd.Series,
+    categories: Sequence[str],
+    where: str,
+    *,
+    values: Mapping[str, Sequence[str]] | None = None,
+    otherwise: str = "",
+) -> Tensor:
+    """Position of each cell in the declared categories, int64 `[N]`.
+
+    Text is compared as written. A number or a truth value, as a typed table has them, is compared by value.
+
+    Args:
+        values: what the table holds for each category; the category itself where it is not named.
+        otherwise: what else can be done about an undeclared value.
+
+    Raises:
+        EquidpError: an undeclared value, or a number that is two of the texts, as 10 is `10` and `010`; the message
+            names file, row and column.
+    """
+    written = [(text, i) for i, name in enumerate(categories) for text in (values or {}).get(name, (name,))]
+    position: dict[Any, int] = {composed(text): i for text, i in written}
+    by_value: dict[Any, int] = {}
+    for text, i in written:
+        key = {"true": True, "false": False}.get(text.lower(), number_in(text))
+        if key is not None:
+            kind = (isinstance(key, bool), key)
+            by_value[kind] = i if by_value.get(kind, i) == i else SEVERAL
+
+    def found_at(value: Any) -> int:
+        if isinstance(value, str):
+            return position.get(composed(value), -1)
+        if isinstance(value, bool | np.bool_):
+            return by_value.get((True, bool(value)), -1)
+        if isinstance(value, AnyNumber):
+            return by_value.get((False, _key(value)), -1)
+        return -1 if _is_absent(value, MISSING) else position.get(composed(value), -1)
+
+    found = np.array([found_at(value) for value in column.to_numpy(dtype=object)], dtype=np.int64)
+    if (found < 0).any():
+        bad = int(np.argmax(found < 0))
+        given, place = column.iloc[bad], f"{where}, row {column.index[bad]}, column {column.name!r}:"
+        if _is_absent(given, {""}):
+            raise EquidpError(f"{place} a category is missing; give one of {listed_names(categories)}{otherwise}.")
+        if found[bad] == SEVERAL:
+            alike = [text for text, _ in written if number_in(text) == _key(given)]
+            raise EquidpError(
+                f"{place} the number {as_written(given)} may be {' or '.join(map(repr, alike))}; give the column as "
+                "text (pandas: dtype=str)."
+            )
+        raise unknown_name(f"category in {place}", given, [text for text, _ in written])
+    return torch.from_numpy(found)
+
+
+def numbers(
+    column: pd.Series, minimum: float, maximum: float, where: str, *, clip: bool = False, otherwise: str = ""
+) -> Tensor:
+    """The column as float64 `[N]`.
+
+    Args:
+        clip: a number beyond a bound becomes the bound.
+        otherwise: what else can be done about an invalid value.
+
+    Raises:
+        EquidpError: a cell that is no finite number, or lies outside the declared bounds.
+    """
+    values = as_numbers(column)
+    good = np.isfinite(values) & (clip | ((values >= minimum) & (values <= maximum)))
+    if not good.all():
+        position = int(np.argmin(good))
+        given = column.iloc[position]
+        what = "is not a number" if not np.isfinite(values[position]) else "is out of bounds"
+        what = "a number is missing" if _is_absent(given, {""}) else f"{as_written(given)} {what}"
+        raise EquidpError(
+            f"{where}, row {column.index[position]}, column {column.name!r}: {what}; "
+            f"give a number from {minimum:g} to {maximum:g}{otherwise}."
+        )
+    return torch.tensor(values.clip(minimum, maximum))
+
+
+def as_numbers(column: pd.Series) -> np.ndarray:
+    """The column as float64 `[N]`, NaN where a cell is no number."""
+    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def with_points(column: pd.Series, decimal: str, thousands: str, where: str) -> pd.Series:
+    """Numbers in text, written with these signs, as Python writes them.
+
+    Raises:
+        EquidpError: a number that is written in another way; read on, it could be another number.
+    """
+    group = rf"\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|" if thousands else ""
+    wanted = re.compile(rf"[+-]?(?:{group}\d+)?(?:{re.escape(decimal)}\d*)?(?:[eE][+-]?\d+)?")
+
+    def cell(value: Any) -> Any:
+        if not isinstance(value, str) or not wanted.fullmatch(value):
+            return value
+        return (value.replace(thousands, "") if thousands else value).replace(decimal, ".")
+
+    for row, value in column.items():
+        if isinstance(value, str) and not wanted.fullmatch(value) and number_in(value) is not None:
+            signs = f"{decimal!r}" + (f" and thousands {thousands!r}" if thousands else "")
+            raise EquidpError(
+                f"{where}, row {row}, column {column.name!r}: {value!r} is not written with the decimal sign {signs}; "
+                "correct it, or data.options.decimal and data.options.thousands."
+            )
+    return _each(column, cell)
+
+
+def number_in(text: str) -> Decimal | None:
+    """The finite number that a text is, exactly; None where it is none."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
+
+
+def as_written(value: object) -> str:
+    """A cell for a message."""
+    return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def _each(column: pd.Series, change: Any) -> pd.Series:
+    changed = [change(value) for value in column.to_numpy(dtype=object)]
+    return pd.Series(changed, index=column.index, name=column.name, dtype=object)
+
+
+def _key(value: Any) -> Any:
+    """A cell in a form that compares by value."""
+    return value if isinstance(value, str | bool | np.bool_) else number_in(str(value))
+
+
+def _is_absent(value: object, missing: Collection[str]) -> bool:
+    """Whether a cell is empty: a text among `missing`, or what tables and databases have for nothing."""
+    if isinstance(value, str):
+        return value.lower() in missing
+    return value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,187 @@
+"""Tables: reading a file, a database or what a catalog gives, without guessing a type.
+
+Text stays text until the declared schema says what it is. A table's index is the line in the file, or counts from 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from equidp.data.raw_files import content
+from equidp.errors import EquidpError
+
+SEPARATORS = ";\t|,"
+READING = re.compile(r"\s*\(*\s*(select|with)\b", re.IGNORECASE)
+PARQUET, FEATHER = (".parquet", ".pq"), (".feather", ".arrow")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a file of separated values is written; the names are those of `pandas.read_csv`.
+
+    Attributes:
+        separator: between two columns; a blank stands for any number of blanks.
+        encoding: of the text.
+        adjustable: whether a message may point to `data.options`.
+    """
+
+    separator: str = ","
+    encoding: str = "utf-8-sig"
+    adjustable: bool = False
+
+
+def read_rows(
+    path: Path, names: Sequence[str] | None, *, skip: str = "", dialect: Dialect | None = None
+) -> pd.DataFrame:
+    """Read a file of separated values as stripped strings; the frame's index is the line number in the file.
+
+    Args:
+        path: the file, plain or gzipped.
+        names: column names of a file without header; None where the first line holds them.
+        skip: lines that start with this are left out.
+        dialect: commas and UTF-8 unless given.
+
+    Raises:
+        EquidpError: the file is empty, not such text, a line has too many or too few fields, or a quote stays open.
+    """
+    dialect = dialect or Dialect()
+    found = _numbered_rows(path, dialect)
+    numbered = [(line, row) for line, row in found if not (skip and row[0].startswith(skip))]
+    if names is None and numbered:
+        names = numbered.pop(0)[1]
+    if not numbered or names is None:
+        raise EquidpError(f"{path} holds no rows; download or export it again.")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        headless = " (or name all by data.options.columns, if this is no header)" if dialect.adjustable else ""
+        raise EquidpError(f"{path}, row 1: two columns have the same name, {twice[0]!r}; rename one{headless}.")
+    if len(names) == 1 and (sign := next((sign for sign in SEPARATORS if sign in names[0]), None)):
+        raise _separated_otherwise(path, sign, dialect)
+    for line, row in numbered:
+        if len(row) != len(names):
+            raise EquidpError(f"{path}, row {line}: {len(row)} fields where {len(names)} are expected; repair it.")
+    cells, lines = [row for _, row in numbered], [line for line, _ in numbered]
+    return pd.DataFrame(cells, columns=list(names), index=lines, dtype=object)
+
+
+def read_binary(path: Path) -> pd.DataFrame:
+    """A parquet or feather file; whole numbers with a missing one stay whole.
+
+    Raises:
+        EquidpError: the file is damaged or of another kind.
+    """
+    read = pd.read_parquet if path.suffix.lower() in PARQUET else pd.read_feather
+    try:
+        return numbered_from_1(read(path, dtype_backend="numpy_nullable"))
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
+        raise EquidpError(f"{path} cannot be read ({_one_line(error)}); write or download it again.") from error
+
+
+def read_query(query: str, database: Path | str) -> pd.DataFrame:
+    """What a query gives, typed as the database has it. Nothing is written: the transaction is rolled back.
+
+    Args:
+        database: a file of SQLite, which is opened for reading only, or SQLAlchemy's URL of another database.
+
+    Raises:
+        EquidpError: the query is none that reads, or the database refuses it.
+    """
+    import sqlalchemy as sql
+
+    if not READING.match(query):
+        raise EquidpError("data.options.sql: give a query that begins with SELECT or WITH; nothing else is run.")
+    where = str(database) if isinstance(database, Path) else "data.options.connection"
+    try:
+        if isinstance(database, Path):  # by a URI of its own: SQLAlchemy's URLs know no `#` or `%` in a name
+            uri = f"{database.absolute().as_uri()}?mode=ro"
+            engine = sql.create_engine(
+                "sqlite://", poolclass=sql.NullPool, creator=lambda: sqlite3.connect(uri, uri=True)
+            )
+        else:
+            engine = sql.create_engine(database, poolclass=sql.NullPool)
+        with engine.connect().execution_options(postgresql_readonly=True) as connection:
+            found = connection.execute(sql.text(query))
+            names, rows = list(found.keys()), [tuple(row) for row in found]
+            connection.rollback()
+    except (sql.exc.SQLAlchemyError, ImportError) as error:
+        reason = _one_line(getattr(error, "orig", None) or error)
+        raise EquidpError(f"{where}: the query of data.options.sql cannot be run ({reason}); correct it.") from error
+    return numbered_from_1(pd.DataFrame(rows, columns=names, dtype=object))
+
+
+def numbered_from_1(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with column names as text and rows counted from 1."""
+    return frame.set_axis(pd.RangeIndex(1, len(frame) + 1)).rename(columns=str)
+
+
+def frame_digest(frame: pd.DataFrame) -> str:
+    """sha256 of a table's names, types and cells."""
+    sha = hashlib.sha256(repr([(str(name), str(kind)) for name, kind in frame.dtypes.items()]).encode())
+    sha.update(frame.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").encode())
+    return sha.hexdigest()
+
+
+def _numbered_rows(path: Path, dialect: Dialect) -> list[tuple[int, list[str]]]:
+    text = _text(path, dialect)
+    # strict, as else a quote that is never closed takes the rows after it into its own cell, and they are lost
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.separator, skipinitialspace=True, strict=True)
+    numbered, begun = [], 1
+    try:
+        for row in reader:
+            if row and dialect.separator.isspace() and not row[-1]:  # blanks at the end of a line
+                row.pop()
+            if row:
+                numbered.append((reader.line_num, [field.strip() for field in row]))
+            begun = reader.line_num + 1
+    except csv.Error as error:
+        first = text.partition("\n")[0]
+        sign = max(SEPARATORS, key=first.count)
+        if begun == 1 and first.count(sign) > first.count(dialect.separator):
+            raise _separated_otherwise(path, sign, dialect) from error
+        raise EquidpError(
+            f"{path}, the row that begins in line {begun}: {error}; write a quote within quotes twice, or export the "
+            "table again."
+        ) from error
+    return numbered
+
+
+def _separated_otherwise(path: Path, sign: str, dialect: Dialect) -> EquidpError:
+    remedy = f"set data.options.separator to {sign!r}" if dialect.adjustable else "export it with commas"
+    expected = "commas" if dialect.separator == "," else repr(dialect.separator)
+    return EquidpError(f"{path}: columns are separated by {sign!r} where {expected} are expected; {remedy}.")
+
+
+def _text(path: Path, dialect: Dialect) -> str:
+    raw = content(path)
+    option = f"set data.options.encoding ({_likely(raw)})" if dialect.adjustable else "save it{} in UTF-8"
+    export = "" if path.suffix in (".csv", ".data", ".txt", ".tsv", ".gz") else " as csv"
+    kind = "UTF-8" if dialect.encoding.startswith("utf-8") else dialect.encoding
+    try:
+        text = raw.decode(dialect.encoding)
+    except UnicodeError as error:
+        place = f" (byte {error.start})" if isinstance(error, UnicodeDecodeError) else ""
+        raise EquidpError(f"{path} is not {kind} text{place}; {option.format(export)}.") from error
+    if "\0" in text:
+        raise EquidpError(f"{path} is not {kind} text (it holds NUL bytes); {option.format(export)}.")
+    return text
+
+
+def _likely(raw: bytes) -> str:
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    if b"\0" in raw[:4]:
+        return "utf-16-le" if raw[1:2] == b"\0" else "utf-16-be"
+    return "latin-1 or cp1252, say"
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,216 @@
+"""`kedro new-dataset`: a preset for a table, drafted from its columns' names and types alone, and then checked.
+
+No category and no bound is taken from the table: each would be a release. What only the codebook can say is marked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from equidp.data.raw_files import content
+from equidp.data.tables import FEATHER, PARQUET, SEPARATORS, read_binary
+from equidp.errors import EquidpError, missing_column
+from equidp.system.files import replacing
+
+if TYPE_CHECKING:
+    from equidp.parameters import Settings
+
+MARK = "FROM_CODEBOOK"
+SENSITIVE = re.compile(r"sex|gender|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)", re.IGNORECASE)
+IDENTIFYING = re.compile(r"(^|[_.\s])(id|nr|no|key|uuid)$|^(id|name|patient|person|subject)$|_?index$", re.IGNORECASE)
+ROWS = 5000
+"""How many rows the types are read from."""
+
+DRAFT = """\
+# Drafted by `kedro new-dataset` from the names and types of columns; no value of the table is in it.
+# Replace every {mark} by what the codebook says, not by what the table holds: a bound or a list of categories
+# that is read from the data is a release. Then call the same command again, which checks it.
+presets:
+  {name}:
+    data:
+      source: table
+      groups: {reported}          # what is reported by; a product too: "sex*age_band"
+      options:
+        path: {path}
+{dialect}        label: {label}
+        classes: [{mark}]          # values of the label, in label order, each in quotes
+        # class_map: {{bad: ["1"], good: ["2"]}}        names for coded values; class_edges: [50] cuts a number
+        missing: error          # `drop` leaves out rows with a missing feature or label
+        # unit: {ids}          the column whose rows are one person's; then split_by: unit above, unit: unit in privacy
+        features:
+{features}        groups:
+{groups}    model: {{name: logistic}}
+    privacy: {{epsilon: 3.0, delta: 1.0e-5}}          # δ below 1 / the number of rows
+    training: {{epochs: 20, batch_size: 256, learning_rate: 0.1}}
+"""
+
+
+def draft(path: Path, raw_dir: Path, name: str, label: str) -> str:
+    """The preset's text.
+
+    Args:
+        path: the table, below `raw_dir`.
+        label: its column of the label; the last one where empty.
+
+    Raises:
+        EquidpError: the file is not there, or lies elsewhere, or has no such column.
+    """
+    if path.is_dir():
+        raise EquidpError(f"{path} is a folder: name a table. Images are declared by hand (docs/datasets.md).")
+    if not path.is_file():
+        raise EquidpError(f"{path} is missing: name a csv, parquet or feather file.")
+    if not path.resolve().is_relative_to(raw_dir.resolve()):
+        raise EquidpError(
+            f"{path} is not below raw_dir ({raw_dir}): move it there, or set EQUIDP_RAW_DIR to the folder it is in."
+        )
+    dialect, columns = _columns(path)
+    if label and label not in columns:
+        raise missing_column(str(path), label, columns)
+    label, marked = label or list(columns)[-1], not label
+    others = {column: kind for column, kind in columns.items() if column != label}
+    groups = {column: kind for column, kind in others.items() if SENSITIVE.search(column)}
+    features = {c: kind for c, kind in others.items() if c not in groups and not IDENTIFYING.search(c)}
+    return DRAFT.format(
+        mark=MARK,
+        ids=", ".join(filter(IDENTIFYING.search, others)) or "…",
+        name=name,
+        reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
+        path=_text(path.resolve().relative_to(raw_dir.resolve()).as_posix()),
+        dialect="".join(f"        {line}\n" for line in dialect),
+        label=_text(label) + (f"          # {MARK}: the last column; or name another" if marked else ""),
+        features="".join(f"          {_text(column)}: {_feature(kind)}\n" for column, kind in features.items()),
+        groups="".join(f"          {_text(column)}: {_group(kind)}\n" for column, kind in groups.items())
+        or "          {}          # sex: {categories: [f, m], unknown: true}, over any column\n",
+    )
+
+
+def marked(text: str) -> list[int]:
+    """Numbers of the lines that still wait for the codebook."""
+    return [number for number, line in enumerate(text.splitlines(), 1) if MARK in line and not line.startswith("#")]
+
+
+def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> str:
+    """Validate a preset and read its table; returns what was found.
+
+    Args:
+        project: its folder.
+        resolved: the settings of a run of this dataset; called once no mark is left.
+
+    Raises:
+        EquidpError: a mark is left, a setting is not valid, or the table is not as declared.
+    """
+    text = file.read_text(encoding="utf-8")
+    if left := marked(text):
+        raise EquidpError(
+            f"{file}: {len(left)} lines still have {MARK}, the first is line {left[0]} "
+            f"({text.splitlines()[left[0] - 1].strip()}); replace them by what the codebook says, and call the command "
+            "again."
+        )
+    settings = resolved()
+    from equidp.data.labelling import group_table
+    from equidp.data.records import Split
+    from equidp.data.sources import source
+
+    table = source(settings.data.source, settings.data.options)
+    records = table.records(table.locate(project / settings.raw_dir))
+    none = records.take(records.labels < 0)
+    rows = group_table(Split(records, none, none))
+    found = []
+    for grouping, some in rows.groupby("grouping", sort=False):
+        counts = zip(some["group"], some["train"], strict=True)
+        found.append(f"{grouping}: {', '.join(f'{name} {count:,}' for name, count in counts)}")
+    return "\n".join([f"{len(records):,} rows, {records.features.shape[1]} features", *found])
+
+
+def write(file: Path, text: str) -> None:
+    """Write the draft, whole or not at all."""
+    with replacing(file) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
+    """Lines of the dialect, and for each column `number`, `truth` or `text`."""
+    if path.suffix.lower() in PARQUET + FEATHER:
+        return [], _kinds(read_binary(path))
+    text, encoding = _decoded(path)
+    first_line = text.partition("\n")[0].strip()
+    lines = [] if encoding == "utf-8-sig" else [f"encoding: {encoding}          # {MARK}: a guess; it is not UTF-8"]
+    sign = max(",;\t|", key=first_line.count)
+    if not any(one in first_line for one in SEPARATORS) and len(first_line.split()) > 1:
+        sign = " "
+    if sign != ",":
+        lines.append(f"separator: {json.dumps(sign)}")
+    given: dict[str, Any] = {"sep": r"\s+" if sign == " " else sign, "encoding": encoding, "nrows": ROWS}
+    names = [name.strip().strip('"') for name in (first_line.split() if sign == " " else first_line.split(sign))]
+    if headless := any(not name or _is_number(name) for name in names) or len(set(names)) < len(names):
+        given |= {"header": None, "names": [f"column_{i}" for i in range(1, len(names) + 1)]}
+    try:
+        frame = pd.read_csv(path, skipinitialspace=True, **given)
+        if sign != ",":
+            commas = pd.read_csv(path, skipinitialspace=True, decimal=",", **given)
+            if _numeric(commas) > _numeric(frame):
+                lines, frame = [*lines, 'decimal: ","'], commas
+    except (ValueError, OSError) as error:  # pandas' errors of parsing are ValueErrors
+        raise EquidpError(f"{path} cannot be read ({' '.join(str(error).split())}); is it a table?") from error
+    if headless:
+        listed = ", ".join(map(str, frame.columns))
+        lines.append(f"columns: [{listed}]          # {MARK}: the file has no header row; name them, here and below")
+    return lines, _kinds(frame)
+
+
+def _decoded(path: Path) -> tuple[str, str]:
+    raw = content(path)
+    marked_16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
+    for encoding in ("utf-16" if marked_16 else "utf-8-sig", "cp1252"):
+        with suppress(UnicodeError):
+            return raw.decode(encoding), encoding
+    raise EquidpError(f"{path} is neither text nor parquet or feather by its name; name a table.")
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _numeric(frame: pd.DataFrame) -> int:
+    return sum(kind == "number" for kind in _kinds(frame).values())
+
+
+def _kinds(frame: pd.DataFrame) -> dict[str, str]:
+    def kind(column: pd.Series) -> str:
+        if pd.api.types.is_bool_dtype(column):
+            return "truth"
+        return "number" if pd.api.types.is_numeric_dtype(column) else "text"
+
+    return {str(name): kind(frame[name]) for name in frame.columns}
+
+
+def _feature(kind: str) -> str:
+    if kind == "number":
+        return f"{{kind: numeric, minimum: {MARK}, maximum: {MARK}}}"
+    return f"{{kind: categorical, categories: [{'true, false' if kind == 'truth' else MARK}]}}".replace(
+        "true, false", '"false", "true"'
+    )
+
+
+def _group(kind: str) -> str:
+    if kind == "number":
+        return f"{{edges: [{MARK}], minimum: {MARK}, maximum: {MARK}}}          # or categories, if numbers are codes"
+    return f"{{categories: [{MARK}], unknown: true}}"
+
+
+def _text(name: str) -> str:
+    """A name as YAML reads it back as text."""
+    plain = re.fullmatch(r"[A-Za-z][\w./ -]*", name) and name.strip() == name
+    word = name.lower() in ("yes", "no", "on", "off", "true", "false", "null", "y", "n")
+    return name if plain and not word else json.dumps(name, ensure_ascii=False)

@@ -1,0 +1,222 @@
+"""Table: the dialects that people's tables have become Records by configuration alone."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from sqlalchemy import create_engine
+
+from equidp.data.sources import source
+from equidp.errors import EquidpError
+
+NUMBER = {"kind": "numeric", "maximum": 100}
+OPTIONS: dict[str, Any] = {"label": "y", "classes": ["no", "yes"], "features": {"x": NUMBER}}
+FRAME = pd.DataFrame({"x": [25, None], "sex": [1.0, 2.0], "y": [False, True], "id": [2**53 + 1, 3]})
+TYPED = {
+    **OPTIONS,
+    "class_map": {"no": ["false"], "yes": ["true"]},
+    "features": {"x": {**NUMBER, "missing": 50}},
+    "groups": {"sex": {"map": {"male": ["1"], "female": ["2"]}}},
+    "unit": "id",
+}
+
+
+def read(folder: Path, content: bytes | str, name: str = "t.csv", **options: Any):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return records({**OPTIONS, "path": name, **options}, folder)
+
+
+def records(options: dict, folder: Path):
+    table = source("table", options)
+    return table.records(table.locate(folder))
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ('"x";"y"\n"25";"no"\n"50";"yes"\n', {"separator": ";"}),
+        ("x\ty\n2,5e1\tno\n50,0\tyes\n", {"separator": "\t", "decimal": ","}),
+        ("25   no \n50 yes\n", {"separator": " ", "columns": ["x", "y"]}),
+        ("25,no\n50,yes\n", {"columns": ["x", "y"]}),
+        ("x,y\n25,no\n50,yes\n".encode("utf-16"), {"encoding": "utf-16"}),
+        ("x,y,é\n25,no,ü\n50,yes,ß\n".encode("latin-1"), {"encoding": "latin-1"}),
+        (gzip.compress(b"x,y\n25,no\n50,yes\n"), {"path": "t.csv.gz"}),
+        ("x,y\n25,0\n50,1\n", {"class_map": {"no": ["0"], "yes": ["1"]}}),
+        ("x,y\n25,9.99\n50,10\n", {"class_edges": [10]}),
+        ('x;y\n"25.000,00";no\n50.000;yes\n', {"separator": ";", "decimal": ",", "thousands": "."}),
+    ],
+)
+def test_a_dialect_is_read_by_its_options(tmp_path: Path, content: bytes | str, options: dict) -> None:
+    large = {"features": {"x": {"kind": "numeric", "maximum": 100_000}}} if "thousands" in options else {}
+    found = read(tmp_path, content, options.get("path", "t.csv"), **{**options, **large})
+    assert found.features.flatten().tolist() == [0.25, 0.5]
+    assert found.labels.tolist() == [0, 1]
+    assert found.schema.groupings["class"] == ("no", "yes")
+
+
+def test_coded_values_get_names_and_a_sensitive_column_is_a_feature_by_name(tmp_path: Path) -> None:
+    sex = {"column": "status", "map": {"male": ["A91", "A93"], "female": ["A92"]}, "unknown": True}
+    features = {"sex": {"kind": "group"}, "old": {"kind": "categorical", "column": "x", "edges": [30]}}
+    found = read(
+        tmp_path, "x,status,y\n25,A91,no\n30,A92,yes\n9,?,no\n1,A93,no\n", features=features, groups={"sex": sex}
+    )
+    assert found.schema.groupings["sex"] == ("male", "female", "unknown")
+    assert found.groups["sex"].tolist() == [0, 1, 2, 0]
+    assert found.schema.feature_names == (
+        "sex=male", "sex=female", "sex=unknown", "old=under 30", "old=30 and over"
+    )  # fmt: skip
+    assert found.features.tolist() == [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1], [0, 0, 1, 1, 0], [1, 0, 0, 1, 0]]
+
+
+def test_missing_values_and_numbers_beyond_the_bounds_are_declared(tmp_path: Path) -> None:
+    features = {
+        "x": {**NUMBER, "clip": True, "missing": 50},
+        "ward": {"kind": "categorical", "categories": ["A"], "unknown": True},
+    }
+    table = "x,ward,y\n-5,A,no\n101,NA,yes\n-9,A,no\n,A,yes\n75,,no\n"
+    found = read(tmp_path, table, features=features, na_values=["-9"])
+    assert found.schema.feature_names == ("x", "x=missing", "ward=A", "ward=unknown")
+    assert found.features.tolist() == [
+        [0, 0, 1, 0], [1, 0, 0, 1], [0.5, 1, 1, 0], [0.5, 1, 1, 0], [0.75, 0, 0, 1]
+    ]  # fmt: skip
+    assert found.remarks == (
+        "t.csv, column 'x': 2 of 5 numbers are beyond 0 to 100 and are set to the nearer bound (class: no 1, yes 1).",
+    )
+
+
+def _parquet(folder: Path) -> dict:
+    FRAME.to_parquet(folder / "t.parquet")
+    return {"path": "t.parquet"}
+
+
+def _feather(folder: Path) -> dict:
+    FRAME.to_feather(folder / "t.feather")
+    return {"path": "t.feather"}
+
+
+def _sqlite(folder: Path) -> dict:
+    engine = create_engine(f"sqlite:///{folder / 'a #1%.db'}")
+    FRAME.to_sql("people", engine, index=False)
+    engine.dispose()
+    return {"path": "a #1%.db", "sql": "SELECT * FROM people", "class_map": {"no": ["0"], "yes": ["1"]}}
+
+
+def _connection(folder: Path) -> dict:
+    path, connection = folder / "a #1%.db", f"sqlite:///{folder / 'b.db'}"
+    options = _sqlite(folder)
+    path.rename(folder / "b.db")
+    return {**options, "path": "", "connection": connection}
+
+
+@pytest.mark.parametrize("write", [_parquet, _feather, _sqlite, _connection])
+def test_a_typed_table_is_read_by_value(tmp_path: Path, write: Callable[[Path], dict]) -> None:
+    """Whole numbers with a missing one stay whole, and long ids are not shortened."""
+    found = records({**TYPED, **write(tmp_path)}, tmp_path)
+    assert found.features.tolist() == [[0.25, 0], [0.5, 1]]
+    assert found.labels.tolist() == [0, 1]
+    assert found.groups["sex"].tolist() == [0, 1]
+    unit = pd.DataFrame({"x": [1], "y": ["no"], "id": [str(2**53 + 1)]})
+    unit.to_csv(tmp_path / "one.csv", index=False)
+    by_text = records({**OPTIONS, "path": "one.csv", "unit": "id"}, tmp_path)
+    assert torch.equal(found.unit_identity[0], by_text.unit_identity[0])
+
+
+def test_an_entry_of_the_catalog_is_a_table(tmp_path: Path) -> None:
+    table = source("table", {**TYPED, "catalog": "people"})
+    with pytest.raises(EquidpError, match="only a Kedro run has a catalog"):
+        table.locate(tmp_path)
+    prints = []
+    for change in (0, 0, 1):
+        table.catalog = lambda name, change=change: FRAME.assign(x=[25, None if not change else 75])
+        files = table.locate(tmp_path)
+        prints.append(files.fingerprint)
+    assert prints[0] == prints[1] != prints[2], "an entry that changed is encoded again"
+    assert table.read(files).features.tolist() == [[0.25, 0], [0.75, 0]]
+    table.catalog = lambda name: {"a": 1}
+    with pytest.raises(EquidpError, match="the entry gives a dict; name one that gives a pandas DataFrame"):
+        table.locate(tmp_path)
+
+
+def test_nothing_is_written_to_a_database(tmp_path: Path) -> None:
+    options = {**TYPED, **_sqlite(tmp_path)}
+    before = (tmp_path / options["path"]).read_bytes()
+    for query in ("DROP TABLE people", "DELETE FROM people", "PRAGMA user_version = 3"):
+        with pytest.raises(EquidpError, match="begins with SELECT or WITH"):
+            records({**options, "sql": query}, tmp_path)
+    with pytest.raises(EquidpError, match=r"cannot be run \(attempt to write a readonly database\)"):
+        records({**options, "sql": "WITH one AS (SELECT 1) DELETE FROM people"}, tmp_path)
+    assert (tmp_path / options["path"]).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ('"x";"y"\n"25";"no"\n', {}, r"columns are separated by ';' where commas are expected; set data\.options\.sep"),
+        ("25,no\n50,yes\n", {}, r"its first row, 25, no, names none of the declared columns; .*data\.options\.columns"),
+        ("1,1\n0,1\n", {}, r"two columns have the same name, '1'; rename one \(or name all by data\.options\.columns"),
+        ("x,y\n1,no\n".encode("utf-16-le"), {}, r"not UTF-8 text \(it holds NUL bytes\); set .*encoding \(utf-16-le\)"),
+        ("x,y\n1,é\n".encode("latin-1"), {}, r"not UTF-8 text \(byte 6\); set data\.options\.encoding \(latin-1 or"),
+        ("x;y\n1.5;no\n", {"separator": ";", "decimal": ","}, r"'1\.5' is not written with the decimal sign ','"),
+        (
+            "x;y\n1.5;no\n",
+            {"separator": ";", "decimal": ",", "thousands": "."},
+            r"'1\.5' is not written with",
+        ),
+        ("x,y\n,no\n", {}, r"a value is missing; give it, or declare what stands for it \(`unknown: true`, or"),
+        ("x,y\n1,no\n", {"path": "mine\\t.csv"}, r"the path 'mine\\\\t\.csv' has backslashes; write / between folders"),
+        ("x,y\n1,no\n", {"encoding": "utf-88"}, "Python knows no such encoding"),
+        ("x,y\n1,no\n", {"catalog": "t"}, r"give one of path, connection \(with sql\) and catalog"),
+        ("x,y\n1,no\n", {"path": "", "connection": "postgresql://me:secret@host/db", "sql": "select"}, "be logged"),
+        ("x,y\n1,no\n", {"class_map": {"maybe": ["1"]}}, "map names 'maybe', which is not among the categories"),
+        ("x,y\n1,no\n", {"class_edges": [1, 2]}, "edges cut 3 bands, and categories name 2"),
+        ("x,y\n1,no\n", {"features": {"sx": {"kind": "group"}}}, "Unknown grouping of the feature 'sx' 'sx'"),
+        ("x,y\n1,no\n", {"features": {"x": {**NUMBER, "missing": -1}}}, "missing must lie within minimum and maximum"),
+        ("x,y\n1,no\n", {"classes": "no, yes"}, r"'classes' is not valid: .*a list, such as \[no, yes\]"),
+        ("x,y\n1,no\n", {"classes": [False, True]}, r"a bare no, off or false is no text in YAML\); put it in quotes"),
+    ],
+)
+def test_another_dialect_is_told_what_to_set(tmp_path: Path, content, options: dict, message: str) -> None:
+    with pytest.raises(EquidpError, match=message):
+        read(tmp_path, content, **options)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.feather", "t.db"])
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
+    sql = {"sql": "SELECT * FROM people"} if name == "t.db" else {}
+    with pytest.raises(EquidpError, match=rf"{name}(:| cannot be read)"):
+        read(tmp_path, "x,y\n1,no\n", name, **sql)
+
+
+@pytest.mark.parametrize(
+    ("categories", "cells", "found"),
+    [
+        (["007", "8"], "007\n8\n", [0, 1]),
+        (["1", "2"], "1\n\n2\n", [0, 2, 1]),
+        (["false", "true"], "true\nfalse\n", [1, 0]),
+        (["10", "010", "x"], "010\nx\n", [1, 2]),
+        (["0.50", "1"], "0.5\n1\n", [0, 1]),
+    ],
+)
+def test_a_served_column_whose_types_were_guessed_is_the_declared_one(categories, cells: str, found: list) -> None:
+    """As `mlflow models predict -t csv` reads it, which guesses types."""
+    table = source("table", {**OPTIONS, "path": "t.csv", "features": {"x": _named(categories)}})
+    rows = pd.read_csv(io.StringIO("x\n" + cells), skip_blank_lines=False)
+    assert table.encode(rows).argmax(1).tolist() == found
+
+
+def test_a_guessed_number_that_two_categories_may_be_is_refused() -> None:
+    table = source("table", {**OPTIONS, "path": "t.csv", "features": {"x": _named(["10", "010", "20"])}})
+    with pytest.raises(EquidpError, match=r"the number 10 may be '10' or '010'; give the column as text"):
+        table.encode(pd.read_csv(io.StringIO("x\n10\n010\n20\n")))
+    assert table.encode(pd.DataFrame({"x": ["10", "010", "20"]})).argmax(1).tolist() == [0, 1, 2]
+
+
+def _named(categories: list[str]) -> dict:
+    return {"kind": "categorical", "categories": categories, "unknown": True}

@@ -1,0 +1,104 @@
+"""`kedro new-dataset`: a draft holds names and types of a table, and no value of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from click.testing import CliRunner
+from kedro.framework.startup import bootstrap_project
+
+from equidp.cli import cli
+from equidp.errors import EquidpError
+from equidp.new_dataset import MARK, draft
+
+TABLE = "age;sex;ward;weight;smoker;patient_id;no\n" + "33;f;surgery;61,5;true;7;well\n" * 3
+
+
+def drafted(folder: Path, content: str | bytes, name: str = "t.csv", label: str = "") -> dict:
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return yaml.safe_load(draft(folder / name, folder, "mine", label))["presets"]["mine"]["data"]
+
+
+def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
+    data = drafted(tmp_path, TABLE)
+    options = data["options"]
+    assert (options["separator"], options["decimal"], options["label"]) == (";", ",", "no")
+    assert options["features"] == {
+        "ward": {"kind": "categorical", "categories": [MARK]},
+        "weight": {"kind": "numeric", "minimum": MARK, "maximum": MARK},
+        "smoker": {"kind": "categorical", "categories": ["false", "true"]},
+    }
+    assert options["groups"] == {
+        "age": {"edges": [MARK], "minimum": MARK, "maximum": MARK},
+        "sex": {"categories": [MARK], "unknown": True},
+    }
+    assert data["groups"] == ["age", "sex"]
+    assert "# unit: patient_id " in draft(tmp_path / "t.csv", tmp_path, "mine", "")
+    assert "surgery" not in str(data)
+    assert "61" not in str(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "found"),
+    [
+        ("1,A11,no\n2,A12,yes\n", "t.csv", {"columns": ["column_1", "column_2", "column_3"], "label": "column_3"}),
+        ("A11 6 A34\nA12 48 A32\n".replace("A11", "11"), "t.data", {"separator": " "}),
+        ("é,y\n1,no\n".encode("cp1252"), "t.csv", {"encoding": "cp1252", "label": "y"}),
+        ("x,y\n1,no\n".encode("utf-16"), "t.csv", {"encoding": "utf-16", "label": "y"}),
+    ],
+)
+def test_a_dialect_is_seen_and_what_is_guessed_is_marked(tmp_path: Path, content, name: str, found: dict) -> None:
+    options = drafted(tmp_path, content, name)["options"]
+    assert {key: options[key] for key in found} == found
+    text = draft(tmp_path / name, tmp_path, "mine", "")
+    for key in ("columns", "encoding"):
+        assert (key in found) <= any(line.strip().startswith(key) and MARK in line for line in text.splitlines())
+
+
+def test_a_parquet_file_is_drafted_too(tmp_path: Path) -> None:
+    pd.DataFrame({"x": [1.5], "y": ["a"]}).to_parquet(tmp_path / "t.parquet")
+    options = yaml.safe_load(draft(tmp_path / "t.parquet", tmp_path, "mine", "y"))["presets"]["mine"]["data"]["options"]
+    assert options["features"] == {"x": {"kind": "numeric", "minimum": MARK, "maximum": MARK}}
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "t.csv").write_text(TABLE)
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "u.csv", "is missing"), (tmp_path / "t.csv", "below")):
+        with pytest.raises(EquidpError, match=message):
+            draft(path, tmp_path / "raw", "mine", "")
+    with pytest.raises(EquidpError, match=r"No column 'wards' in .*Did you mean 'ward'\?"):
+        draft(tmp_path / "t.csv", tmp_path, "mine", "wards")
+
+
+def test_the_command_drafts_and_then_checks(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    raw = project / "data" / "01_raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    (raw / "clinic.csv").write_text(TABLE)
+    monkeypatch.setenv("EQUIDP_RAW_DIR", str(raw))
+
+    metadata = bootstrap_project(project)
+
+    def call() -> str:
+        return CliRunner().invoke(cli, ["new-dataset", str(raw / "clinic.csv"), "--label", "no"], obj=metadata).output
+
+    assert f"conf/local/parameters/clinic.yml is drafted. 5 lines have {MARK}" in call()
+    assert f"5 lines still have {MARK}, the first is line 14 (classes: [{MARK}]" in call()
+    preset = project / "conf" / "local" / "parameters" / "clinic.yml"
+    text = preset.read_text()
+    for said in ("classes: [well, ill]", "edges: [40]", "minimum: 0", "maximum: 150"):
+        text = text.replace(f"{said.split(': ')[0]}: {'[' * ('[' in said)}{MARK}{']' * ('[' in said)}", said)
+    text = text.replace(f"categorical, categories: [{MARK}]", "categorical, categories: [surgery]")
+    preset.write_text(text.replace(f"categories: [{MARK}]", "categories: [f, m]"))
+    assert call().splitlines() == [
+        "3 rows, 4 features",
+        "class: well 3, ill 0",
+        "age: under 40 3, 40 and over 0",
+        "sex: f 3, m 0, unknown 0",
+        "The preset is valid. Now: kedro run --pipeline=dpsgd --params=dataset=clinic",
+    ]
+    preset.unlink()
