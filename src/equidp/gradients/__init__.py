@@ -2,7 +2,8 @@
 
 - `engine`: what a step asks, `norms` and then `weighted_sum`. It tries a model out before it trusts it.
 - `bookkeeping`: one forward and one backward pass, and the books that both are taken from. `tape`: what the layers saw.
-- `layers`: one rule for each kind of layer. `products`, `convolutions`, `lookups`: what the rules are made of; `terms`:
+- `layers`: one rule for each kind of layer; `libraries`: those of timm's and transformers' own; `sites`: which layer has
+  which. `products`, `convolutions`, `lookups`: what the rules are made of; `terms`:
   what these have in common; `units`: means over a unit's records; `windows`: what a convolution sees.
 - `rounding`, `precision`: why no norm comes out too small. `refusals`: models that cannot be private.
 - `compiled`: kernels for the CPU. Nothing else knows whether there are any.

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import Call, Site, fallback, sites
+from equidp.gradients.layers import Call, fallback
 from equidp.gradients.losses import KnowsGradient, Loss
 from equidp.gradients.passes import Iterate, Precision
 from equidp.gradients.precision import refuse_autocast
 from equidp.gradients.refusals import BATCH_NORMS, refuse_mixing, refuse_training_batch_norm, refuse_unfit
+from equidp.gradients.sites import Site, sites
 from equidp.gradients.tape import Tape
 from equidp.gradients.terms import Gradients, Shared, Term
 from equidp.gradients.units import Units, UnitSums
@@ -119,6 +120,10 @@ class BookKeeping:
             found = [gradients.overstatement() for gradients in (self._kept or {}).values()]
             total = reduce(operator.add, found) if found else torch.zeros(())
         return total.clone()
+
+    def without_gradient(self) -> list[nn.Parameter]:
+        """Parameters on which the losses of the last `norms` do not depend."""
+        return [parameter for parameter in self.parameters if parameter not in (self._kept or {})]
 
     def plain_sum(
         self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, weights: Tensor | None = None

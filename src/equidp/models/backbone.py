@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class BackboneOptions(HeadOptions):
     """Options of `backbone`."""
 
-    paths: ClassVar[tuple[str, ...]] = ("weights",)
+    paths: ClassVar[tuple[str, ...]] = ("network", "weights")
 
     network: str
     """`timm:<name>`, `torchvision:<name>`, or `hf:<folder>` in Hugging Face's format."""
@@ -64,6 +64,11 @@ class BackboneOptions(HeadOptions):
         if self.trainable != "head":
             return None
         return {"network": self.network, "weights": self.weights, "size": self.size}
+
+    def tokenizer(self) -> str:
+        """The folder of the network."""
+        library, name = check_name(self.network)
+        return name if library == "hf" else ""
 
     @property
     def files(self) -> bool:

@@ -50,6 +50,10 @@ class ModelOptions(Declared):
         """Options as they may be published: of a file only its name, because folders reveal the machine."""
         return {key: Path(value).name if key in cls.paths else value for key, value in options.items()}
 
+    def tokenizer(self) -> str:
+        """Folder of the tokenizer whose tokens the model reads; empty where it reads words or no text."""
+        return ""
+
     def make_activation(self) -> nn.Module:
         """A fresh activation; never in place, because the engine keeps layer outputs."""
         if self.activation == "tempered_sigmoid":

@@ -177,6 +177,9 @@ class TrainingSettings(Block):
     """Replay the model's passes as CUDA graphs: for small models on a GPU; not yet tried on one."""
     diagnostics: bool = False
     """Log exact training figures (`nonprivate/…`), outside the guarantee."""
+    trainable: Literal["head", "bias", "norm", "lora", "all"] | None = None
+    """What of a pretrained network (`model.name=backbone`) is trained besides its head: nothing (`head`, the default),
+    biases, normalisations, adapters of low rank, or everything; statistics of BatchNorm always stay."""
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
     """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
 
