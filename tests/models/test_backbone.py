@@ -165,12 +165,16 @@ def test_a_folder_whose_configuration_is_another_networks_is_refused_by_name(ber
     config = json.loads((bert / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2, "intermediate_size": 20}))
     schema = Schema("r", "text", (8,), ("a", "b"), {"class": ("a", "b")}, vocabulary=9)
-    with pytest.raises(EquidpError, match=r"The texts of dataset 'r' are words of no tokenizer, .* set data\.options\.tok"):
+    with pytest.raises(
+        EquidpError, match=r"The texts of dataset 'r' are words of no tokenizer, .* set data\.options\.tok"
+    ):
         build_model("backbone", schema, options={"network": f"hf:{tmp_path}"})
     from equidp.data.tokens import tokenizer_digest
 
     schema = Schema(**{**vars(schema), "tokenizer": tokenizer_digest(tmp_path)})
-    with pytest.raises(EquidpError, match=r"they lack encoder\.layer\.1\..* and \d+ more; they have another shape of enc"):
+    with pytest.raises(
+        EquidpError, match=r"they lack encoder\.layer\.1\..* and \d+ more; they have another shape of enc"
+    ):
         build_model("backbone", schema, options={"network": f"hf:{tmp_path}"})
 
 

@@ -69,8 +69,8 @@ def probe(passes: Probed, features: Tensor, labels: Tensor) -> bool:
     Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
 
     Raises:
-        EquidpError: naming a parameter whose gradients are wrong or missing, or a parameter or buffer that changes, or saying that
-            records mix or that norms are wrong.
+        EquidpError: naming a parameter whose gradients are wrong or missing, or a parameter or buffer that changes, or
+            saying that records mix or that norms are wrong.
     """
     features, labels = _two_different(features, labels)
     before = {name: value.clone() for name, value in _kept(passes)}
@@ -211,8 +211,8 @@ def _refuse_unreached(passes: Probed) -> None:
     if unreached := [names[parameter] for parameter in passes.without_gradient()]:
         more = f" and {len(unreached) - 1} more" if len(unreached) > 1 else ""
         raise EquidpError(
-            f"Parameter {unreached[0]!r}{more} would be trained and gets no gradient, as the loss does not depend on it: "
-            "noise alone would move it. Let the model use it, or freeze it by requires_grad_(False)."
+            f"Parameter {unreached[0]!r}{more} would be trained and gets no gradient, as the loss does not depend on "
+            "it: noise alone would move it. Let the model use it, or freeze it by requires_grad_(False)."
         )
 
 

@@ -128,7 +128,10 @@ class Backbone(Model):
         )
         if options.trainable != "head" and (frozen := frozen_statistics(body)):
             logger.info(
-                "%s: the statistics of %d BatchNorm layers stay as they are (%s, …).", options.network, len(frozen), frozen[0]
+                "%s: the statistics of %d BatchNorm layers stay as they are (%s, …).",
+                options.network,
+                len(frozen),
+                frozen[0],
             )
 
     def forward(self, features: Tensor) -> Tensor:

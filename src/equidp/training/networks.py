@@ -17,6 +17,7 @@ from equidp.models import Model, build_model
 from equidp.models.features import is_raw_image
 from equidp.parameters import ModelSettings
 
+
 def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device) -> Any:
     """Cross-entropy of each record on its own, optionally times its class's weight.
 

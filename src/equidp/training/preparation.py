@@ -167,8 +167,8 @@ def warn_of_unmoved(trainer: Trainer, start: Tensor) -> None:
     unmoved = [names[parameter] for parameter, before in pairs if torch.equal(parameter.detach(), before)]
     if 0 < len(unmoved) < len(engine.parameters):
         logger.warning(
-            "%s: after the first epoch %d of %d trained parameters have not moved: %s. Their gradients may not reach the "
-            "optimiser, or they may need none: freeze them, or mend the model.",
+            "%s: after the first epoch %d of %d trained parameters have not moved: %s. Their gradients may not reach "
+            "the optimiser, or they may need none: freeze them, or mend the model.",
             trainer.algorithm.name,
             len(unmoved),
             len(engine.parameters),

@@ -162,7 +162,9 @@ class Imdb(Source):
             shape=(self.options.length,),
             classes=CLASSES,
             groupings={"class": CLASSES, "length_band": bands(LENGTH_EDGES)},
-            vocabulary=tokens.vocabulary if tokens else self.options.vocabulary + FIRST_LISTED * bool(self.options.words),
+            vocabulary=tokens.vocabulary
+            if tokens
+            else self.options.vocabulary + FIRST_LISTED * bool(self.options.words),
             words=self._listed,
             tokenizer=tokens.digest if tokens else "",
         )

@@ -77,7 +77,9 @@ def _json(path: Path) -> dict[str, Any] | None:
 def from_folder(name: str, asked: Asked, schema: Schema, files: bool) -> Network:
     """The network of a folder, or of a configuration that was taken from one."""
     if asked.weights:
-        raise EquidpError(f"model.options.weights: the folder of {asked.network} has its weights; leave the option out.")
+        raise EquidpError(
+            f"model.options.weights: the folder of {asked.network} has its weights; leave the option out."
+        )
     given = dict(asked.config) if asked.config and not files else config_of(name)
     transformers = extra("transformers", f"{SETTING}=hf:{name}")
     if schema.kind == "text" and files:
@@ -87,7 +89,7 @@ def from_folder(name: str, asked: Asked, schema: Schema, files: bool) -> Network
         longest = getattr(body.config, "max_position_embeddings", None)
         if longest and schema.shape[0] > longest:
             raise EquidpError(
-                f"data.options.length={schema.shape[0]}: the network in {name} reads {longest} tokens at most; lower it."
+                f"data.options.length={schema.shape[0]}: hf:{name} reads at most {longest} tokens; lower it."
             )
         _drop_pooler(body)
         return TextNetwork(body, getattr(body.config, "pad_token_id", None) or 0, given["pooling"])
@@ -128,7 +130,9 @@ def _loaded(transformers: Any, name: str) -> nn.Module:
                 output_loading_info=True,
             )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        raise EquidpError(f"{SETTING}: {name} holds no network that transformers can read ({first_line(error)}).") from error
+        raise EquidpError(
+            f"{SETTING}: {name} holds no network that transformers can read ({first_line(error)})."
+        ) from error
     children = {child for child, _ in body.named_children()}
     prefix = f"{body.base_model_prefix}."
     unknown = [key for key in found["unexpected_keys"] if key.removeprefix(prefix).partition(".")[0] in children]
@@ -162,7 +166,9 @@ def _preparation(facts: Mapping[str, Any] | None, size: int, name: str) -> Prepa
     plain = not facts.get("do_normalize", True)
     mean, sd = ((0.0,) * 3, (1.0,) * 3) if plain else (facts.get("image_mean"), facts.get("image_std"))
     constants = {} if mean is None or sd is None else {"mean": tuple(mean), "sd": tuple(sd)}
-    return Preparation(size or int(side), interpolation=RESAMPLING.get(facts.get("resample", 2), "bicubic"), **constants)
+    return Preparation(
+        size or int(side), interpolation=RESAMPLING.get(facts.get("resample", 2), "bicubic"), **constants
+    )
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class Network(nn.Module):
             yield index, features[index]
 
     def train(self, mode: bool = True) -> Network:
-        """Always in evaluation mode: batch statistics are fixed, and nothing is dropped, as noise regularises enough."""
+        """Always in evaluation mode: batch statistics are fixed, and nothing is dropped, as noise is enough of that."""
         return super().train(False)
 
 

@@ -25,11 +25,13 @@ def choose(body: nn.Module, trainable: Trainable, *, rank: int, alpha: float, ta
     if trainable == "lora":
         _add_adapters(body, rank, alpha, targets)
         return
-    for name, module in body.named_modules():
+    for module in body.modules():
         for own, parameter in module.named_parameters(recurse=False):
-            if trainable == "all" or (trainable == "bias" and own.endswith("bias")):
-                parameter.requires_grad_(True)
-            elif trainable == "norm" and is_norm(module):
+            if (
+                trainable == "all"
+                or (trainable == "bias" and own.endswith("bias"))
+                or (trainable == "norm" and is_norm(module))
+            ):
                 parameter.requires_grad_(True)
     if trainable != "head" and not any(parameter.requires_grad for parameter in body.parameters()):
         raise EquidpError(
