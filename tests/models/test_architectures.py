@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equidp.gradients import compiled
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import CrossEntropy
 from equidp.models.backbone import BackboneOptions, head_on
@@ -60,8 +61,8 @@ ARCHITECTURES: dict[str, Callable[[], Network]] = {
     "timm deit": lambda: of_timm("deit_tiny_distilled_patch16_224", **SMALL),
     "timm convnext": lambda: of_timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)),
     "timm resnet": lambda: of_timm("resnet10t", channels=(8, 8, 8, 8), stem_width=8),
-    "timm efficientnet": lambda: of_timm("test_efficientnet"),
-    "timm mobilenet": lambda: of_timm("tf_mobilenetv3_small_minimal_100"),
+    "timm efficientnet": lambda: of_timm("test_efficientnet", pad_type="same"),
+    "timm mobilenet": lambda: of_timm("mobilenetv2_035"),
 }
 
 
@@ -83,7 +84,9 @@ def records_for(network: Network) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without compiled code, which tests of its own hold to the same: making it takes longer than all else here."""
+    monkeypatch.setattr(compiled, "gradients_of", lambda *_: None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield

@@ -15,6 +15,8 @@ from tests.models.conftest import SCHEMAS, batch
 from equidp.data.records import Records, Schema
 from equidp.data.sources import source
 from equidp.errors import EquidpError
+from equidp.gradients.engine import GradientEngine
+from equidp.gradients.losses import CrossEntropy
 from equidp.models import build_model, card_options, model_features
 from equidp.models.features import extract
 from equidp.options import dotted
@@ -76,6 +78,15 @@ def test_only_the_head_is_trained_unless_more_is_asked_for(weights: Path) -> Non
     assert {name.rpartition(".")[2] for name in bias - trained(whole)} == {"bias"}
     norm = trained(build_model("backbone", SCHEMAS["cifar10"], options=options(weights, trainable="norm")))
     assert all("bn" in name for name in norm - trained(whole))
+
+
+@pytest.mark.parametrize("trainable", ["head", "bias", "all"])
+def test_the_model_as_a_whole_has_the_gradients_of_autograd(bert: Path, reviews: Records, trainable: str) -> None:
+    given = {"network": f"hf:{bert}", "trainable": trainable}
+    engine = GradientEngine(build_model("backbone", reviews.schema, options=given, seed=1), CrossEntropy())
+    norms = engine.norms(reviews.features, reviews.labels)
+    each = [engine.plain_sum(reviews.features[i : i + 1], reviews.labels[i : i + 1]) for i in range(len(reviews))]
+    torch.testing.assert_close(norms, torch.stack(each).norm(dim=1), rtol=1e-5, atol=1e-6)
 
 
 def test_batch_statistics_stay_and_are_named(weights: Path, caplog) -> None:

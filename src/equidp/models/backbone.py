@@ -103,6 +103,7 @@ class Backbone(Model):
     def __init__(self, schema: Schema, options: BackboneOptions) -> None:
         super().__init__(schema, options)
         self.network: Network | None = None
+        self.fixed = options.trainable == "head"
         if schema.feature_names and schema.feature_names[0].startswith(BACKBONE_FEATURE):
             if options.trainable != "head":
                 raise EquidpError(f"training.trainable={options.trainable}: the records are features already.")
@@ -137,8 +138,8 @@ class Backbone(Model):
     def forward(self, features: Tensor) -> Tensor:
         """Logits `[batch, classes]`."""
         if self.network is not None:
-            fixed = not any(parameter.requires_grad for parameter in self.network.parameters())
-            with torch.no_grad() if fixed else contextlib.nullcontext():
+            # not asked of the parameters: the gradient engine switches their gradients off for autograd
+            with torch.no_grad() if self.fixed else contextlib.nullcontext():
                 features = self.network(features)
         return self.head(features)
 
