@@ -235,3 +235,19 @@ def test_what_has_none_of_the_parameters_asked_for_is_refused(bert: Path, weight
         choose(nn.Linear(2, 2).requires_grad_(False), "norm", rank=1, alpha=1.0, targets=())
     with pytest.raises(EquidpError, match=r"lora: the network has no layer for an adapter"):
         choose(nn.ReLU(), "lora", rank=1, alpha=1.0, targets=())
+
+
+def test_a_parameter_that_has_not_moved_is_named_and_none_where_nothing_moved(caplog) -> None:
+    from types import SimpleNamespace
+
+    from equidp.training.preparation import warn_of_unmoved
+
+    model = torch.nn.Linear(2, 2)
+    engine = GradientEngine(model, CrossEntropy())
+    trainer = SimpleNamespace(engine=engine, model=model, algorithm=SimpleNamespace(name="dpsgd"))
+    start = engine.flatten()
+    warn_of_unmoved(trainer, start)
+    assert not caplog.text
+    model.weight.data += 1
+    warn_of_unmoved(trainer, start)
+    assert "1 of 2 trained parameters have not moved: bias." in caplog.text
