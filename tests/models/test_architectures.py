@@ -60,7 +60,6 @@ ARCHITECTURES: dict[str, Callable[[], Network]] = {
     "timm vit": lambda: of_timm("vit_tiny_patch16_224", init_values=0.1, **SMALL),
     "timm deit": lambda: of_timm("deit_tiny_distilled_patch16_224", **SMALL),
     "timm convnext": lambda: of_timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)),
-    "timm resnet": lambda: of_timm("resnet10t", channels=(8, 8, 8, 8), stem_width=8),
     "timm efficientnet": lambda: of_timm("test_efficientnet", pad_type="same"),
     "timm mobilenet": lambda: of_timm("mobilenetv2_035"),
 }

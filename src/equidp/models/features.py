@@ -141,8 +141,8 @@ class NetworkFeatures(FeatureMap):
 
         self.network = open_network(options, schema)
         names = tuple(f"{BACKBONE_FEATURE}{i}" for i in range(self.network.width))
-        facts = {"kind": "tabular", "shape": (self.network.width,), "feature_names": names}
-        self.schema = dataclasses.replace(schema, **facts, mean=(), sd=(), vocabulary=0, words=(), tokenizer="")
+        raw = dataclasses.replace(schema, mean=(), sd=(), vocabulary=0, words=(), tokenizer="")
+        self.schema = dataclasses.replace(raw, kind="tabular", shape=(self.network.width,), feature_names=names)
 
     @classmethod
     def identity(cls, options: NetworkOptions) -> str:

@@ -78,7 +78,7 @@ def _layers(body: nn.Module) -> dict[str, tuple[int, int]]:
         elif isinstance(module, nn.Conv2d) and module.groups == 1:
             found[name] = module.in_channels, module.out_channels
         elif type(module).__name__ == "Conv1D":  # GPT-2's: a Linear whose weight is transposed
-            found[name] = tuple(module.weight.shape)  # type: ignore[union-attr, assignment]
+            found[name] = tuple(module.weight.shape)
     return found
 
 
