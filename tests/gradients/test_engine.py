@@ -14,7 +14,7 @@ from tests.models.conftest import SCHEMAS, batch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients import bookkeeping, layers
+from equidp.gradients import bookkeeping, layers, sites
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.layers import Page
 from equidp.gradients.products import Outer
@@ -888,12 +888,12 @@ def test_a_rule_whose_norms_are_wrong_and_whose_sums_are_right_is_refused(by: fl
     def squares_by(inputs: Tensor) -> Tensor:
         return torch.where((inputs[:, 0] < 0) | (which == "both records"), by, 1.0)
 
-    monkeypatch.setitem(layers.RULES, nn.Linear, planted(squares_by))
+    monkeypatch.setitem(sites.RULES, nn.Linear, planted(squares_by))
     engine = GradientEngine(nn.Linear(6, 3, bias=False), cross_entropy)
     for _ in range(2):
         with pytest.raises(EquidpError, match=r"norms of records' gradients are not those of autograd"):
             engine.norms(features, labels)
-    monkeypatch.setitem(layers.RULES, nn.Linear, planted(lambda inputs: torch.ones(len(inputs))))
+    monkeypatch.setitem(sites.RULES, nn.Linear, planted(lambda inputs: torch.ones(len(inputs))))
     assert GradientEngine(nn.Linear(6, 3, bias=False), cross_entropy).norms(features, labels).isfinite().all()
 
 
@@ -1154,3 +1154,39 @@ def test_several_tensors_are_refused_in_a_sentence(features: Any, labels: Any) -
     engine = GradientEngine(nn.Linear(4, 2), cross_entropy)
     with pytest.raises(EquidpError, match="must be one tensor each"):
         engine.norms(features, labels)
+
+
+class Tokens(nn.Module):
+    """A class token and positions beside the layers, and a table looked up once for all records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.last, self.order = nn.Linear(4, 4), nn.Linear(4, 3), nn.Embedding(3, 4)
+        self.token, self.positions = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.embed(x.unflatten(1, (3, 2, 2)).flatten(2)) + self.order(torch.arange(3).unsqueeze(0))
+        places = torch.cat((self.token.expand(len(x), -1, -1), places), 1) + self.positions
+        return self.last(torch.tanh(places).mean(1))
+
+
+def test_what_is_there_once_for_all_records_has_each_ones_gradient(check) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no torch.func
+        engine = check(Tokens(), torch.randn(5, 12))
+    assert {"token", "positions", "order"} <= {site.name for site in engine.passes.sites}
+    assert isinstance(engine.model.token, nn.Parameter)  # as it was
+
+
+def test_a_parameter_that_the_loss_does_not_depend_on_is_refused_by_its_name() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    engine = GradientEngine(Idle(), cross_entropy)
+    with pytest.raises(EquidpError, match=r"Parameter 'idle\.weight' and 1 more would be trained and gets no gradient"):
+        engine.norms(torch.randn(4, 6), torch.arange(4) % 3)

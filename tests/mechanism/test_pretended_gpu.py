@@ -25,7 +25,7 @@ RECORDS = 40
 TRANSFORMS = ("psasc_momentum_gd",)
 """`torch.func` sees through a pretended tensor."""
 
-PRETRAINED = ("frozen_backbone", "resnet_finetune")
+PRETRAINED = ("backbone", "resnet_finetune")
 """They want a file of weights; their layers are those of others."""
 
 

@@ -24,7 +24,7 @@ SCHEMAS = {
     "scattered": Schema("digits", "image", (81, 2, 2), CLASSES, GROUPINGS),
     "reviews": Schema("reviews", "text", (20,), ("no", "yes"), {"class": ("no", "yes")}, vocabulary=100),
 }
-PRETRAINED = ("frozen_backbone", "resnet_finetune")
+PRETRAINED = ("backbone", "resnet_finetune")
 
 
 def combinations() -> list[tuple[str, str]]:
@@ -35,7 +35,7 @@ def combinations() -> list[tuple[str, str]]:
         for dataset, schema in SCHEMAS.items()
         if schema.kind in family.kinds
         and not (model in PRETRAINED and dataset in ("scattered", "photos", "mnist"))
-        and not (model == "frozen_backbone" and schema.kind == "tabular")
+        and not (model == "backbone" and schema.kind != "image")
     ]
 
 
@@ -67,7 +67,7 @@ def options(weights_file: Path) -> dict[str, dict]:
     """Options without which a model needs the network."""
     return {
         **{name: {} for name in MODELS},
-        "frozen_backbone": {"weights": str(weights_file), "size": 0},
+        "backbone": {"network": "torchvision:resnet18", "weights": str(weights_file), "size": 32},
         "resnet_finetune": {"weights": str(weights_file)},
         "wrn16_4": {"depth": 10, "width": 1},
     }

@@ -42,38 +42,44 @@ def test_scattering_is_normalised_per_record_and_group() -> None:
     assert float(spread[:, 0].min()) > 0.98
 
 
-@pytest.mark.parametrize("name", ["scatter", "backbone"])
+RESNET = "torchvision:resnet18"
+
+
+@pytest.mark.parametrize("name", ["scatter", "network"])
 def test_each_records_features_depend_on_it_alone(name: str, weights_file: Path) -> None:
-    given = {"weights": str(weights_file), "size": 0} if name == "backbone" else {}
+    given = {"network": RESNET, "weights": str(weights_file), "size": 32} if name == "network" else {}
     whole = records("cifar10")
     together = extract(whole, name, given).features
     alone = torch.cat([extract(whole.take(torch.tensor([i])), name, given).features for i in range(5)])
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["scatter_linear", "scatter_cnn", "frozen_backbone"])
+@pytest.mark.parametrize("name", ["scatter_linear", "scatter_cnn", "backbone"])
 def test_a_head_gives_the_same_logits_on_extracted_features_as_on_raw_images(name: str, options: dict) -> None:
     raw = records("mnist")
     extracted = extract(raw, *model_features(name, options[name]))
     head = build_model(name, extracted.schema, options=options[name], seed=3)
     whole = build_model(name, raw.schema, options=options[name], seed=3)
-    whole.layers.load_state_dict(head.layers.state_dict())
+    part = "head" if name == "backbone" else "layers"
+    getattr(whole, part).load_state_dict(getattr(head, part).state_dict())
     torch.testing.assert_close(whole(raw.features), head(extracted.features), rtol=0.02, atol=0.02)
     trained = {id(p) for p in whole.parameters() if p.requires_grad}
-    assert trained == {id(p) for p in whole.layers.parameters()}
+    assert trained == {id(p) for p in getattr(whole, part).parameters()}
 
 
 def test_models_say_what_they_are_trained_on(options: dict) -> None:
     assert model_features("logistic", {}) is None
     assert model_features("scatter_cnn", {"groups": 9}) == ("scatter", {"scales": 2, "groups": 9})
-    name, given = model_features("frozen_backbone", options["frozen_backbone"])
-    assert (name, given["architecture"], given["size"]) == ("backbone", "resnet18", 0)
+    name, given = model_features("backbone", options["backbone"])
+    assert (name, given["network"], given["size"]) == ("network", RESNET, 32)
+    assert model_features("backbone", {**options["backbone"], "trainable": "bias"}) is None
 
 
-def test_grey_images_pass_a_backbone_and_resizing_is_an_option(weights_file: Path) -> None:
+def test_grey_images_pass_a_network_in_its_own_size_or_another(weights_file: Path) -> None:
     for size in (0, 64):
-        extracted = extract(records("digits"), "backbone", {"weights": str(weights_file), "size": size})
-        assert extracted.features.shape == (5, 512)
+        given = {"network": RESNET, "weights": str(weights_file), "size": size}
+        extracted = extract(records("digits", 2), "network", given)
+        assert extracted.features.shape == (2, 512)
         assert extracted.schema.kind == "tabular"
         assert extracted.schema.feature_names[511] == "backbone.511"
 
@@ -97,14 +103,13 @@ def test_what_is_no_image_comes_back_as_it_is(dataset: str, caplog) -> None:
 
 
 def test_fingerprints_follow_options_and_weights(weights_file: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.pth"
+    other = tmp_path / "other.safetensors"
     other.write_bytes(b"x")
     prints = [
         fingerprint("scatter"),
         fingerprint("scatter", {"groups": 9}),
-        fingerprint("backbone"),
-        fingerprint("backbone", {"weights": str(weights_file)}),
-        fingerprint("backbone", {"weights": str(other)}),
+        *(fingerprint("network", {"network": RESNET, "weights": str(path)}) for path in (weights_file, other)),
+        fingerprint("network", {"network": "torchvision:resnet34", "weights": str(weights_file)}),
     ]
     assert len(set(prints)) == len(prints)
     assert fingerprint("scatter", {"groups": 27}) == prints[0]
@@ -121,7 +126,7 @@ def test_features_that_would_not_fit_are_refused(monkeypatch) -> None:
     [
         ("scater", {}, r"Unknown features 'scater'\. Did you mean 'scatter'"),
         ("scatter", {"scale": 2}, r"Unknown option of features 'scatter' 'scale'\. Did you mean 'scales'"),
-        ("backbone", {"weights": "/no/file.pth"}, r"weights: /no/file\.pth does not exist"),
+        ("network", {"network": RESNET, "weights": "/no/file.safetensors"}, r"/no/file\.safetensors does not exist"),
     ],
 )
 def test_unknown_maps_options_and_files_are_named(name: str, given: dict, message: str) -> None:

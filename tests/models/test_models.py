@@ -75,7 +75,8 @@ def test_every_model_takes_every_activation_and_none_in_place(name: str, activat
     model = build_model(name, SCHEMAS[FIRST[name]], options={**options[name], "activation": activation})
     kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "tempered_sigmoid": TemperedSigmoid}
     others = tuple(kind for key, kind in kinds.items() if key != activation)
-    fixed = set(model.features.modules()) if isinstance(getattr(model, "features", None), nn.Module) else set()
+    maps = (getattr(model, part, None) for part in (("network",) if name == "backbone" else ("features",)))
+    fixed = {module for part in maps if isinstance(part, nn.Module) for module in part.modules()}
     trained = [module for module in model.modules() if module not in fixed]
     assert not any(isinstance(module, others) for module in trained)
     assert not any(getattr(module, "inplace", False) for module in model.modules())
@@ -177,7 +178,7 @@ def test_small_images_are_padded_around_their_centre_and_large_ones_left_alone()
         ("cnn_small", "table", {}, r"Model CnnSmall takes image features, dataset 'table' has tabular features"),
         ("logistic", "reviews", {}, r"takes tabular or image features, dataset 'reviews' has text features"),
         ("bilstm", "digits", {}, r"Model BiLstm takes text features, dataset 'digits' has image features"),
-        ("frozen_backbone", "table", {}, r"takes images, dataset 'table' has tabular features"),
+        ("backbone", "table", {"network": "timm:x"}, r"takes images or texts, dataset 'table' has tabular features"),
         ("resnet_finetune", "scattered", {}, r"takes images of 1 or 3 channels, not 81"),
         ("resnet_finetune", "mnist", {"weights": "none"}, r"weights: none needs norm: group"),
         ("scatter_linear", "digits", {"scales": 4}, r"of 4 scales needs images of 16"),

@@ -112,8 +112,11 @@ def test_weights_of_another_network_are_refused(weights_file: Path, tmp_path: Pa
         build_model("resnet_finetune", SCHEMAS["mnist"], options={"weights": str(tmp_path / "w.safetensors")})
 
 
-@pytest.mark.parametrize("name", ["resnet_finetune", "frozen_backbone"])
-def test_without_a_network_the_run_stops_and_says_what_to_fetch(name: str, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("resnet_finetune", {}), ("backbone", {"network": "torchvision:resnet18", "weights": "download"})],
+)
+def test_without_the_internet_the_run_stops_and_says_what_to_fetch(name: str, given: dict, monkeypatch) -> None:
     def refuse(*_, **__):
         raise OSError("no route to host")
 
@@ -123,7 +126,7 @@ def test_without_a_network_the_run_stops_and_says_what_to_fetch(name: str, monke
         EquidpError,
         match=r"weights of resnet18 are not available \(.*no route to host\): download https://.*model\.options\.weights",
     ):
-        build_model(name, SCHEMAS["mnist"])
+        build_model(name, SCHEMAS["mnist"], options=given)
 
 
 @pytest.mark.parametrize("norm", ["frozen", "group"])
@@ -139,12 +142,13 @@ def test_trained_weights_need_no_file_that_training_started_from(weights_file: P
 
 
 @pytest.mark.parametrize(
-    ("name", "option"), [("resnet_finetune", "weights"), ("frozen_backbone", "weights"), ("bilstm", "vectors")]
+    ("name", "option"), [("resnet_finetune", "weights"), ("backbone", "weights"), ("bilstm", "vectors")]
 )
 def test_a_card_does_not_tell_on_whose_machine_a_file_lay(name: str, option: str) -> None:
     """It is in the file of weights, which may go out."""
-    told = card_options(name, {option: "/home/a.name/clinic/start.pth", "activation": "tanh"})
-    assert told == {option: "start.pth", "activation": "tanh"}
+    own = {"network": "timm:resnet18"} if name == "backbone" else {"activation": "tanh"}
+    told = card_options(name, {option: "/home/a.name/clinic/start.pth", **own})
+    assert told == {option: "start.pth", **own}
     assert card_options("resnet_finetune", {"weights": "torchvision"}) == {"weights": "torchvision"}
 
 

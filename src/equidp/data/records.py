@@ -40,6 +40,7 @@ class Schema:
         mean, sd: published per-channel constants of images on the 0..1 scale; models apply `(x/255 − mean)/sd`.
         vocabulary: number of token ids, text only (id 0 is padding).
         words: what ids 2, 3, … stand for (1 is any other word), where they are a public list's; empty for hashed ids.
+        tokenizer: digest of the pretrained tokenizer whose ids these are, each plus 1; empty where there is none.
         sizes: declared number of records of each class: of the provider's training part where there is one, else of the
             whole; empty where none is declared.
         unit_sizes: likewise of units, by their class.
@@ -55,6 +56,7 @@ class Schema:
     sd: tuple[float, ...] = ()
     vocabulary: int = 0
     words: tuple[str, ...] = ()
+    tokenizer: str = ""
     sizes: tuple[int, ...] = ()
     unit_sizes: tuple[int, ...] = ()
 

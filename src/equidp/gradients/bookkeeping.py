@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import LOOKING, Call, Site, fallback, sites
+from equidp.gradients.layers import LOOKING, Call, fallback
 from equidp.gradients.losses import KnowsGradient, Loss
 from equidp.gradients.precision import refuse_autocast
 from equidp.gradients.refusals import BATCH_NORMS, refuse_batch_statistics, refuse_mixing, refuse_unfit
+from equidp.gradients.sites import Site, sites
 from equidp.gradients.tape import Tape
 from equidp.gradients.terms import Gradients, Shared, Term
 from equidp.gradients.units import Units, UnitSums
@@ -128,6 +129,10 @@ class BookKeeping:
             found = [gradients.overstatement() for gradients in (self._kept or {}).values()]
             total = reduce(operator.add, found) if found else torch.zeros(())
         return total / self._views**2
+
+    def without_gradient(self) -> list[nn.Parameter]:
+        """Parameters on which the losses of the last `norms` do not depend."""
+        return [parameter for parameter in self.parameters if parameter not in (self._kept or {})]
 
     def plain_sum(
         self,

@@ -1,7 +1,7 @@
 """Layers: what one layer adds to every record's gradient, from its inputs and the gradient at its outputs.
 
 A layer's rule turns its calls (activation, backprop) into one term per trainable parameter (`terms.py`). A layer that
-is called several times only has more positions. What has no rule goes through `torch.func`, and a warning names it.
+is called several times only has more positions. Which layer has which rule is in `sites.py`.
 
 Shapes are written as b records, P positions, i inputs, o outputs.
 """
@@ -9,22 +9,19 @@ Shapes are written as b records, P positions, i inputs, o outputs.
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from equidp.errors import EquidpError
 from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.lookups import Lookups
 from equidp.gradients.products import GroupedProducts, Outer, Products
-from equidp.gradients.standardised import Standardisation, Standardised, StandardisedConv2d
+from equidp.gradients.standardised import Standardisation, Standardised
 from equidp.gradients.terms import Term, Vectors, along_positions
 from equidp.gradients.windows import Kernel
 from equidp.gradients.workspace import Workspace
@@ -56,7 +53,7 @@ class Call:
         return [replace(self, backprop=backprop, inputs=tuple(inputs)) for backprop, *inputs in parts]
 
 
-def _exact(values: Tensor) -> Tensor:
+def exact(values: Tensor) -> Tensor:
     """Half precisions become float32, in which all products and sums are taken."""
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
@@ -79,8 +76,8 @@ def linear(page: Page) -> dict[str, Term]:
     """`y = x Wᵀ + c` on `x [b, …, i]`: every place between the first and last dimension is a position."""
     if len(page.calls) == 1 and page.calls[0].backprop.dim() == 2:
         call = page.calls[0]
-        bias = Vectors(_exact(call.backprop))
-        both: dict[str, Term] = {"weight": Outer(_exact(call.inputs[0]), bias), "bias": bias}
+        bias = Vectors(exact(call.backprop))
+        both: dict[str, Term] = {"weight": Outer(exact(call.inputs[0]), bias), "bias": bias}
         return {name: term for name, term in both.items() if name in page.names}
     backprops = [_places(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
@@ -93,7 +90,7 @@ def linear(page: Page) -> dict[str, Term]:
 
 def _places(values: Tensor) -> Tensor:
     """`[b, …, n]` to float32 `[b, P, n]`."""
-    return _exact(values).reshape(len(values), -1, values.shape[-1])
+    return exact(values).reshape(len(values), -1, values.shape[-1])
 
 
 def convolution(page: Page) -> dict[str, Term]:
@@ -116,14 +113,14 @@ def standardised_convolution(page: Page) -> dict[str, Term]:
         for call in page.calls:  # those at one iterate have one weight
             alike[call.parameters["weight"].data_ptr() or id(call.parameters)].append(call)
         inner = [convolution(replace(page, calls=calls))["weight"] for calls in alike.values()]
-        maps = [Standardisation.of(_exact(calls[0].parameters["weight"])) for calls in alike.values()]
+        maps = [Standardisation.of(exact(calls[0].parameters["weight"])) for calls in alike.values()]
         terms["weight"] = Standardised(inner, maps, len(page.calls[0].backprop))
     return terms
 
 
 def _image(values: Tensor) -> Tensor:
     """`[b, c, H, W]` (or `[b, c, W]`) to float32 `[b, c, H, W]`, laid out in memory either way but without gaps."""
-    values = _exact(values.unsqueeze(2) if values.dim() == 3 else values)
+    values = exact(values.unsqueeze(2) if values.dim() == 3 else values)
     return values if values.is_contiguous(memory_format=torch.channels_last) else values.contiguous()
 
 
@@ -160,41 +157,45 @@ def padded(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:
 
 def group_norm(page: Page) -> dict[str, Term]:
     """Scale and shift per channel of group-normalised activations."""
-    return _scaled(page, lambda x: F.group_norm(x, page.layer.num_groups, eps=page.layer.eps), _over_pixels)
+    return scaled(page, lambda x: F.group_norm(x, page.layer.num_groups, eps=page.layer.eps), _over_pixels)
 
 
 def frozen_batch_norm(page: Page) -> dict[str, Term]:
     """BatchNorm in evaluation mode: a fixed map per channel, then scale and shift."""
     layer = page.layer
-    return _scaled(page, lambda x: F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps), _over_pixels)
+    return scaled(page, lambda x: F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps), _over_pixels)
 
 
 def layer_norm(page: Page) -> dict[str, Term]:
     """Scale (and shift) per element that was normalised, or divided by the root mean square."""
     layer, shape = page.layer, page.layer.normalized_shape
     norm = F.rms_norm if isinstance(layer, nn.RMSNorm) else F.layer_norm
-    places = math.prod(shape)  # what lies between these and the records is summed
-    return _scaled(page, lambda x: norm(x, shape, eps=layer.eps), lambda x: x.reshape(len(x), -1, places).sum(1))
+    return scaled(page, lambda x: norm(x, shape, eps=layer.eps), over_places(shape))
+
+
+def over_places(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """`[b, …, *shape]` to sums over what lies between, `[b, numel]`."""
+    return lambda x: x.reshape(len(x), -1, math.prod(shape)).sum(1)
 
 
 def prelu(page: Page) -> dict[str, Term]:
     """Slope of what is negative, one per channel or one for all."""
     one = page.layer.num_parameters == 1
     total = (lambda x: x.flatten(1).sum(1, keepdim=True)) if one else _over_pixels
-    return _scaled(page, lambda x: x.clamp(max=0), total)
+    return scaled(page, lambda x: x.clamp(max=0), total)
 
 
-def _scaled(page: Page, normalise: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> dict[str, Term]:
+def scaled(page: Page, normalise: Callable[[Tensor], Tensor], total: Callable[[Tensor], Tensor]) -> dict[str, Term]:
     """Terms of `y = normalise(x)·weight + bias`, elementwise; `total` sums what shares a weight."""
 
     def product(x: Tensor, d: Tensor) -> Tensor:  # a few records at a time: what lies between never leaves the cache
         ranges = page.workspace.chunks(len(x), x[0].numel())
         return torch.cat([total(normalise(x[start:stop]) * d[start:stop]) for start, stop in ranges])
 
-    backprops = [_exact(call.backprop) for call in page.calls]
+    backprops = [exact(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
-        pairs = [(_exact(call.inputs[0]), d) for call, d in zip(page.calls, backprops, strict=True)]
+        pairs = [(exact(call.inputs[0]), d) for call, d in zip(page.calls, backprops, strict=True)]
         terms["weight"] = Vectors(_sum([product(x, d) for x, d in pairs]))
     if "bias" in page.names:
         terms["bias"] = Vectors(_sum([total(d) for d in backprops]))
@@ -227,7 +228,7 @@ def fallback(page: Page) -> dict[str, Term]:
     for call in page.calls:
         for name, gradient in _vjp_per_record(page.layer, call).items():
             summed[name] = summed[name] + gradient if name in summed else gradient
-    return {name: Vectors(_exact(gradient).reshape(len(gradient), -1)) for name, gradient in summed.items()}
+    return {name: Vectors(exact(gradient).reshape(len(gradient), -1)) for name, gradient in summed.items()}
 
 
 def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
@@ -237,107 +238,9 @@ def _vjp_per_record(layer: nn.Module, call: Call) -> dict[str, Tensor]:
 
         return torch.func.vjp(forward, dict(call.parameters))[1](backprop)[0]
 
-    inputs = [_exact(x) if x.is_floating_point() else x for x in call.inputs]  # as the parameters are
-    return torch.func.vmap(one, randomness="error")(_exact(call.backprop), *inputs)
-
-
-RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: linear,
-    nn.Conv1d: convolution,
-    nn.Conv2d: convolution,
-    StandardisedConv2d: standardised_convolution,
-    nn.GroupNorm: group_norm,
-    nn.BatchNorm1d: frozen_batch_norm,
-    nn.BatchNorm2d: frozen_batch_norm,
-    nn.LayerNorm: layer_norm,
-    nn.RMSNorm: layer_norm,
-    nn.PReLU: prelu,
-    nn.Embedding: embedding,
-}
+    inputs = [exact(x) if x.is_floating_point() else x for x in call.inputs]  # as the parameters are
+    return torch.func.vmap(one, randomness="error")(exact(call.backprop), *inputs)
 
 
 LOOKING = (fallback, standardised_convolution)
 """Rules that read the parameters' values during a call."""
-
-
-def rule_for(layer: nn.Module) -> Rule | None:
-    """The rule of a layer's class, or of the class whose `forward` it inherits unchanged; None where there is none."""
-    if parametrize.is_parametrized(layer) or any(True for _ in layer.children()):
-        return None
-    return next((rule for kind, rule in RULES.items() if type(layer).forward is kind.forward
-                 and isinstance(layer, kind)), None)  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """A layer whose calls are kept: its name in the model, its rule, its trainable parameters by their name in it."""
-
-    name: str
-    layer: nn.Module
-    rule: Rule
-    parameters: Mapping[str, nn.Parameter]
-
-    def terms(self, calls: Sequence[Call], workspace: Workspace) -> dict[str, Term]:
-        """One term per trainable parameter.
-
-        Raises:
-            EquidpError: for a layer without a rule that `torch.func` cannot take record by record.
-        """
-        try:
-            return self.rule(Page(self.layer, calls, frozenset(self.parameters), workspace))
-        except RuntimeError as error:
-            reason = str(error).partition(". ")[0]
-            if self.rule is not fallback or not reason.startswith("vmap:"):
-                raise
-            raise EquidpError(
-                f"Layer {self.name or 'model'!r} ({type(self.layer).__name__}) has no gradient rule, and torch.func "
-                f"cannot take it record by record ({reason}); give its own parameters layers of their own, so that the "
-                "rest of it, dropout above all, stays outside them."
-            ) from error
-
-
-def sites(model: nn.Module) -> list[Site]:
-    """Every place where trainable parameters enter the computation.
-
-    A layer without a rule becomes one place together with everything inside it, and a warning names it.
-
-    Raises:
-        EquidpError: for a layer inside such a place that is also used outside it.
-    """
-    found = list(_walk(model, "", set()))
-    _refuse_reuse(model, [site for site in found if site.rule is fallback])
-    return found
-
-
-def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
-    if layer in seen or not any(p.requires_grad for p in layer.parameters()):
-        return
-    seen.add(layer)
-    own = {k: p for k, p in layer.named_parameters(recurse=False) if p.requires_grad}
-    rule = rule_for(layer)
-    if own and rule:
-        yield Site(name, layer, rule, own)
-    elif own or parametrize.is_parametrized(layer):
-        parameters = f" for {', '.join(own)}" if own else ""
-        warnings.warn(
-            f"Layer {name or 'model'!r} ({type(layer).__name__}) has no gradient rule{parameters}; it goes through "
-            "torch.func, which is correct but slower.",
-            stacklevel=2,
-        )
-        yield Site(name, layer, fallback, {k: p for k, p in layer.named_parameters() if p.requires_grad})
-    else:
-        for child_name, child in layer.named_children():
-            yield from _walk(child, f"{name}.{child_name}" if name else child_name, seen)
-
-
-def _refuse_reuse(model: nn.Module, opaque: Sequence[Site]) -> None:
-    for site in opaque:
-        inside = {
-            m for m in site.layer.modules() if m is not site.layer and any(p.requires_grad for p in m.parameters())
-        }
-        for path, module in model.named_modules(remove_duplicate=False):
-            if module in inside and path != site.name and not path.startswith(f"{site.name}." if site.name else ""):
-                raise EquidpError(
-                    f"Layer {path!r} is used both inside and outside {site.name!r}, which has no gradient rule of its "
-                    "own; give each its own layer."
-                )

@@ -9,6 +9,8 @@ several draws are tried.
 The norm matters most: the weight follows from it, and no sum shows that it is too small. It may be larger than
 autograd's by what `overstatement` says, where a gradient cancels (`rounding.py`).
 
+Every trained parameter has to get a gradient: one that the loss does not depend on would be moved by noise alone.
+
 Nor may a forward pass change a buffer or a parameter: what it learns there would leave with the model, exact and
 without noise.
 """
@@ -38,8 +40,8 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> bool:
     Random numbers that the model draws (dropout) come from a copy of the generators, which are left as they were.
 
     Raises:
-        EquidpError: naming a parameter whose gradients are wrong, or a parameter or buffer that changes, or saying that
-            records mix or that norms are wrong.
+        EquidpError: naming a parameter whose gradients are wrong or missing, or a parameter or buffer that changes, or
+            saying that records mix or that norms are wrong.
     """
     features, labels = _two_different(features, labels)
     before = {name: value.clone() for name, value in _kept(passes)}
@@ -52,6 +54,7 @@ def probe(passes: BookKeeping, features: Tensor, labels: Tensor) -> bool:
         norms = _norms(passes, features, labels, seed)
         draws = not _generators(passes).equal(undrawn)
         _compare_kept(passes, before)
+        _refuse_unreached(passes)
         ours = passes.weighted_sum(torch.ones_like(norms))
         expected = _by_autograd(passes, features, labels, seed)
         if not (norms.isfinite().all() and expected.isfinite().all()):
@@ -170,6 +173,16 @@ def _compare_kept(passes: BookKeeping, before: dict[str, Tensor]) -> None:
                 f"{kind} {name!r} of the model changes in a forward pass: what it learns of the records would leave "
                 "with the model, without noise; switch off what changes it (running statistics, max_norm)."
             )
+
+
+def _refuse_unreached(passes: BookKeeping) -> None:
+    names = {p: name for name, p in passes.model.named_parameters()}
+    if unreached := [names[parameter] for parameter in passes.without_gradient()]:
+        more = f" and {len(unreached) - 1} more" if len(unreached) > 1 else ""
+        raise EquidpError(
+            f"Parameter {unreached[0]!r}{more} would be trained and gets no gradient, as the loss does not depend on "
+            "it: noise alone would move it. Let the model use it, or freeze it by requires_grad_(False)."
+        )
 
 
 def _compare_sums(passes: BookKeeping, ours: Tensor, expected: Tensor, norms: Tensor) -> None:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equidp.errors import EquidpError
-from equidp.gradients.layers import LOOKING, Call, Site
+from equidp.gradients.layers import LOOKING, Call, embedding
+from equidp.gradients.libraries import NEED_PARAMETERS
+from equidp.gradients.sites import Site, held
 
 
 class Tape:
@@ -20,9 +22,13 @@ class Tape:
         self._sites, self._records = sites, records
         self._entries: list[tuple[Site, tuple[Tensor, ...], GradientEdge]] = []
         self._hooks: list[Any] = []
+        self._given: list[tuple[nn.Module, str]] = []
 
     def __enter__(self) -> Tape:
         for site in self._sites:
+            if site.rule is held:
+                self._give_to_each(site)
+                continue
             self._hooks.append(site.layer.register_forward_pre_hook(self._open))
             self._hooks.append(site.layer.register_forward_hook(self._following(site)))
         return self
@@ -30,6 +36,19 @@ class Tape:
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
+        for layer, name in self._given:
+            del layer.__dict__[name]
+
+    def _give_to_each(self, site: Site) -> None:
+        """During the pass the layer finds its parameter `[1, …]` as one of each record `[b, …]`, with the same values.
+
+        An attribute of the object comes before a registered parameter.
+        """
+        ((name, parameter),) = site.parameters.items()
+        each = parameter.detach().expand(self._records, *parameter.shape[1:]).requires_grad_()
+        site.layer.__dict__[name] = each
+        self._given.append((site.layer, name))
+        self._entries.append((site, (), get_gradient_edge(each)))
 
     @staticmethod
     def _open(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -44,6 +63,10 @@ class Tape:
         def follow(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
+            if self._records > 1 and site.rule is embedding and len(output) == 1 and not output.requires_grad:
+                # looked up once for all records, such as positions: each is given its own
+                inputs = tuple(x.expand(self._records, *x.shape[1:]) for x in inputs)
+                output = output.detach().expand(self._records, *output.shape[1:])
             _check_call(site, inputs, output, self._records)
             fresh = None if output.requires_grad else output.detach().requires_grad_()
             kept = tuple(x.detach() for x in inputs)
@@ -72,12 +95,11 @@ class Tape:
         edges = [edge for *_, edge in self._entries]
         # of the sum: torch would import sympy to look at the shape of given ones
         backprops = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if losses.requires_grad else []
-        found = []
-        for (site, inputs, _), backprop in zip(self._entries, backprops, strict=False):
-            if backprop is not None:
-                parameters = {k: p.detach() for k, p in site.parameters.items()} if site.rule in LOOKING else {}
-                found.append((site, Call(inputs, backprop, parameters)))
-        return found
+        return [
+            (site, Call(inputs, backprop, _snapshot(site)))
+            for (site, inputs, _), backprop in zip(self._entries, backprops, strict=False)
+            if backprop is not None
+        ]
 
 
 def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) -> None:
@@ -91,3 +113,8 @@ def _check_call(site: Site, inputs: tuple[Any, ...], output: Any, records: int) 
             f"Layer {site.name!r} ({type(site.layer).__name__}) sees {tuple(inputs[0].shape)} for {records} "
             "records; records must stay along the first dimension."
         )
+
+
+def _snapshot(site: Site) -> dict[str, Tensor]:
+    wanted = site.rule in LOOKING or site.rule in NEED_PARAMETERS
+    return {k: p.detach() for k, p in site.parameters.items()} if wanted else {}

@@ -121,6 +121,8 @@ class RunRecorder:
             elif kind == "plan":
                 facts = ("noise_multiplier", "sampling_rate", "steps", "records")
                 runs.log_params(owner, {f"resolved.{fact}": getattr(Plan(**found), fact) for fact in facts})
+            elif kind == "model" and "trainable_parameters" in found.card:
+                runs.log_params(owner, {"resolved.trainable_parameters": found.card["trainable_parameters"]})
             elif kind == "history":
                 runs.log_history(owner, found.to_dict("records"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +10,13 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.errors import EquidpError, unknown_name
+from equidp.models.backbone import Backbone
 from equidp.models.base import Model, ModelOptions
 from equidp.models.bilstm import BiLstm
 from equidp.models.cnn import Cnn4, Cnn9, SaCnn9
 from equidp.models.cnn_small import CnnSmall
 from equidp.models.features import is_raw_image
-from equidp.models.heads import FrozenBackbone, HeadOptions, ScatterCnn, ScatterLinear
+from equidp.models.heads import HeadOptions, ScatterCnn, ScatterLinear
 from equidp.models.linear import Logistic, Mlp
 from equidp.models.psasc_cnn import PsascCnn
 from equidp.models.resnet9 import ResNet9
@@ -40,7 +40,7 @@ MODELS: dict[str, type[Model]] = {
     "scatter_cnn": ScatterCnn,
     "tramer_boneh_mnist": TramerBonehMnist,
     "tramer_boneh_cifar10": TramerBonehCifar10,
-    "frozen_backbone": FrozenBackbone,
+    "backbone": Backbone,
     "resnet_finetune": ResNetFinetune,
     "bilstm": BiLstm,
 }
@@ -117,9 +117,8 @@ def model_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
 
 
 def card_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's options as they may be published: of a file only its name, because folders reveal the machine."""
-    paths = MODELS[name].Options.paths
-    return {key: Path(value).name if key in paths else value for key, value in options.items()}
+    """A model's options as they may be published, and as it is built from where its files are not."""
+    return MODELS[name].Options.published(options)
 
 
 def model_features(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
@@ -129,4 +128,5 @@ def model_features(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str
         EquidpError: an unknown model or option, or a value that is not allowed.
     """
     settings = model_options(name, options)
-    return (MODELS[name].extracts, settings.feature_options()) if isinstance(settings, HeadOptions) else None
+    given = settings.feature_options() if isinstance(settings, HeadOptions) else None
+    return None if given is None else (MODELS[name].extracts, given)

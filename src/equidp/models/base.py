@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -43,6 +45,15 @@ class ModelOptions(Declared):
         """The options without files to start from, for a model whose weights are given; to be overridden."""
         return self
 
+    @classmethod
+    def published(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options as they may be published: of a file only its name, because folders reveal the machine."""
+        return {key: Path(value).name if key in cls.paths else value for key, value in options.items()}
+
+    def tokenizer(self) -> str:
+        """Folder of the tokenizer whose tokens the model reads; empty where it reads words or no text."""
+        return ""
+
     def make_activation(self) -> nn.Module:
         """A fresh activation; never in place, because the engine keeps layer outputs."""
         if self.activation == "tempered_sigmoid":
@@ -57,11 +68,13 @@ class Model(nn.Module):
         Options: settings class of `model.options`.
         kinds: kinds of features the family accepts.
         extracts: name of the fixed feature map whose output the family trains on; empty for raw features.
+        scored_at_once: most records of one forward pass without gradients.
     """
 
     Options: ClassVar[type[ModelOptions]] = ModelOptions
     kinds: ClassVar[tuple[str, ...]] = ("tabular", "image")
     extracts: ClassVar[str] = ""
+    scored_at_once: ClassVar[int] = 1024
 
     def __init__(self, schema: Schema, options: Any) -> None:
         super().__init__()

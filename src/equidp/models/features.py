@@ -1,4 +1,4 @@
-"""Features: fixed maps of one record at a time, computed once and then trained on: ScatterNet and a frozen backbone.
+"""Features: fixed maps of one record at a time, computed once and then trained on: ScatterNet, a pretrained network.
 
 A map has no trainable parameter and reads no statistic of the data, so it costs no privacy. `extract` gives Records
 that are stored and reused by every algorithm and seed.
@@ -11,8 +11,8 @@ import hashlib
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 BATCH = 256
 MOST_BYTES = 8 * 2**30
 """Extracted features beyond this are refused: they would not fit the memory of the machines this runs on."""
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_SD = (0.229, 0.224, 0.225)
 BACKBONE_FEATURE = "backbone."
 
 
@@ -38,20 +36,27 @@ class FeatureOptions(Declared):
 
 
 class FeatureMap(nn.Module):
-    """A fixed map of images: uint8 `[batch, channels, height, width]` in, features of `self.schema` out.
+    """A fixed map of stored features, such as uint8 `[batch, channels, height, width]`, to those of `self.schema`.
 
     Attributes:
         schema: of the extracted features.
         dtype: they are stored in.
+        kinds: of stored features that it takes.
     """
 
     Options: ClassVar[type[FeatureOptions]] = FeatureOptions
     dtype: ClassVar[torch.dtype] = torch.float32
+    kinds: ClassVar[tuple[str, ...]] = ("image",)
     schema: Schema
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """Features, float32."""
+
+    def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions and stored features of some records at a time."""
+        for index in torch.arange(len(features)).split(BATCH):
+            yield index, features[index]
 
     @classmethod
     def identity(cls, options: Any) -> str:
@@ -108,69 +113,64 @@ class Scatter(FeatureMap):
         return self.scattering(images.contiguous()).flatten(1, 2)
 
 
-class BackboneOptions(FeatureOptions):
-    """Options of `backbone`.
+class NetworkOptions(FeatureOptions):
+    """Options of `network`.
 
     Attributes:
-        architecture: which torchvision network.
-        weights: `torchvision`, or the path of a `.safetensors` or `.pth` file.
-        size: side that images are resized to before the network sees them; 0 keeps theirs.
+        network: `timm:<name>`, `torchvision:<name>` or `hf:<folder>`.
+        weights: path of a `.safetensors` file or its folder, or `download`; empty for `hf`.
+        size: side that images are resized to; 0 for the network's own.
+        config: of a folder that is not at hand.
     """
 
-    architecture: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"
-    weights: str = "torchvision"
-    size: Annotated[int, Field(ge=0, le=1024)] = 224
+    network: str
+    weights: str = ""
+    size: int = 0
+    config: dict[str, Any] = Field(default_factory=dict)
 
 
-class Backbone(FeatureMap):
-    """A pretrained ResNet without its last layer: 512 (2,048 for `resnet50`) numbers per image."""
+class NetworkFeatures(FeatureMap):
+    """A pretrained network without its last layer: one row of numbers per image, or per text of its own tokens."""
 
-    Options = BackboneOptions
-    mean: Tensor
-    sd: Tensor
+    Options = NetworkOptions
+    kinds = ("image", "text")
 
-    def __init__(self, schema: Schema, options: BackboneOptions) -> None:
+    def __init__(self, schema: Schema, options: NetworkOptions) -> None:
         super().__init__()
-        from equidp.models import pretrained  # imports torchvision, which other maps need not wait for
+        from equidp.models.hubs import open_network  # late: other maps need not wait for it
 
-        self.network = pretrained.resnet(options.architecture, norm="frozen")
-        pretrained.load_pretrained(self.network, options.architecture, options.weights)
-        width = self.network.fc.in_features
-        self.network.fc = nn.Identity()
-        self.network.requires_grad_(False)
-        self.expand = pretrained.three_channels
-        self.size = options.size
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).reshape(-1, 1, 1), persistent=False)
-        self.register_buffer("sd", torch.tensor(IMAGENET_SD).reshape(-1, 1, 1), persistent=False)
-        names = tuple(f"{BACKBONE_FEATURE}{i}" for i in range(width))
-        self.schema = dataclasses.replace(schema, kind="tabular", shape=(width,), mean=(), sd=(), feature_names=names)
+        self.network = open_network(options, schema)
+        names = tuple(f"{BACKBONE_FEATURE}{i}" for i in range(self.network.width))
+        raw = dataclasses.replace(schema, mean=(), sd=(), vocabulary=0, words=(), tokenizer="")
+        self.schema = dataclasses.replace(raw, kind="tabular", shape=(self.network.width,), feature_names=names)
 
     @classmethod
-    def identity(cls, options: BackboneOptions) -> str:
-        """The weights' checksum or address."""
-        from equidp.models import pretrained
+    def identity(cls, options: NetworkOptions) -> str:
+        """The library's version and the weights' digest."""
+        from equidp.models.hubs import identity
 
-        return pretrained.weights_fingerprint(options.architecture, options.weights)
+        return identity(options)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """`[batch, 512]` (2,048 for `resnet50`)."""
-        pixels = (self.expand(images.float() / 255) - self.mean) / self.sd
-        if self.size:
-            pixels = nn.functional.interpolate(pixels, self.size, mode="bilinear", align_corners=False)
-        return self.network(pixels)
+    def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """As the network takes them."""
+        return self.network.chunks(features)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[batch, width]`."""
+        return self.network(features)
 
 
-FEATURES: dict[str, type[FeatureMap]] = {"scatter": Scatter, "backbone": Backbone}
+FEATURES: dict[str, type[FeatureMap]] = {"scatter": Scatter, "network": NetworkFeatures}
 
 
 def feature_map(name: str, schema: Schema, options: Mapping[str, Any] | None = None) -> FeatureMap:
-    """The feature map registered under a name, for a dataset's raw images.
+    """The feature map registered under a name, for a dataset's raw images (or tokens).
 
     Raises:
         EquidpError: an unknown map or option, or data it cannot map.
     """
-    if is_raw_image(schema):
-        return FEATURES[_known(name)](schema, feature_options(name, options)).eval()
+    if maps(name, schema):
+        return FEATURES[name](schema, feature_options(name, options)).eval()
     raise EquidpError(f"Features {name!r} are computed from raw images; dataset {schema.name!r} has other features.")
 
 
@@ -199,23 +199,30 @@ def extract(
 ) -> Records:
     """The same records with extracted features, on the CPU.
 
-    Tables and texts have no such map: they are returned unchanged, with a line in the log.
+    What a map does not take (tables, and texts unless it is a network for these) is returned unchanged, with a line in
+    the log.
 
     Raises:
         EquidpError: an unknown map or option, weights that are not available, or more features than memory holds.
     """
-    if not is_raw_image(records.schema):
+    if not maps(name, records.schema):
         feature_options(name, options)
         logger.warning("Dataset %s has no raw images: features %r leave it as it is.", records.schema.name, name)
         return records
     mapped = feature_map(name, records.schema, options).to(device)
     _refuse_too_large(len(records), mapped)
     features = torch.empty((len(records), *mapped.schema.shape), dtype=mapped.dtype)
-    with torch.no_grad():
-        for start in tqdm(range(0, len(records), BATCH), desc=f"features {name}", unit="batch", disable=None):
-            chunk = slice(start, start + BATCH)
-            features[chunk] = mapped(records.features[chunk].to(device)).to("cpu", mapped.dtype)
+    with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", disable=None) as bar:
+        for index, chunk in mapped.chunks(records.features):
+            features[index] = mapped(chunk.to(device)).to("cpu", mapped.dtype)
+            bar.update(len(index))
     return dataclasses.replace(records, features=features, schema=mapped.schema)
+
+
+def maps(name: str, schema: Schema) -> bool:
+    """Whether a map takes records of a schema; an unknown one is refused."""
+    kinds = FEATURES[_known(name)].kinds
+    return is_raw_image(schema) or (schema.kind == "text" and "text" in kinds)
 
 
 def is_raw_image(schema: Schema) -> bool:

@@ -1,4 +1,4 @@
-"""Models on fixed features: `scatter_linear`, `scatter_cnn` and `frozen_backbone`. Only the head is trained.
+"""Models on fixed features: `scatter_linear` and `scatter_cnn`; `backbone` has a file of its own.
 
 They take extracted features (equidp.models.features.extract, computed once), or raw images, which they then map
 themselves in every step: the same result, slower.
@@ -7,24 +7,22 @@ themselves in every step: the same result, slower.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.errors import EquidpError
 from equidp.models.base import AtLeast, MeanPool, Model, ModelOptions, Standardise
-from equidp.models.features import BACKBONE_FEATURE, feature_map, is_raw_image
-from equidp.options import Widths
+from equidp.models.features import feature_map, is_raw_image
 
 
 class HeadOptions(ModelOptions):
     """Options of a model on fixed features."""
 
-    def feature_options(self) -> dict[str, Any]:
-        """Those of the options that belong to the feature map."""
+    def feature_options(self) -> dict[str, Any] | None:
+        """Those of the options that belong to the feature map; None where the records stay as they are."""
         return {}
 
 
@@ -106,44 +104,3 @@ class ScatterCnn(Head):
             options.make_activation(),
             nn.Linear(64, len(schema.classes)),
         )
-
-
-class BackboneHeadOptions(HeadOptions):
-    """Options of `frozen_backbone`."""
-
-    paths = ("weights",)
-
-    architecture: Literal["resnet18", "resnet34", "resnet50"] = "resnet18"
-    """Which torchvision network."""
-    weights: str = "torchvision"
-    """`torchvision`, or the path of a `.safetensors` or `.pth` file."""
-    size: Annotated[int, Field(ge=0, le=1024)] = 224
-    """Side that images are resized to before the network sees them; 0 keeps theirs."""
-    hidden: Widths = ()
-    """Widths of the head's hidden layers; none for a linear head."""
-
-    def feature_options(self) -> dict[str, Any]:
-        """Architecture, weights and size."""
-        return {"architecture": self.architecture, "weights": self.weights, "size": self.size}
-
-
-class FrozenBackbone(Head):
-    """A pretrained network for images that stays as it is, its features normalised, and a linear or MLP head."""
-
-    Options = BackboneHeadOptions
-    extracts = "backbone"
-
-    def head(self, schema: Schema, options: BackboneHeadOptions) -> nn.Module:
-        """LayerNorm without parameters (per record, so nothing is learnt from the data), hidden layers, logits."""
-        if not schema.feature_names or not schema.feature_names[0].startswith(BACKBONE_FEATURE):
-            raise EquidpError(
-                f"Model frozen_backbone takes images, dataset {schema.name!r} has {schema.kind} features; "
-                "choose another model.name."
-            )
-        layers: list[nn.Module] = []
-        width = schema.shape[0]
-        for hidden in options.hidden:
-            layers += [nn.Linear(width, hidden), options.make_activation()]
-            width = hidden
-        norm = nn.LayerNorm(schema.shape[0], elementwise_affine=False)
-        return nn.Sequential(Standardise(schema), norm, *layers, nn.Linear(width, len(schema.classes)))

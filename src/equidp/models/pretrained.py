@@ -5,7 +5,6 @@ Weights come from torchvision when there is a network, or from a local file. The
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -134,20 +133,6 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return load_file(path)
     return torch.load(path, weights_only=True, map_location="cpu")
-
-
-def weights_fingerprint(architecture: str, weights: str) -> str:
-    """What identifies the weights: torchvision's own name for them, or the file's sha256.
-
-    Raises:
-        EquidpError: the file is missing.
-    """
-    if weights == TORCHVISION:
-        return str(get_model_weights(architecture).DEFAULT.url)
-    if not Path(weights).is_file():
-        raise EquidpError(f"model.options.weights: {weights} does not exist; give the path of a weights file.")
-    with Path(weights).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def three_channels(images: Tensor) -> Tensor:

@@ -147,9 +147,7 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
             "release.unprotected=test would publish figures of validation records, which were taken from the training "
             "records: leave it out, or set data.evaluate_on=test."
         )
-    from equidp.models import model_options
-
-    model_options(model.name, model.options)
+    model, data = _with_network(model, data, training)
     _refuse_id(data)
     _refuse_other_units(data, privacy)
     _refuse_strata(data, privacy)
@@ -183,6 +181,29 @@ def _sourced(data: DataSettings, dataset: str) -> DataSettings:
             )
         raise unknown_name("data.source", named, SOURCES)
     return data.model_copy(update={"source": named})
+
+
+def _with_network(
+    model: ModelSettings, data: DataSettings, training: TrainingSettings
+) -> tuple[ModelSettings, DataSettings]:
+    """The model's options with what is trained of it, and for texts the data's with the network's own tokenizer."""
+    from equidp.models import MODELS, model_options
+
+    if training.trainable is not None:
+        if "trainable" not in MODELS[model.name].Options.model_fields:
+            raise EquidpError(
+                f"training.trainable={training.trainable}: model {model.name!r} is no pretrained network by name; "
+                "set model.name=backbone, or leave it out."
+            )
+        if model.options.get("trainable", training.trainable) != training.trainable:
+            raise EquidpError("training.trainable and model.options.trainable differ: leave the second out.")
+        model = model.model_copy(update={"options": {**model.options, "trainable": training.trainable}})
+    chosen = model_options(model.name, model.options)
+    tokenizer = chosen.tokenizer()
+    takes = "tokenizer" in SOURCES[data.source].Options.model_fields
+    if tokenizer and takes and not data.options.get("tokenizer"):
+        data = data.model_copy(update={"options": {**data.options, "tokenizer": tokenizer}})
+    return model, data
 
 
 def _refuse_other_units(data: DataSettings, privacy: PrivacySettings) -> None:

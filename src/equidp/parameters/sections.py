@@ -213,6 +213,9 @@ class TrainingSettings(Block):
     """On a GPU, kernels that add in a fixed order (slower), so that a resumed run repeats its steps, as on a CPU."""
     diagnostics: bool = False
     """Log exact training figures (`nonprivate/…`), outside the guarantee."""
+    trainable: Literal["head", "bias", "norm", "lora", "all"] | None = None
+    """What of a pretrained network (`model.name=backbone`) is trained besides its head: nothing (`head`, the default),
+    biases, normalisations, adapters of low rank, or everything; statistics of BatchNorm always stay."""
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
     """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
 

@@ -54,6 +54,7 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
         public=prepared.public,
         membership=prepared.membership,
     )
+    statement["trainable_parameters"] = trainer.engine.dimension
     if algorithm.private:
         history.insert(1, "epsilon", _epsilon_path(trainer, statement, history))
         history["epsilon_rdp"] = _ending_in(statement["epsilon_rdp"], history["epsilon_rdp"])

@@ -25,7 +25,7 @@ CODE = (
 )
 """What a trained model depends on, within the package."""
 
-LIBRARIES = ("kymatio", "llvmlite", "numpy", "opacus", "scipy", "torchvision")
+LIBRARIES = ("kymatio", "llvmlite", "numpy", "opacus", "peft", "scipy", "timm", "torchvision", "transformers")
 """And beside it and torch: a model's forward pass may be theirs, llvmlite compiles sums, and DPIS chooses its noise by
 Opacus's divergences.
 

@@ -14,13 +14,10 @@ from equidp.gradients.losses import CrossEntropy
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
-from equidp.models import build_model
+from equidp.models import Model, build_model
 from equidp.models.features import is_raw_image
 from equidp.parameters import ModelSettings, TrainingSettings
 from equidp.parameters.sections import AUGMENTATIONS
-
-PREDICTION_BATCH = 1024
-"""Records scored at once."""
 
 
 def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device) -> Any:
@@ -90,6 +87,7 @@ def predict(network: nn.Module, features: Tensor) -> Tensor:
     where = next(network.parameters()).device
     was_training = network.training
     network.eval()
-    parts = [torch.softmax(network(chunk.to(where)).float(), dim=1).cpu() for chunk in features.split(PREDICTION_BATCH)]
+    size = getattr(network, "scored_at_once", Model.scored_at_once)
+    parts = [torch.softmax(network(chunk.to(where)).float(), dim=1).cpu() for chunk in features.split(size)]
     network.train(was_training)
     return torch.cat(parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
@@ -55,7 +55,11 @@ class Prepared:
     def run(self, on_epoch: EpochCallback | None, *, progress: bool) -> list[dict[str, float]]:
         """Run it to its end; one row per epoch, those before a resumption included."""
 
+        start = self.trainer.engine.flatten() if not self.trainer.steps_done else None
+
         def named(row: dict[str, float], model: nn.Module) -> Mapping[str, float]:
+            if start is not None and row["epoch"] == 1:
+                warn_of_unmoved(self.trainer, start)
             return on_epoch(named_columns(row, self.group_names), model) if on_epoch is not None else {}
 
         if self.keeper is None:
@@ -91,6 +95,8 @@ def prepare(
     views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
     random = _random(privacy, own_seed, device, peers)
     network = make_model(train.schema, model, algorithm, seed).to(device)
+    if peers is None or peers.first:
+        tell_parameters(algorithm.name, network)
     keeper = None
     if workplace is not None and algorithm.private and (peers is None or peers.first):
         asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
@@ -153,6 +159,30 @@ def prepare(
         if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
             keeper.close()
         raise
+
+
+def warn_of_unmoved(trainer: Trainer, start: Tensor) -> None:
+    """Name the trained parameters that are what they were `[d]`, where others are not: something holds them."""
+    engine = trainer.engine
+    names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+    pairs = zip(engine.parameters, engine.passes.views(start), strict=True)
+    unmoved = [names[parameter] for parameter, before in pairs if torch.equal(parameter.detach(), before)]
+    if 0 < len(unmoved) < len(engine.parameters):
+        logger.warning(
+            "%s: after the first epoch %d of %d trained parameters have not moved: %s. Their gradients may not reach "
+            "the optimiser, or they may need none: freeze them, or mend the model.",
+            trainer.algorithm.name,
+            len(unmoved),
+            len(engine.parameters),
+            ", ".join(unmoved[:3]) + (", …" if len(unmoved) > 3 else ""),
+        )
+
+
+def tell_parameters(name: str, network: nn.Module) -> None:
+    """How much of a model is trained: noise has one direction for each of these numbers."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
+    trained, whole = sum(n for n, chosen in sizes if chosen), sum(n for n, _ in sizes)
+    logger.info("%s trains %s of the model's %s parameters.", name, f"{trained:,}", f"{whole:,}")
 
 
 def _others_of(peers: Peers, random: RandomSource) -> list[str]:

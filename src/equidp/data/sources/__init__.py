@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equidp.errors import unknown_name
@@ -43,6 +44,12 @@ def source(name: str, options: Mapping[str, Any] | None = None) -> Source:
     if name not in SOURCES:
         raise unknown_name("dataset", name, SOURCES)
     return SOURCES[name](options)
+
+
+def published_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A source's options as they may be published: of a folder only its name, because folders reveal the machine."""
+    paths = SOURCES[name].Options.paths
+    return {key: Path(value).name if key in paths else value for key, value in options.items()}
 
 
 @cache

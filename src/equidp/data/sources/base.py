@@ -29,7 +29,10 @@ class SourceOptions(Declared):
     Attributes:
         verify: compare files with the checksums the provider's files have.
         download: fetch missing files with the provider's own client.
+        paths: names of the options that are a folder's path.
     """
+
+    paths: ClassVar[tuple[str, ...]] = ()
 
     verify: bool = True
     download: bool = True

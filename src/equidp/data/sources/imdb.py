@@ -11,11 +11,11 @@ import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import pandas as pd
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from tqdm import tqdm
 
@@ -35,7 +35,8 @@ from equidp.data.raw_files import (
 )
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.data.words import FIRST_LISTED, ids_of, listed_ids, read_list, token_ids, words
+from equidp.data.tokens import Tokenizer, tokenizer_digest
+from equidp.data.words import FIRST_LISTED, TAG, ids_of, listed_ids, read_list, token_ids, words
 from equidp.errors import EquidpError
 
 PAGE = "https://ai.stanford.edu/~amaas/data/sentiment/"
@@ -67,11 +68,20 @@ class ImdbOptions(SourceOptions):
         vocabulary: number of ids words are hashed into, the padding included; with `words`, of words taken from it.
         length: words kept of each review, its last ones.
         words: public list of words below `raw_dir`, the most common first (GloVe's file, plain or as .gz); else hashed.
+        tokenizer: folder of a pretrained network's tokenizer, in whose tokens `length` then counts; in place of words.
     """
 
     vocabulary: Annotated[int, Field(ge=2, le=2**24)] = 20_000
     length: Annotated[int, Field(ge=1, le=10_000)] = 80
     words: str = ""
+    tokenizer: str = ""
+    paths: ClassVar[tuple[str, ...]] = ("tokenizer",)
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> ImdbOptions:
+        if self.tokenizer and self.words:
+            raise ValueError("words and tokenizer are two ways to read a text; give one of them")
+        return self
 
 
 class Imdb(Source):
@@ -87,6 +97,7 @@ class Imdb(Source):
         super().__init__(options)
         self._listed: tuple[str, ...] = ()
         self._known: dict[str, int] = {}
+        self._tokenizer: Tokenizer | None = None
 
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The provider's folder, else the packed file; also the list of words, if one is asked for."""
@@ -104,6 +115,8 @@ class Imdb(Source):
                 raise _no_words(raw_dir, wanted)
             found["words"] = path
             digests.append(verified(path, wanted, verify=self.options.verify))
+        if self.options.tokenizer:
+            digests.append(tokenizer_digest(Path(self.options.tokenizer)))
         return RawFiles(found, fingerprint(digests))
 
     def _wanted_words(self, raw_dir: Path) -> PublishedFile:
@@ -130,13 +143,14 @@ class Imdb(Source):
             labels.append(label)
             lengths.append(len(found))
             texts.append(text)
-            ids.append(torch.tensor(self._ids(found), dtype=torch.int64))
-        if not ids:
+            if not self.options.tokenizer:
+                ids.append(torch.tensor(self._ids(found), dtype=torch.int64))
+        if not texts:
             raise EquidpError(f"{next(iter(files.paths.values()))} holds no reviews; download it again from {PAGE}.")
         label_ids = torch.tensor(labels, dtype=torch.int64)
         groups = {"class": label_ids, "length_band": band_ids(torch.tensor(lengths), LENGTH_EDGES)}
         return Records(
-            torch.stack(ids),
+            self._tokens().ids([TAG.sub(" ", text) for text in texts]) if self.options.tokenizer else torch.stack(ids),
             label_ids,
             groups,
             self.schema,
@@ -146,15 +160,19 @@ class Imdb(Source):
 
     @property
     def schema(self) -> Schema:
-        """Token ids of a hashed vocabulary, or of a list's words once they are read."""
+        """Token ids of a tokenizer, of a hashed vocabulary, or of a list's words once they are read."""
+        tokens = self._tokens() if self.options.tokenizer else None
         return Schema(
             name=self.name,
             kind="text",
             shape=(self.options.length,),
             classes=CLASSES,
             groupings={"class": CLASSES, "length_band": bands(LENGTH_EDGES)},
-            vocabulary=self.options.vocabulary + (FIRST_LISTED if self.options.words else 0),
+            vocabulary=tokens.vocabulary
+            if tokens
+            else self.options.vocabulary + FIRST_LISTED * bool(self.options.words),
             words=self._listed,
+            tokenizer=tokens.digest if tokens else "",
         )
 
     def as_in(self, schema: Schema) -> Self:
@@ -172,8 +190,15 @@ class Imdb(Source):
         if (absent := frame["text"].isna()).any():
             row = frame.index[int(absent.to_numpy().argmax())]
             raise EquidpError(f"the given table, row {row}, column 'text': the text is missing; leave the row out.")
+        if self.options.tokenizer:
+            return self._tokens().ids([TAG.sub(" ", str(text)) for text in frame["text"]])
         ids = [self._ids(words(str(text))) for text in frame["text"]]
         return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
+
+    def _tokens(self) -> Tokenizer:
+        if self._tokenizer is None:  # a review's verdict is at its end
+            self._tokenizer = Tokenizer(Path(self.options.tokenizer), self.options.length, "last")
+        return self._tokenizer
 
     def _know(self, listed: tuple[str, ...]) -> None:
         self._listed, self._known = listed, ids_of(listed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,8 @@ from equidp.data.tables import (
     read_query,
     read_rows,
 )
+from equidp.data.tokens import Tokenizer, tokenizer_digest
+from equidp.data.words import token_ids, words
 from equidp.errors import EquidpError, listed_names, unknown_name
 from equidp.options import HUGE, Number
 
@@ -76,7 +78,12 @@ class TableOptions(SourceOptions):
         classes: its values, in label order; or names of those of `class_map` or of the bands of `class_edges`.
         class_map: for each class the values of the label that it stands for.
         class_edges: for a label that is a number: where one class ends and the next begins.
-        features: columns that are features, each with categories, a map, edges or bounds, or a grouping by name.
+        features: columns that are features, each with categories, a map, edges or bounds, or a grouping by name; none
+            where there is `text`.
+        text: column of texts, the only feature: as words hashed into `vocabulary` ids, or as tokens of `tokenizer`.
+        tokenizer: folder of a pretrained network's tokenizer.
+        length: words or tokens kept of each text: its first tokens, or its last words.
+        vocabulary: number of ids that words are hashed into, the padding included.
         groups: groupings to report by, each over a column that need not be a feature.
         unit: column whose value is shared by the records of one person; empty where each row is a unit.
         id: column with an id for each row, which then decides on its part, in place of its content (`data.id`).
@@ -101,7 +108,11 @@ class TableOptions(SourceOptions):
     classes: Classes
     class_map: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     class_edges: tuple[Number, ...] = ()
-    features: dict[str, Column] = Field(min_length=1)
+    features: dict[str, Column] = Field(default_factory=dict)
+    text: str = ""
+    tokenizer: str = ""
+    length: Annotated[int, Field(ge=1, le=10_000)] = 128
+    vocabulary: Annotated[int, Field(ge=2, le=2**24)] = 20_000
     groups: dict[str, Grouping] = Field(default_factory=dict)
     unit: str = ""
     id: str = ""
@@ -109,6 +120,7 @@ class TableOptions(SourceOptions):
     sizes: Sizes = ()
     unit_sizes: Sizes = ()
     missing: Literal["error", "drop"] = "error"
+    paths: ClassVar[tuple[str, ...]] = ("tokenizer",)
 
     @model_validator(mode="before")
     @classmethod
@@ -128,8 +140,12 @@ class TableOptions(SourceOptions):
             _refuse_password(self.connection)
         if self.decimal == self.thousands:
             raise ValueError("decimal and thousands are the same sign")
-        if any((declared.column or name) == self.label for name, declared in self.declared.items()):
+        if self.label in (self.text, *(declared.column or name for name, declared in self.declared.items())):
             raise ValueError(f"the label {self.label!r} is also a feature")
+        if bool(self.features) == bool(self.text):
+            raise ValueError("declare the columns of features, or one column of text")
+        if self.tokenizer and not self.text:
+            raise ValueError("tokenizer needs text, the column to read")
         check_sizes(self.classes, self.sizes, self.unit_sizes)
         _ = self.classified  # refuses a map or edges that do not fit the classes
         return self
@@ -163,6 +179,7 @@ class Table(Source):
 
     name = "table"
     Options = TableOptions
+    _tokenizer: Tokenizer | None = None
 
     def words(self) -> tuple[str, ...]:
         """Units have the name of their column."""
@@ -170,14 +187,15 @@ class Table(Source):
 
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The file the options name, plain or gzipped; what a database or the catalog gives is read at once."""
+        read = [tokenizer_digest(Path(self.options.tokenizer))] if self.options.tokenizer else []
         if not self.options.path:
             self._given = self._fetched()
-            return RawFiles({}, frame_digest(self._given))
+            return RawFiles({}, fingerprint([frame_digest(self._given), *read]) if read else frame_digest(self._given))
         named = inside(raw_dir, self.options.path)
         path = find_own(raw_dir, self.options.path)
         if path is None and named.is_dir():
             raise EquidpError(f"data.options.path: {named} is a folder; name the file in it.")
-        return None if path is None else RawFiles({"table": path}, fingerprint([digest(path)]))
+        return None if path is None else RawFiles({"table": path}, fingerprint([digest(path), *read]))
 
     def wanted(self, raw_dir: Path) -> PublishedFile:
         """The file the options name."""
@@ -186,20 +204,25 @@ class Table(Source):
     @property
     def schema(self) -> Schema:
         """The schema that the options declare; nothing comes from the table."""
-        names = feature_names(self.options.declared)
+        kind: dict[str, Any]
+        if self.options.text:
+            kind = {"kind": "text", "shape": (self.options.length,), "vocabulary": self.options.vocabulary}
+            if self.options.tokenizer:
+                kind |= {"vocabulary": self._tokens().vocabulary, "tokenizer": self._tokens().digest}
+        else:
+            names = feature_names(self.options.declared)
+            kind = {"kind": "tabular", "shape": (len(names),), "feature_names": names}
         return Schema(
             name=self.name,
-            kind="tabular",
-            shape=(len(names),),
             classes=self.options.classes,
             groupings={"class": self.options.classes, **group_names(self.options.groups)},
-            feature_names=names,
             sizes=self.options.sizes,
             unit_sizes=self.options.unit_sizes,
+            **kind,
         )
 
     def read(self, files: RawFiles) -> Records:
-        """The rows of the table, float32 `[N, d]`."""
+        """The rows of the table, float32 `[N, d]`, or int64 `[N, length]` of its texts."""
         path = files.paths.get("table")
         where = str(path or self.options.catalog or "the query of data.options.sql")
         rows = self._cells(self._rows(path), where)
@@ -209,7 +232,7 @@ class Table(Source):
         labels = self.options.classified.ids(frame[self.options.label], where)
         part = codes(frame[self.options.part], PARTS, where).to(torch.uint8) if self.options.part else None
         records = Records(
-            features=encode(frame, self.options.declared, where),
+            features=self._features(frame, where),
             labels=labels,
             groups={"class": labels, **group_ids(frame, self.options.groups, where)},
             schema=self.schema,
@@ -219,10 +242,25 @@ class Table(Source):
         return replace(records, remarks=tuple(self._remarks(rows, frame)))
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
-        """Features float32 `[N, d]` of rows with the declared column names."""
+        """Features float32 `[N, d]` (of texts int64 `[N, length]`) of rows with the declared column names."""
         where = "the given table"
-        require(frame, (declared.column or name for name, declared in self.options.declared.items()), where)
-        return encode(self._cells(frame, where), self.options.declared, where)
+        text = [self.options.text] if self.options.text else []
+        require(frame, [*text, *(declared.column or name for name, declared in self.options.declared.items())], where)
+        return self._features(self._cells(frame, where), where)
+
+    def _features(self, frame: pd.DataFrame, where: str) -> Tensor:
+        if not self.options.text:
+            return encode(frame, self.options.declared, where)
+        texts = [str(text) for text in frame[self.options.text]]
+        if self.options.tokenizer:
+            return self._tokens().ids(texts)
+        ids = [token_ids(words(text), self.options.vocabulary, self.options.length) for text in texts]
+        return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
+
+    def _tokens(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(Path(self.options.tokenizer), self.options.length, "first")
+        return self._tokenizer
 
     def _fetched(self) -> pd.DataFrame:
         if self.options.connection:
@@ -267,14 +305,16 @@ class Table(Source):
         """All columns that are read."""
         options = self.options
         named = [declared.column or name for name, declared in [*options.declared.items(), *options.groups.items()]]
-        return [options.label, *named, *filter(None, (options.unit, options.id, options.part))]
+        return [options.label, *named, *filter(None, (options.text, options.unit, options.id, options.part))]
 
     def _without_missing(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         needed = [(self.options.label, self.options.classified), *self.options.declared.items()]
         gone = np.zeros(len(frame), dtype=bool)
-        for name, declared in needed:
-            column = frame[declared.column or name]
-            missed = declared.missed(column)
+        columns = [(name, frame[declared.column or name], declared.missed) for name, declared in needed]
+        if self.options.text:  # `none` and `-` are texts
+            columns.append((self.options.text, frame[self.options.text], lambda column: (column == "").to_numpy()))
+        for name, column, missing_in in columns:
+            missed = missing_in(column)
             if missed.any() and self.options.missing == "error":
                 own = ", or declare what stands for it (`unknown: true`, or `missing: …` of a number)"
                 own = own if name != self.options.label else ""

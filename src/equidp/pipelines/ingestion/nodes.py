@@ -18,7 +18,6 @@ from equidp.data.splitting import split
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.device import choose_device
 from equidp.models import features, model_features
-from equidp.models.features import is_raw_image
 from equidp.parameters import DataSettings, Settings
 from equidp.reporting.figures import group_counts
 
@@ -47,8 +46,8 @@ def extract_features(records: Records, cache: Path, provenance: dict[str, Any], 
 def mapped(
     records: Records, cache: Path, provenance: dict[str, Any], settings: Settings, name: str, options: Mapping[str, Any]
 ) -> Records:
-    """Features by a fixed map, extracted once per raw files, encoding, map and weights; tables and texts stay."""
-    if not is_raw_image(records.schema):
+    """Features by a fixed map, extracted once per raw files, encoding, map and weights; what it does not take stays."""
+    if not features.maps(name, records.schema):
         return records
     key = hashlib.sha256(f"{provenance['fingerprint']}/{features.fingerprint(name, options)}".encode()).hexdigest()
     device = choose_device(settings.training.device)

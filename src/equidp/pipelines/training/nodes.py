@@ -15,6 +15,7 @@ from torch import nn
 
 from equidp.accounting.plan import Plan
 from equidp.data.records import Records, Split
+from equidp.data.sources import published_options
 from equidp.errors import EquidpError
 from equidp.evaluation.live import live_metrics
 from equidp.evaluation.metrics import Groups
@@ -125,6 +126,7 @@ def _trained(
         checkpoint_every=settings.operation.checkpoint_every,
     )
     card = model_card(algorithm, split.train, settings)
+    card["trainable_parameters"] = trained.privacy["trainable_parameters"]
     return Weights(trained.weights, card), trained.history, trained.privacy
 
 
@@ -142,7 +144,7 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
         | settings.training.model_dump(mode="json", include=RECORDED)
         | {"optimizer": settings.training.optimizer or own, "options": settings.options(algorithm)},
         "source": settings.data.source,
-        "source_options": settings.data.options,
+        "source_options": published_options(settings.data.source, settings.data.options),
     }
 
 

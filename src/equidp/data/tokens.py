@@ -1,0 +1,72 @@
+"""Tokens: text as ids of a pretrained network's own tokenizer, which was made of other texts and is public."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from equidp.errors import EquidpError
+from equidp.system.extras import extra
+from equidp.system.network import first_line
+
+FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
+BATCH = 1000
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """sha256 of a tokenizer's files.
+
+    Raises:
+        EquidpError: the folder holds none.
+    """
+    found = [folder / name for name in FILES if (folder / name).is_file()]
+    if not found:
+        raise EquidpError(
+            f"Folder {folder} holds no tokenizer (tokenizer.json or vocab.txt); save the network's own there with "
+            "save_pretrained."
+        )
+    return hashlib.sha256(b"".join(path.read_bytes() for path in found)).hexdigest()
+
+
+class Tokenizer:
+    """The tokenizer in a folder.
+
+    Args:
+        folder: in Hugging Face's format.
+        length: tokens kept of each text, the network's own marks included.
+        keep: which end of a longer text.
+
+    Raises:
+        EquidpError: the folder holds none, or the library is missing.
+    """
+
+    def __init__(self, folder: Path, length: int, keep: Literal["first", "last"]) -> None:
+        self.digest, self.length = tokenizer_digest(folder), length
+        library = extra("transformers", f"data.options.tokenizer={folder}")
+        try:
+            self._tokenizer: Any = library.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise EquidpError(f"data.options.tokenizer: {folder} cannot be read ({first_line(error)}).") from error
+        self._tokenizer.truncation_side = "left" if keep == "last" else "right"
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of stored ids, the padding included."""
+        return len(self._tokenizer) + 1
+
+    def ids(self, texts: Sequence[str]) -> Tensor:
+        """Int64 `[N, length]`: 1 + the tokenizer's ids, then 0."""
+        found = torch.zeros((len(texts), self.length), dtype=torch.int64)
+        for start in tqdm(range(0, len(texts), BATCH), desc="tokens", unit="batch", disable=None):
+            batch = self._tokenizer(list(texts[start : start + BATCH]), truncation=True, max_length=self.length)
+            for row, ids in enumerate(batch["input_ids"], start=start):
+                found[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64) + 1
+        return found

@@ -1,0 +1,124 @@
+"""Rules for layers by which timm and transformers write torch's own anew, by the names of their classes.
+
+Neither library is imported. A class is known by the place where it is defined, so that another one of that name has no
+rule of it. What such a layer computes is what stands here; the probe compares both before a run's first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from equidp.gradients.layers import (
+    Call,
+    Page,
+    Rule,
+    convolution,
+    exact,
+    frozen_batch_norm,
+    layer_norm,
+    linear,
+    over_places,
+    scaled,
+)
+from equidp.gradients.products import Products
+from equidp.gradients.terms import Term
+
+
+def transposed_linear(page: Page) -> dict[str, Term]:
+    """`y = x W + c`: as a Linear, whose weight is the transpose."""
+    terms = linear(page)
+    weight = terms.get("weight")
+    if weight is not None:
+        places = [(_rows(call.inputs[0]), _rows(call.backprop)) for call in page.calls]
+        terms["weight"] = Products([d for _, d in places], [x for x, _ in places])
+    return terms
+
+
+def _rows(values: Tensor) -> Tensor:
+    """`[b, …, n]` to float32 `[b, P, n]`."""
+    return exact(values).reshape(len(values), -1, values.shape[-1])
+
+
+def channels_first(rule: Rule) -> Rule:
+    """A rule for the last dimension, of a layer that takes and gives images `[b, c, h, w]`."""
+
+    def moved(call: Call) -> Call:
+        return replace(
+            call,
+            inputs=tuple(x.permute(0, 2, 3, 1) for x in call.inputs),
+            backprop=call.backprop.permute(0, 2, 3, 1),
+        )
+
+    return lambda page: rule(replace(page, calls=[moved(call) for call in page.calls]))
+
+
+def layer_norm_either(page: Page) -> dict[str, Term]:
+    """LayerNorm over channels that stand where `data_format` says."""
+    first = page.layer.data_format == "channels_first"
+    return (channels_first(layer_norm) if first else layer_norm)(page)
+
+
+def layer_scale(page: Page) -> dict[str, Term]:
+    """`y = x·gamma` over the last dimension."""
+    renamed = replace(page, names=frozenset({"weight"}))
+    return {"gamma": scaled(renamed, lambda x: x, over_places(page.layer.gamma.shape))["weight"]}
+
+
+def same_convolution(page: Page) -> dict[str, Term]:
+    """A convolution that pads its input by the input's own size, so that nothing of it is lost."""
+    layer = page.layer
+
+    def padded(call: Call) -> Call:
+        widths: list[int] = []
+        for axis in (1, 0):
+            size, stride = call.inputs[0].shape[2 + axis], layer.stride[axis]
+            reach = (-(-size // stride) - 1) * stride + (layer.kernel_size[axis] - 1) * layer.dilation[axis] + 1
+            total = max(0, reach - size)
+            widths += [total // 2, total - total // 2]
+        return replace(call, inputs=(F.pad(call.inputs[0], widths),))
+
+    return convolution(replace(page, calls=[padded(call) for call in page.calls]))
+
+
+def batch_norm_act(page: Page) -> dict[str, Term]:
+    """Frozen BatchNorm with an activation behind it: what comes back is taken through the activation first."""
+    layer = page.layer
+
+    def before_activation(call: Call) -> Call:
+        weight, bias = (call.parameters.get(name, getattr(layer, name)) for name in ("weight", "bias"))
+        with torch.inference_mode(False), torch.enable_grad():
+            x, d = exact(call.inputs[0]).clone(), exact(call.backprop).clone()
+            normed = F.batch_norm(
+                x, layer.running_mean, layer.running_var, weight.detach(), bias.detach(), eps=layer.eps
+            ).requires_grad_()
+            (back,) = torch.autograd.grad(layer.act(layer.drop(normed)), normed, d)
+        return replace(call, backprop=back)
+
+    if isinstance(layer.act, nn.Identity) and isinstance(layer.drop, nn.Identity):
+        return frozen_batch_norm(page)
+    return frozen_batch_norm(replace(page, calls=[before_activation(call) for call in page.calls]))
+
+
+NAMED: dict[str, Rule] = {
+    "transformers.pytorch_utils.Conv1D": transposed_linear,
+    "transformers.models.convnext.modeling_convnext.ConvNextLayerNorm": layer_norm_either,
+    "transformers.models.convnextv2.modeling_convnextv2.ConvNextV2LayerNorm": layer_norm_either,
+    "timm.layers.norm.LayerNorm": layer_norm,
+    "timm.layers.norm.LayerNorm2d": channels_first(layer_norm),
+    "timm.layers.norm_act.BatchNormAct2d": batch_norm_act,
+    "timm.layers.conv2d_same.Conv2dSame": same_convolution,
+    "timm.layers.layer_scale.LayerScale": layer_scale,
+}
+
+NEED_PARAMETERS: frozenset[Callable[[Page], dict[str, Term]]] = frozenset({batch_norm_act})
+"""Rules that ask for the parameters as they were in a call."""
+
+
+def rule_named(kind: type[nn.Module]) -> Rule | None:
+    """The rule of a library's class; None where it has none here."""
+    return NAMED.get(f"{kind.__module__}.{kind.__qualname__}")

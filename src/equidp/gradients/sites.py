@@ -1,0 +1,158 @@
+"""Sites: where trainable parameters enter a model's computation, and by which rule their gradients are taken.
+
+A layer has the rule of its class, or of the class whose `forward` it inherits; layers of timm and transformers that
+write torch's anew have theirs by name, so that neither library is needed here. A parameter that a model holds beside
+its layers, `[1, …]` for all records (class tokens, positions), is given to each record as its own. Whatever else has no
+rule goes through `torch.func` as a whole, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from equidp.errors import EquidpError
+from equidp.gradients import libraries
+from equidp.gradients.layers import (
+    Call,
+    Page,
+    Rule,
+    convolution,
+    embedding,
+    exact,
+    fallback,
+    frozen_batch_norm,
+    group_norm,
+    layer_norm,
+    linear,
+    prelu,
+    standardised_convolution,
+)
+from equidp.gradients.standardised import StandardisedConv2d
+from equidp.gradients.terms import Term, Vectors
+from equidp.gradients.workspace import Workspace
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    StandardisedConv2d: standardised_convolution,
+    nn.GroupNorm: group_norm,
+    nn.BatchNorm1d: frozen_batch_norm,
+    nn.BatchNorm2d: frozen_batch_norm,
+    nn.LayerNorm: layer_norm,
+    nn.RMSNorm: layer_norm,
+    nn.PReLU: prelu,
+    nn.Embedding: embedding,
+}
+
+
+def rule_for(layer: nn.Module) -> Rule | None:
+    """The rule of a layer's class, or of the class whose `forward` it inherits unchanged; None where there is none."""
+    if not parametrize.is_parametrized(layer) and (named := libraries.rule_named(type(layer))):
+        return named
+    if parametrize.is_parametrized(layer) or any(True for _ in layer.children()):
+        return None
+    return next((rule for kind, rule in RULES.items() if type(layer).forward is kind.forward
+                 and isinstance(layer, kind)), None)  # fmt: skip
+
+
+def held(page: Page) -> dict[str, Term]:
+    """A parameter `[1, …]` that each record was given as its own."""
+    (name,) = page.names
+    backprops = [exact(call.backprop).flatten(1) for call in page.calls]
+    return {name: Vectors(backprops[0] if len(backprops) == 1 else torch.stack(backprops).sum(0))}
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A layer whose calls are kept: its name in the model, its rule, its trainable parameters by their name in it."""
+
+    name: str
+    layer: nn.Module
+    rule: Rule
+    parameters: Mapping[str, nn.Parameter]
+
+    def terms(self, calls: Sequence[Call], workspace: Workspace) -> dict[str, Term]:
+        """One term per trainable parameter.
+
+        Raises:
+            EquidpError: for a layer without a rule that `torch.func` cannot take record by record.
+        """
+        try:
+            return self.rule(Page(self.layer, calls, frozenset(self.parameters), workspace))
+        except RuntimeError as error:
+            reason = str(error).partition(". ")[0]
+            if self.rule is not fallback or not reason.startswith("vmap:"):
+                raise
+            raise EquidpError(
+                f"Layer {self.name or 'model'!r} ({type(self.layer).__name__}) has no gradient rule, and torch.func "
+                f"cannot take it record by record ({reason}); give its own parameters layers of their own, so that the "
+                "rest of it, dropout above all, stays outside them."
+            ) from error
+
+
+def sites(model: nn.Module) -> list[Site]:
+    """Every place where trainable parameters enter the computation.
+
+    A layer without a rule becomes one place together with everything inside it, and a warning names it.
+
+    Raises:
+        EquidpError: for a layer inside such a place that is also used outside it.
+    """
+    found = list(_walk(model, "", set()))
+    _refuse_reuse(model, [site for site in found if site.rule is fallback])
+    return found
+
+
+def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
+    if layer in seen or not any(p.requires_grad for p in layer.parameters()):
+        return
+    seen.add(layer)
+    own = {k: p for k, p in layer.named_parameters(recurse=False) if p.requires_grad}
+    rule = rule_for(layer)
+    if own and rule:
+        yield Site(name, layer, rule, own)
+    elif own and all(_for_all_records(p) for p in own.values()) and any(True for _ in layer.children()):
+        for key, parameter in own.items():
+            yield Site(f"{name}.{key}" if name else key, layer, held, {key: parameter})
+        yield from _inside(layer, name, seen)
+    elif own or parametrize.is_parametrized(layer):
+        parameters = f" for {', '.join(own)}" if own else ""
+        numel = sum(p.numel() for p in layer.parameters() if p.requires_grad)
+        warnings.warn(
+            f"Layer {name or 'model'!r} ({type(layer).__name__}) has no gradient rule{parameters}; it goes through "
+            f"torch.func, which is correct but slower, and holds {numel:,} numbers for each record of a chunk.",
+            stacklevel=2,
+        )
+        yield Site(name, layer, fallback, {k: p for k, p in layer.named_parameters() if p.requires_grad})
+    else:
+        yield from _inside(layer, name, seen)
+
+
+def _inside(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
+    for child_name, child in layer.named_children():
+        yield from _walk(child, f"{name}.{child_name}" if name else child_name, seen)
+
+
+def _for_all_records(parameter: nn.Parameter) -> bool:
+    """Whether a parameter has room for the records: in front of two more dimensions, as tokens and positions have."""
+    return parameter.dim() >= 3 and len(parameter) == 1
+
+
+def _refuse_reuse(model: nn.Module, opaque: Sequence[Site]) -> None:
+    for site in opaque:
+        inside = {
+            m for m in site.layer.modules() if m is not site.layer and any(p.requires_grad for p in m.parameters())
+        }
+        for path, module in model.named_modules(remove_duplicate=False):
+            if module in inside and path != site.name and not path.startswith(f"{site.name}." if site.name else ""):
+                raise EquidpError(
+                    f"Layer {path!r} is used both inside and outside {site.name!r}, which has no gradient rule of its "
+                    "own; give each its own layer."
+                )

@@ -1,0 +1,138 @@
+"""A pretrained network between stored records and features: images resized and scaled by it, texts masked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from equidp.data.records import Schema
+from equidp.errors import EquidpError
+
+IMAGES, TEXTS = 32, 32
+"""Records at a time where features are only computed: few, so that memory stays small at 224 pixels."""
+STEP = 32
+"""Lengths are rounded up to a multiple of it, so that a text's result depends on its own length alone."""
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a network wants of images: side in pixels, published constants per channel on the 0..1 scale, resampling."""
+
+    size: int
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    sd: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bilinear"
+
+
+class Network(nn.Module):
+    """Stored features `[b, …]` to `[b, width]`; the library's module is `body`."""
+
+    width: int = 0
+    kind: ClassVar[str] = "image"
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        for module in body.modules():
+            if getattr(module, "inplace", False) is True:  # what a layer gave may be needed again
+                module.inplace = False  # type: ignore[assignment]
+
+    def measure(self, schema: Schema, name: str) -> None:
+        """Take the width from features of one empty record.
+
+        Raises:
+            EquidpError: the network takes no such records, or gives no row of numbers.
+        """
+        if schema.kind != self.kind:
+            raise EquidpError(f"Network {name} reads {self.kind}s, dataset {schema.name!r} has {schema.kind} features.")
+        record = torch.zeros((1, *schema.shape), dtype=torch.int64 if self.kind == "text" else torch.uint8)
+        try:
+            with torch.no_grad():
+                found = self.eval()(record)
+        except FAILURES as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise EquidpError(
+                f"Network {name} fails on {schema.kind} features of shape {schema.shape}: {reason}. Choose another "
+                "network, or leave model.options.size out for the network's own."
+            ) from error
+        if found.dim() != 2:
+            raise EquidpError(f"Network {name} gives {tuple(found.shape)} for one record, not one row of features.")
+        self.width = found.shape[1]
+
+    def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions and features of some records at a time."""
+        for index in torch.arange(len(features)).split(IMAGES):
+            yield index, features[index]
+
+    def train(self, mode: bool = True) -> Network:
+        """Always in evaluation mode: batch statistics are fixed, and nothing is dropped, as noise is enough of that."""
+        return super().train(False)
+
+
+class ImageNetwork(Network):
+    """Byte images `[b, 1 or 3, height, width]` to `[b, width]`."""
+
+    mean: Tensor
+    sd: Tensor
+
+    def __init__(self, body: nn.Module, preparation: Preparation) -> None:
+        super().__init__(body)
+        self.size, self.interpolation = preparation.size, preparation.interpolation
+        self.register_buffer("mean", torch.tensor(preparation.mean).reshape(-1, 1, 1), persistent=False)
+        self.register_buffer("sd", torch.tensor(preparation.sd).reshape(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[b, width]`."""
+        pixels = images.to(self.mean.dtype) / 255
+        if pixels.shape[1] == 1:
+            pixels = pixels.expand(-1, 3, -1, -1)
+        if pixels.shape[-2:] != (self.size, self.size):
+            nearest = self.interpolation == "nearest"
+            how: dict[str, Any] = {} if nearest else {"align_corners": False, "antialias": True}
+            pixels = nn.functional.interpolate(pixels, (self.size, self.size), mode=self.interpolation, **how)
+            pixels = pixels.clamp(0, 1)  # bicubic goes beyond
+        return self.pooled((pixels - self.mean) / self.sd)
+
+    def pooled(self, pixels: Tensor) -> Tensor:
+        """The body's one row per image."""
+        return self.body(pixels)
+
+
+class TextNetwork(Network):
+    """Tokens int64 `[b, length]`, each 1 + the tokenizer's id and 0 for padding, to `[b, width]`.
+
+    Args:
+        body: Hugging Face's.
+        padding: the id that the body wants in places of padding.
+        pooling: `mean` of the tokens' last hidden states, or `cls`, that of the first.
+    """
+
+    kind = "text"
+
+    def __init__(self, body: nn.Module, padding: int, pooling: str) -> None:
+        super().__init__(body)
+        self.padding, self.pooling = padding, pooling
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[b, width]`."""
+        present = tokens > 0
+        first = torch.arange(tokens.shape[1], device=tokens.device) == 0
+        ids = torch.where(present, tokens - 1, self.padding)
+        mask = present | first  # of an empty text the first place is read, as nothing of nothing is no number
+        hidden = self.body(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        weights = mask.unsqueeze(2).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1)
+
+    def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Texts of like length together, without most of their padding."""
+        lengths = ((features > 0).sum(1).clamp(min=1) + STEP - 1) // STEP * STEP
+        for length in lengths.unique().tolist():
+            for index in (lengths == length).nonzero().squeeze(1).split(TEXTS):
+                yield index, features[index, :length]
