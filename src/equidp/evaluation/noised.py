@@ -38,6 +38,7 @@ from scipy import stats
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.histogram import EVERYONE, Noised
 from equidp.evaluation.intervals import CONFIDENCE, Pair
+from equidp.evaluation.metrics import unique_slugs
 
 FIGURES = ("records", "accuracy", "balanced_accuracy", "auroc", "overconfidence")
 """Released overall and for every group. `overconfidence` is the mean confidence minus the accuracy."""
@@ -48,7 +49,7 @@ PARITY = ("selection_rate", "true_positive_rate", "false_positive_rate")
 WIDEST_BIN = 0.1
 """Of confidence, for a figure of calibration."""
 
-GRID = 4001
+GRID = 1001
 """Points of θ at which an interval over pairs is looked for."""
 
 
@@ -222,6 +223,26 @@ def released_figures(noised: Noised) -> dict[str, Any]:
     }
 
 
+def flat_released(document: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of `metrics_release.json` under the names that MLflow takes, hidden ones left out.
+
+    For example `released/accuracy/sex:Female`, `released/worst_group_accuracy/sex`, `released/gap/sex`.
+    """
+    flat: dict[str, float | None] = {f"released/{name}": value for name, value in document["overall"].items()}
+    slugs = unique_slugs(list(document["groups"]))
+    for grouping, groups in document["groups"].items():
+        names = unique_slugs(list(groups))
+        for group, figures in groups.items():
+            flat |= {f"released/{name}/{slugs[grouping]}:{names[group]}": value for name, value in figures.items()}
+    for grouping, worst in document["worst"].items():
+        flat[f"released/worst_group_accuracy/{slugs[grouping]}"] = worst["accuracy"]
+        flat[f"released/gap/{slugs[grouping]}"] = document["gap"][grouping]["difference"]
+        for name, of in document["disparity"].get(grouping, {}).items():
+            flat[f"released/{name}_difference/{slugs[grouping]}"] = of["difference"]
+    flat |= {"released/epsilon": document["epsilon"], "released/delta": document["delta"]}
+    return {name: float(value) for name, value in flat.items() if value is not None}
+
+
 def overall(noised: Noised) -> Cells:
     """Counts of all records: every grouping's table sums to them, weighted by how little noise each sum has."""
     worth = {grouping: 1 / len(table) for grouping, table in noised.counts.items()}
@@ -345,7 +366,8 @@ def _mean(found: Sequence[Estimate]) -> Estimate:
 
 def _difference(one: Estimate, other: Estimate) -> tuple[float, float]:
     """Interval of the first figure minus the second, which are independent."""
-    assert one.value is not None and other.value is not None
+    assert one.value is not None
+    assert other.value is not None
     (below, above), (other_below, other_above) = one.distances(), other.distances()
     middle = one.value - other.value
     return middle - math.hypot(below, other_above), middle + math.hypot(above, other_below)

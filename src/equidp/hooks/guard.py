@@ -32,7 +32,10 @@ ARTIFACTS = (
 RELEASE = "release"
 """The folder of all that may go out with a model, by the catalog's name, and the pipeline that writes it again."""
 
-SAID = (*ARTIFACTS, "metrics_release", RELEASE)
+RELEASED = "metrics_release"
+"""Figures with noise, by the catalog's name; a run that was asked for none has none."""
+
+SAID = (*ARTIFACTS, RELEASED, RELEASE)
 """What is said of a model, and goes before a new one takes its place."""
 
 LOCK = "run.lock"

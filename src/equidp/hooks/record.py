@@ -16,12 +16,14 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS
 from equidp.evaluation.metrics import flat_metrics
+from equidp.evaluation.noised import flat_released
 from equidp.hooks import runs, store
 from equidp.hooks.guard import (
     ARTIFACTS,
     AUDIT,
     COMPARISON,
     RELEASE,
+    RELEASED,
     SHARED_ARTIFACTS,
     algorithms_in,
     audits,
@@ -37,6 +39,9 @@ from equidp.reporting.tables import BASELINE
 from equidp.sweep.cell import ROW
 from equidp.system import interrupts
 from equidp.training.checkpoint import StoppedError
+
+EXACT = ("test/", "baseline/", "cost_of_privacy/")
+"""How the names of exact figures of records begin."""
 
 NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release")
 """Settings that the name of a run in MLflow tells in another place, or not at all."""
@@ -69,7 +74,13 @@ class RunRecorder:
     @property
     def on_epoch(self) -> Callable[[str, Mapping[str, float]], None]:
         """What training calls after every epoch: with the algorithm and the epoch's figures."""
-        return runs.log_epoch
+        return lambda algorithm, figures: runs.log_epoch(algorithm, _named(figures, inside=self._inside))
+
+    @property
+    def _inside(self) -> bool:
+        """Whether exact figures are told from those that go out: a secure run that releases some with noise."""
+        privacy = self._parameters["privacy"]
+        return privacy["secure"] and privacy["evaluation"]["epsilon"] is not None
 
     def open(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         """Open a single algorithm's run, or the parent of one child each."""
@@ -125,7 +136,7 @@ class RunRecorder:
                 facts = ("noise_multiplier", "sampling_rate", "steps", "records")
                 runs.log_params(owner, {f"resolved.{fact}": getattr(Plan(**found), fact) for fact in facts})
             elif kind == "history":
-                runs.log_history(owner, found.to_dict("records"))
+                runs.log_history(owner, [_named(row, inside=self._inside) for row in found.to_dict("records")])
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Log results and end the runs.
@@ -151,7 +162,7 @@ class RunRecorder:
                     runs.log_artifact(owner, written_to(catalog, name))
         for algorithm in algorithms_in(pipeline):
             if algorithm in runs.tracked():
-                _log_algorithm(algorithm, made, catalog)
+                _log_algorithm(algorithm, made, catalog, inside=self._inside)
 
     def fail(self, error: Exception) -> None:
         """End the runs of a pipeline that failed; one that was stopped can go on, and has not failed."""
@@ -230,10 +241,15 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
-def _log_algorithm(name: str, made: set[str], catalog: DataCatalog) -> None:
+def _named(figures: Mapping[str, float], *, inside: bool) -> dict[str, float]:
+    """Figures under the names that MLflow shows: exact ones as `nonprivate/…` where others are released."""
+    return {f"nonprivate/{name}" if inside and name.startswith(EXACT) else name: of for name, of in figures.items()}
+
+
+def _log_algorithm(name: str, made: set[str], catalog: DataCatalog, *, inside: bool) -> None:
     metrics = catalog.load(f"{name}.metrics") if f"{name}.metrics" in made else None
     if metrics is not None:
-        runs.log_metrics(name, flat_metrics(metrics))
+        runs.log_metrics(name, _named(flat_metrics(metrics), inside=inside))
     if f"{name}.privacy" in made:
         privacy = catalog.load(f"{name}.privacy")
         runs.log_metrics(name, _epsilons(privacy))
@@ -243,6 +259,9 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog) -> None:
     for kind in ARTIFACTS:
         if f"{name}.{kind}" in made:
             runs.log_artifact(name, written_to(catalog, f"{name}.{kind}"))
+    if f"{name}.{RELEASED}" in made and (released := catalog.load(f"{name}.{RELEASED}")):
+        runs.log_metrics(name, flat_released(released))
+        runs.log_artifact(name, written_to(catalog, f"{name}.{RELEASED}"))
     if f"{name}.{RELEASE}" in made and (folder := written_to(catalog, f"{name}.{RELEASE}")).is_dir():
         runs.log_artifact(name, folder, RELEASE)  # a run without one wrote none
     if f"{name}.model" in made:

@@ -141,6 +141,11 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
             "release.unprotected=test would publish figures of validation records, which were taken from the training "
             "records: leave it out, or set data.evaluate_on=test."
         )
+    if privacy.evaluation.epsilon is not None and "test" in release.unprotected:
+        raise EquidpError(
+            "release.unprotected=test would publish the exact figures beside those that privacy.evaluation.epsilon "
+            "protects: leave one of them out."
+        )
     # from here on torch is imported, which takes longer than all before
     algorithms = {name: _options(name, given.get(name)) for name in ALGORITHMS}
     from equidp.models import model_options
@@ -210,6 +215,12 @@ def _refuse_id(data: DataSettings) -> None:
 
 
 def _refuse_strata(data: DataSettings, privacy: PrivacySettings) -> None:
+    if privacy.secure and data.membership == "strata" and privacy.evaluation.epsilon is not None:
+        raise EquidpError(
+            "privacy.evaluation.epsilon with data.membership=strata: one record more in the table would exchange "
+            "records between the training and the test part, so that neither ε holds for a person: take "
+            "data.membership=hash."
+        )
     if privacy.secure and data.membership == "strata" and not data.accept_strata:
         raise EquidpError(
             "data.membership=strata: one record more in the table would exchange many training records, and the ε of a "

@@ -35,6 +35,8 @@ NO_GUARANTEE = (
     "everything measured on it belongs inside the organisation that holds the data."
 )
 
+UNPROTECTED = "The test records are not protected at all: accuracies are exact counts over them."
+
 
 def privacy_report(privacy: Mapping, dataset: str = "") -> str:
     """One page of Markdown that states the guarantee of a run, its limits, and how to check it.
@@ -66,6 +68,7 @@ def privacy_sections(privacy: Mapping) -> tuple[Section, ...]:
         curve_section(privacy),
         _ledger(privacy),
         _released(privacy),
+        _released_figures(privacy),
         _outside(privacy),
         trials_section(privacy),
         _assumptions(privacy),
@@ -126,8 +129,8 @@ def _protected(privacy: Mapping) -> Section:
             f"Each single {unit} of the training data{text}. Adjacency: {privacy['adjacency']}. "
             f"Batches: {privacy['sampling']}.",
             *_replacing(privacy),
-            f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster. "
-            "The test records are not protected at all: accuracies are exact counts over them.",
+            f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster.",
+            *(() if privacy.get("evaluation") else (UNPROTECTED,)),
             *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
         ),
     )
@@ -299,6 +302,46 @@ def _released(privacy: Mapping) -> Section:
     )
 
 
+def _released_figures(privacy: Mapping) -> Section | None:
+    """What the figures that were released with noise cost the records that they are of; None where there are none."""
+    entry = privacy.get("evaluation")
+    if not entry:
+        return None
+    unit, part, trials = entry["unit"], entry["part"], entry["trials"]
+    several = "" if trials.get("max") == 1 else " It covers all declared trials."
+    if (privacy.get("membership") or {}).get("how") == "strata":
+        together = (
+            "The parts were drawn from all records at once (data.membership=strata): one row more in the table "
+            "exchanges records between them, and neither figure holds for tables that differ in one row."
+        )
+    else:
+        together = (
+            f"Person A, whose {unit} is in the training part, is protected by ε = {epsilon_text(privacy['epsilon'])}, "
+            f"whatever is computed from the model, these figures too. Person B, whose {unit} is in the {part} part, is "
+            f"protected by ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. If a "
+            "record is replaced by another, the two may be in different parts, and then they do."
+        )
+    again = (
+        " Records of the validation part go back into the final training: for them that training's ε is added."
+        if part == "validation"
+        else ""
+    )
+    return Section(
+        f"Figures of the {part} part",
+        (
+            f"The figures in metrics_release.json follow from one histogram of the {part} part over group, label and "
+            f"score bin (tables: {', '.join(entry['tables'])}), to which Gaussian noise was added. For each single "
+            f"{unit} of the {part} part (adjacency: {entry['adjacency']}) this is (ε, δ)-differentially private with "
+            f"ε = {epsilon_text(entry['epsilon'])} and δ = {entry['delta']:g}.{several} One {unit} moves the histogram "
+            f"by at most {entry['sensitivity']:.4g}; the noise is {entry['mechanism']['noise_multiplier']:.6g} times "
+            "that.",
+            together + again,
+            f"The exact figures of the {part} part (metrics.json, history.parquet, report.html) stay inside: beside "
+            "them this noise protects nobody.",
+        ),
+    )
+
+
 def _outside(privacy: Mapping) -> Section:
     diagnostics = [str(d) for d in privacy.get("diagnostics_published", ())]
     rows = [
@@ -315,7 +358,8 @@ def _outside(privacy: Mapping) -> Section:
         ),
         (
             "The test records",
-            "Accuracies, losses and group sizes of the test part are exact, and not protected.",
+            "Accuracies, losses and group sizes of the test part are exact, and not protected"
+            + ("; those of metrics_release.json have noise." if privacy.get("evaluation") else "."),
         ),
         (
             "Sizes of groups",

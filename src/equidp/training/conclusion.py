@@ -20,6 +20,9 @@ from equidp.training.journal import unless_in_use
 from equidp.training.preparation import Prepared, named_columns
 from equidp.training.statement import privacy_statement
 
+HISTOGRAM = "released_histogram.json"
+"""A run's figures with noise as they were first drawn, kept beside its checkpoints until all results are written."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -85,6 +88,7 @@ def forget(workplace: Path) -> None:
     with unless_in_use(journal) as free:
         if free:
             checkpoint.unlink(missing_ok=True)
+            (workplace / HISTOGRAM).unlink(missing_ok=True)
             if not windows:
                 journal.unlink(missing_ok=True)
     if free and windows:

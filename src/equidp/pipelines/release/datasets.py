@@ -7,17 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import AbstractDataset
 
 from equidp.errors import EquidpError
-from equidp.system.files import remove, replacing_folder
+from equidp.system.files import remove, replacing, replacing_folder
 
 UNDATED = 315_619_200
 """2 January 1980, the date of every file that goes out: a date tells when a training ended. Zip has no earlier one."""
 
 
-class OptionalDocumentDataset(AbstractDataset[None, dict[str, Any]]):
-    """A JSON document; an empty one where there is no file."""
+class OptionalDocumentDataset(AbstractDataset[dict[str, Any], dict[str, Any]]):
+    """A JSON document; an empty one where there is no file, and no file where an empty one is saved."""
 
     def __init__(self, *, filepath: str, metadata: dict | None = None) -> None:
         self._filepath = Path(filepath)
@@ -39,9 +39,17 @@ class OptionalDocumentDataset(AbstractDataset[None, dict[str, Any]]):
             raise EquidpError(f"{self._filepath} is damaged (it holds no JSON object): make it again.")
         return found
 
-    def save(self, data: None) -> None:
-        """What writes the document has an entry of its own."""
-        raise DatasetError(f"{self._filepath} is read here, not saved.")
+    def save(self, data: dict[str, Any]) -> None:
+        """Write it whole, or remove what an earlier run left.
+
+        Raises:
+            EquidpError: where the disk refuses.
+        """
+        if not data:
+            remove(self._filepath)
+            return
+        with replacing(self._filepath) as part:
+            part.write_text(json.dumps(data, indent=2, ensure_ascii=False), encoding="utf-8")
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._filepath)}

@@ -61,6 +61,7 @@ def run_report(
     model: dict[str, Any],
     asked: dict[str, Any],
     training: dict[str, Any],
+    released: dict[str, Any],
     *options: dict[str, Any],
     algorithm: str,
 ) -> str:
@@ -76,6 +77,7 @@ def run_report(
         provenance_facts(provenance),
         groups,
         _remarks(data),
+        {algorithm: released},
     )
 
 

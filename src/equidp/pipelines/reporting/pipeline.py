@@ -55,6 +55,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
             "groups",
             "provenance",
             *SETTINGS,
+            f"{algorithm}.metrics_release",
             *(f"params:{options}" for options in nodes.options_of([algorithm])),
         ],
         outputs=f"{algorithm}.report",

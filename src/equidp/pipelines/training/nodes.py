@@ -25,6 +25,7 @@ from equidp.pipelines.ingestion.nodes import mapped
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.networks import imposed
+from equidp.training.statement import figures_entry
 
 RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights"}
 """Settings that the model's file records, for the documents that go out with it."""
@@ -119,7 +120,11 @@ def _trained(
         checkpoint_every=settings.operation.checkpoint_every,
     )
     card = model_card(algorithm, split.train, settings)
-    return Weights(trained.weights, card), trained.history, trained.privacy
+    return (
+        Weights(trained.weights, card),
+        trained.history,
+        trained.privacy | figures_entry(settings.privacy, settings.data),
+    )
 
 
 def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, Any]:
