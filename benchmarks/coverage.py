@@ -23,7 +23,7 @@ BINS = 5
 
 
 def law(shift: float, rare: float) -> NDArray:
-    """Shares `[label, predicted, confidence bin]` where the second class is `rare` and its scores lie `shift` higher."""
+    """Shares `[label, predicted, confidence bin]`: the second class is `rare`, and its scores lie `shift` higher."""
     draw = np.random.default_rng(0)
     labels = (draw.random(1_000_000) < rare).astype(int)
     score = 1 / (1 + np.exp(-1.3 * (draw.normal(size=len(labels)) + shift * labels - 1.0)))

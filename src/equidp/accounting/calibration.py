@@ -120,6 +120,29 @@ def smallest_noise(cost: Callable[[float], float], target: float) -> float:
     return _bracket(cost, target, 1e-5)[1]
 
 
+def noise_within(events_for: Callable[[float], Sequence[Event]], reference: Sequence[Event]) -> float:
+    """The smallest noise multiplier whose events have, at every order, no larger Rényi divergence than the reference.
+
+    What is shown for trials of the reference's events then holds for trials of these, and of both in turn.
+    """
+    most = divergences(reference)
+
+    def excess(noise: float) -> float:
+        found = divergences(events_for(noise))
+        # rounding alone must not ask for more noise where events are the same
+        return max((a / b if b else math.inf) for a, b in zip(found, most, strict=True) if a > 0 and b < math.inf)
+
+    return smallest_noise(excess, 1.0 + 1e-12)
+
+
+def divergences(events: Sequence[Event]) -> tuple[float, ...]:
+    """Rényi divergences of these events at all orders of the accountant's."""
+    accountant = rdp.RdpAccountant()
+    with orders_left_out_in_silence():
+        accountant.compose(dp.ComposedDpEvent([event.as_dp_event() for event in canonical(events)]))
+    return tuple(map(float, accountant.rdp))
+
+
 def _bracket(cost: Callable[[float], float], target: float, precision: float = 1e-3) -> tuple[float, float]:
     """Noise multipliers on either side of the target, so close to each other. `cost` falls as noise grows."""
     high = 1.0

@@ -50,6 +50,7 @@ from typing import Literal
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
+from scipy.optimize import brentq
 
 from equidp.accounting.calibration import calibrate, smallest_noise
 from equidp.accounting.epsilon import Epsilon, epsilon, epsilon_path, live_epsilon, orders_left_out_in_silence
@@ -57,6 +58,9 @@ from equidp.accounting.events import Event, canonical, merged
 from equidp.errors import EquidpError
 
 Law = Literal["geometric", "negative_binomial", "poisson"]
+
+MOST_TRIALS = 10**9
+"""Where rounding keeps the sum of a law below 1, drawing ends here."""
 
 SHAPE = 0.5
 """η of the negative binomial law, unless another is given."""
@@ -143,6 +147,28 @@ class Trials:
             return calibrate(lambda noise: self.charged(events_for(noise)), target, delta)
         return smallest_noise(lambda noise: self.epsilon(events_for(noise), delta).value, target)
 
+    def draw(self, uniform: float) -> int:
+        """The number of trials that belongs to a uniform number in [0, 1), by the law's inverse.
+
+        P(k+1)/P(k) is (1−γ)(k+η)/(k+1), or μ/(k+1), so the sum goes up from P(1) until it passes the uniform number. A
+        uniform number of 53 bits moves each probability by less than 1e-15.
+        """
+        assert self.mean is not None
+        if self.mean <= 1 + 1e-12:
+            return 1
+        if self.law == "poisson":
+            rate = brentq(lambda mu: mu / -math.expm1(-mu) - self.mean, 1e-12, self.mean)
+            chance, ratio = rate / math.expm1(rate), lambda k: rate / (k + 1)
+        else:
+            gamma, eta = brentq(lambda one: _mean(one, self.eta) - self.mean, 1e-12, 1 - 1e-12), self.eta
+            scale = math.log(1 / gamma) if eta == 0 else (gamma**-eta - 1) / eta
+            chance, ratio = (1 - gamma) / scale, lambda k: (1 - gamma) * (k + eta) / (k + 1)
+        k, reached = 1, chance
+        while reached <= uniform and k < MOST_TRIALS:
+            chance *= ratio(k)
+            k, reached = k + 1, reached + chance
+        return k
+
     def to_dict(self) -> dict:
         """As written to privacy.json."""
         if self.law is None:
@@ -159,6 +185,13 @@ class Trials:
         if self.law == "negative_binomial":
             return SHAPE if self.shape is None else self.shape
         return {"geometric": 1.0, "poisson": math.inf}[str(self.law)]
+
+
+def _mean(gamma: float, eta: float) -> float:
+    """E[K] of the truncated negative binomial law."""
+    if eta == 0:
+        return (1 / gamma - 1) / math.log(1 / gamma)
+    return eta * (1 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))
 
 
 @lru_cache(maxsize=256)

@@ -25,10 +25,12 @@ from equidp.hooks.guard import (
     RELEASE,
     RELEASED,
     SHARED_ARTIFACTS,
+    TUNE,
     algorithms_in,
     audits,
     names_of,
     refusal_in,
+    tunes,
     written_to,
 )  # fmt: skip
 from equidp.mechanism.device import choose_device
@@ -43,7 +45,7 @@ from equidp.training.checkpoint import StoppedError
 EXACT = ("test/", "baseline/", "cost_of_privacy/")
 """How the names of exact figures of records begin."""
 
-NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release")
+NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release", "tune")
 """Settings that the name of a run in MLflow tells in another place, or not at all."""
 
 LONGEST_NAME = 250
@@ -100,6 +102,10 @@ class RunRecorder:
         client, row = MlflowClient(), active.data.tags.get(ROW)
         mlflow.set_tags({name: value for name, value in run_params.items() if value})
         mlflow.set_tag("kedro_command", self._command(run_params))
+        if tunes(pipeline):
+            mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"]))
+            runs.open_run(client, TUNE, active.info.run_id)
+            runs.log_params(TUNE, self._settings_of(BASELINE, more=("resume", "tune", "audited")))
         if not (algorithms or audits(pipeline)):
             return
         mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))

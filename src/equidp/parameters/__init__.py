@@ -20,6 +20,7 @@ from equidp.parameters.resolved import (
     block,
     check_names,
     resolve,
+    varied,
 )
 from equidp.parameters.sections import (
     AuditSettings,
@@ -30,6 +31,7 @@ from equidp.parameters.sections import (
     ReleaseSettings,
     ReportSettings,
     TrainingSettings,
+    TuneSettings,
 )
 
 __all__ = [
@@ -46,7 +48,9 @@ __all__ = [
     "ReportSettings",
     "Settings",
     "TrainingSettings",
+    "TuneSettings",
     "block",
     "check_names",
     "resolve",
+    "varied",
 ]

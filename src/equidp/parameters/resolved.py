@@ -23,6 +23,7 @@ from equidp.parameters.sections import (
     ReleaseSettings,
     ReportSettings,
     TrainingSettings,
+    TuneSettings,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ PIPELINE_SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
     "audit": (AuditSettings,),
     "report": (ReportSettings,),
     "release": (ReleaseSettings,),
+    "tune": (TuneSettings,),
 }
 """Blocks that one pipeline alone reads."""
 
@@ -62,7 +64,7 @@ class Settings:
 
     Attributes:
         dataset, seed, raw_dir, run_label, resume: as a user gives them.
-        data, privacy, training, model, audit, report: the blocks of these names.
+        data, privacy, training, model, audit, report, release, tune: the blocks of these names.
         operation: the settings below `training` that change no release.
         algorithms: the options of every algorithm, by its name.
         audited: name of the algorithm that an audit is of.
@@ -83,6 +85,7 @@ class Settings:
     audit: AuditSettings
     report: ReportSettings
     release: ReleaseSettings
+    tune: TuneSettings
     _built: dict[str, Algorithm] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def algorithm(self, name: str) -> Algorithm:
@@ -106,6 +109,23 @@ class Settings:
         blocks["training"] |= _dumped(self.operation)
         own = {name: {"options": self.options(name)} for name in self.algorithms}
         return plain | blocks | own | {"audited": {"algorithm": self.audited, **own[self.audited]}}
+
+
+def varied(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The same settings with others in some places, by dotted names; validated as if a user had given them.
+
+    Raises:
+        EquidpError: for a name or value that does not exist.
+    """
+    given = {name: value for name, value in settings.to_dict().items() if name != "audited"}
+    given["algorithm"] = settings.audited
+    for name, value in changes.items():
+        *path, last = name.split(".")
+        place = given
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return resolve(given)
 
 
 def _dumped(settings: BaseModel) -> dict[str, Any]:
@@ -133,7 +153,7 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         made for name, kinds in SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     data = _sourced(data, dataset)
-    audit, report, release = (
+    audit, report, release, tune = (
         made for name, kinds in PIPELINE_SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     if "test" in release.unprotected and data.evaluate_on == "validation":
@@ -156,7 +176,7 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     _refuse_strata(data, privacy)
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
-        audit, report, release,
+        audit, report, release, tune,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from equidp.data.sources import record_words
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
-from equidp.options import HUGE, Declared, Number, Positive, listed
+from equidp.options import HUGE, Declared, Number, Positive, dotted, listed
 
 if TYPE_CHECKING:
     from equidp.accounting.trials import Trials
@@ -288,6 +288,23 @@ class AuditSettings(Declared):
     def delta_of(self, canaries: int) -> float:
         """δ of the audit."""
         return 0.3 / canaries if self.delta is None else self.delta
+
+
+class TuneSettings(Block):
+    """What the pipeline `tune` chooses from, and by what. The number of trials is `privacy.trials_law`'s."""
+
+    grid: dict[str, Any] = {}
+    """Values of each setting, `tune.grid.training.learning_rate=0.1+0.5`; every trial draws one of all combinations."""
+    score: Literal["accuracy", "balanced_accuracy", "worst_group"] = "balanced_accuracy"
+    """Figure of the validation part that chooses; `worst_group`: the lowest accuracy over the first grouping."""
+    epsilon: Annotated[float, Field(gt=0)] = 1.0
+    """ε of choice and scores together, for the validation records; `privacy.epsilon` is that of choice and model for
+    the training records."""
+
+    @property
+    def values(self) -> dict[str, list[Any]]:
+        """Each setting's values, by its dotted name."""
+        return {name: list(listed(value)) for name, value in dotted(self.grid).items()}
 
 
 class ReportSettings(Block):

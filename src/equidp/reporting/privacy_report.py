@@ -71,6 +71,7 @@ def privacy_sections(privacy: Mapping) -> tuple[Section, ...]:
         _released_figures(privacy),
         _outside(privacy),
         trials_section(privacy),
+        _tuning(privacy),
         _assumptions(privacy),
     ]
     return tuple(section for section in sections if section is not None)
@@ -338,6 +339,25 @@ def _released_figures(privacy: Mapping) -> Section | None:
             together + again,
             f"The exact figures of the {part} part (metrics.json, history.parquet, report.html) stay inside: beside "
             "them this noise protects nobody.",
+        ),
+    )
+
+
+def _tuning(privacy: Mapping) -> Section | None:
+    """Who pays what for a choice of settings; None where none were chosen."""
+    tuning = privacy.get("tuning")
+    if not tuning:
+        return None
+    held = tuning["validation"]
+    return Section(
+        "How the settings were chosen",
+        (
+            f"Every trial drew its settings from a declared grid ({', '.join(tuning['grid'])}). The one with the best "
+            f"{tuning['score'].replace('_', ' ')} of a validation part was chosen. That figure came from a histogram "
+            "with Gaussian noise, and nothing of the other trials is shown. The ε above covers choice and model.",
+            f"Person C, whose {held['unit']} is in the validation part (adjacency: {held['adjacency']}), is protected "
+            f"by ε = {epsilon_text(held['epsilon'])} at δ = {held['delta']:g}, for the choice and the figures of the "
+            "chosen trial. Nobody is in two parts.",
         ),
     )
 

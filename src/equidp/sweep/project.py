@@ -21,7 +21,7 @@ BASELINE = "sgd"
 OUTPUTS = ("metrics", "privacy", "report")
 """What a finished run has written."""
 
-NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release")
+NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release", "tune")
 """Settings that do not change a run's results."""
 
 
