@@ -11,7 +11,7 @@ def test_the_page_says_that_incomplete_rows_are_left_out(sample, options, told):
     shared = ("mine", 0, {"groups": ["class"], "options": options}, {}, {}, {})
     results = (sample.documents["dpsgd"], sample.privacy["dpsgd"], sample.histories["dpsgd"])
     facts = dict.fromkeys(("source", "raw_fingerprint", "files", "version", "fingerprint"), "x")
-    page = run_report(*results, sample.group_table, facts, *shared, {}, {}, algorithm="dpsgd")
+    page = run_report(*results, sample.group_table, facts, *shared, {}, {}, {}, algorithm="dpsgd")
     compared, _ = comparison_of(["dpsgd"])(sample.group_table, facts, *shared, *results, {}, {})
     for one in (page, compared):
         assert ("are left out (data.options.missing=drop)" in one) == told
@@ -23,7 +23,7 @@ def test_a_page_tells_the_options_of_its_algorithms_and_of_the_baseline(sample):
     results = (sample.documents["dpsgd"], sample.privacy["dpsgd"], sample.histories["dpsgd"])
     facts = dict.fromkeys(("source", "raw_fingerprint", "files", "version", "fingerprint"), "x")
     options = ({"learning_rate": 0.025}, {"clip_norm": 0.375})
-    page = run_report(*results, sample.group_table, facts, *shared, *options, algorithm="dpsgd")
+    page = run_report(*results, sample.group_table, facts, *shared, {}, *options, algorithm="dpsgd")
     compared, _ = comparison_of(["dpsgd"])(sample.group_table, facts, *shared, *results, *options)
     for one in (page, compared):
         assert '<tr><th scope="row">sgd.options.learning_rate</th><td>0.025</td></tr>' in one

@@ -112,15 +112,16 @@ class Settings:
 
 
 def varied(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """The same settings with others in some places, by dotted names; validated as if a user had given them.
+    """The settings of the algorithm `audited` with others in some places, by dotted names; validated as a user's are.
 
     Raises:
         EquidpError: for a name or value that does not exist.
     """
-    given = {name: value for name, value in settings.to_dict().items() if name != "audited"}
-    given["algorithm"] = settings.audited
-    for name, value in changes.items():
-        *path, last = name.split(".")
+    name, told = settings.audited, settings.to_dict()
+    given = {key: value for key, value in told.items() if key != "audited" and key not in ALGORITHMS}
+    given |= {"algorithm": name, name: told[name] if ALGORITHMS[name].below_options else told[name]["options"]}
+    for setting, value in changes.items():
+        *path, last = setting.split(".")
         place = given
         for part in path:
             place = place.setdefault(part, {})

@@ -106,7 +106,8 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     reference = merged(point.settings.algorithm(settings.audited).events(point.plan))
     given = settings.privacy.model_copy(update={"epsilon": None, "noise_multiplier": point.plan.noise_multiplier})
     like = dataclasses.replace(settings, privacy=given)  # no target is solved for: the reference's divergences are
-    points = (point, *(_within(_point(changes, train, like), settings.audited, reference) for changes in others))
+    known: dict[tuple[Event, ...], float] = {reference: point.plan.noise_multiplier}
+    points = (point, *(_within(_point(changes, train, like), settings.audited, reference, known) for changes in others))
     event = figures_event(settings.tune.epsilon, settings.privacy.delta, settings.privacy.trials)
     return Tuning(points, reference, event)
 
@@ -219,10 +220,12 @@ def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Po
     return Point(changes, of, plan)
 
 
-def _within(point: Point, name: str, reference: Sequence[Event]) -> Point:
-    """The point with the least noise whose divergences are at most the reference's."""
+def _within(point: Point, name: str, reference: Sequence[Event], known: dict[tuple[Event, ...], float]) -> Point:
+    """The point with the least noise whose divergences are at most the reference's; `known` by its events before."""
     algorithm, plan = point.settings.algorithm(name), point.plan
-    if merged(algorithm.events(plan)) == tuple(reference):
-        return point
-    noise = noise_within(lambda sigma: algorithm.events(dataclasses.replace(plan, noise_multiplier=sigma)), reference)
-    return dataclasses.replace(point, plan=dataclasses.replace(plan, noise_multiplier=noise))
+    as_given = merged(algorithm.events(plan))
+    if as_given not in known:
+        known[as_given] = noise_within(
+            lambda sigma: algorithm.events(dataclasses.replace(plan, noise_multiplier=sigma)), reference
+        )
+    return dataclasses.replace(point, plan=dataclasses.replace(plan, noise_multiplier=known[as_given]))
