@@ -59,6 +59,7 @@ def register_pipelines() -> Pipelines:
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
     pipelines["tune"] = ingestion.create_pipeline() + tune.create_pipeline()
+    pipelines["ledger"] = reporting.create_ledger()
     pipelines["release"] = release.create_release()
     pipelines["report"] = reporting.create_report()
     pipelines["compare"] = pipelines["__default__"] = Experiment(DEMONSTRATION)

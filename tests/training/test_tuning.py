@@ -122,7 +122,7 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     clip_norms = {"grid": {"dpsgd": {"options": {"clip_norm": [0.1, 1.0]}}}}
     given = settings(tmp_path, seed=3, tune=clip_norms)
     algorithms = {"dpsgd": given.algorithm("dpsgd")}
-    whole = nodes.choose_model(digits, tmp_path / "whole", given, algorithms)
+    whole = nodes.choose_model(digits, tmp_path / "whole", given, algorithms, tmp_path / "ledgers")
     count = len(list((tmp_path / "whole").glob("trial-*")))
     assert count > 1  # else this seed tests nothing
 
@@ -138,14 +138,16 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     monkeypatch.setattr(nodes, "train_model", killed)
     place = tmp_path / "killed"
     with pytest.raises(Crash):
-        nodes.choose_model(digits, place, given, algorithms)
+        nodes.choose_model(digits, place, given, algorithms, tmp_path / "ledgers")
     drawn = (place / nodes.DRAWN).read_bytes()
     with pytest.raises(EquidpError, match="its trials count"):
-        nodes.choose_model(digits, place, given, algorithms)
+        nodes.choose_model(digits, place, given, algorithms, tmp_path / "ledgers")
     again = settings(tmp_path, seed=3, tune=clip_norms, resume=True)
     with pytest.raises(EquidpError, match="other settings"):
-        nodes.choose_model(digits, place, settings(tmp_path, seed=4, tune=clip_norms, resume=True), algorithms)
-    weights, privacy, choice, _ = nodes.choose_model(digits, place, again, algorithms)
+        nodes.choose_model(
+            digits, place, settings(tmp_path, seed=4, tune=clip_norms, resume=True), algorithms, tmp_path / "ledgers"
+        )
+    weights, privacy, choice, _ = nodes.choose_model(digits, place, again, algorithms, tmp_path / "ledgers")
     assert (place / nodes.DRAWN).read_bytes() == drawn
     assert len(begun) == 2 + count - 1  # the finished trial was not trained again
     assert privacy["epsilon"] == whole[1]["epsilon"]

@@ -100,7 +100,7 @@ def renyi_curve(events: Sequence[Event], orders: Sequence[int]) -> list[float]:
     return totals
 
 
-def epsilon_of(total: float, order: int, delta: float) -> float:
+def epsilon_of(total: float, order: float, delta: float) -> float:
     """ε = R + ln((α−1)/α) − (ln δ + ln α)/(α−1) (Balle et al. 2020, Theorem 21; Canonne et al. 2020)."""
     return total + math.log((order - 1) / order) - (math.log(delta) + math.log(order)) / (order - 1)
 

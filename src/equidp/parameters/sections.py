@@ -131,6 +131,8 @@ class PrivacySettings(Block):
     """The mean of that law, of a number that is at least 1 (drawn again while it is 0)."""
     trials_shape: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     """η of `negative_binomial` (0: logarithmic, 1: geometric); null: 0.5."""
+    total_epsilon: Annotated[float, Field(gt=0)] | None = None
+    """Most that all secure runs on this data set may come to, at `delta`: a run beyond is refused; null: no limit."""
     evaluation: FiguresSettings = FiguresSettings()
     """Figures of the evaluated part."""
 

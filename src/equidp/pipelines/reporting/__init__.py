@@ -1,5 +1,5 @@
 """Reports: the HTML page of one run, and the comparison of several."""
 
-from equidp.pipelines.reporting.pipeline import create_comparison, create_pipeline, create_report
+from equidp.pipelines.reporting.pipeline import create_comparison, create_ledger, create_pipeline, create_report
 
-__all__ = ["create_comparison", "create_pipeline", "create_report"]
+__all__ = ["create_comparison", "create_ledger", "create_pipeline", "create_report"]

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from equidp.accounting.dataset_ledger import DatasetLedger, spent_by_run
+from equidp.errors import EquidpError
+from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.reporting.figures import clip_norms, cost_per_group, metric_per_group
+from equidp.reporting.ledger_figure import spent_figure
 from equidp.reporting.page import html_report
+from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.tables import BASELINE, results_table
+
+logger = logging.getLogger(__name__)
 
 MOST_NAMES = 6
 """So many algorithms are named in a page's title; more are counted."""
@@ -47,6 +56,27 @@ def shown_settings(
 def options_of(algorithms: Sequence[str]) -> list[str]:
     """Names of the settings that a page's algorithms have of their own, the baseline's first: costs depend on them."""
     return [f"{name}.options" for name in dict.fromkeys((BASELINE, *algorithms))]
+
+
+def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
+    """What all runs on the data set have spent, run by run; the last total is told in the terminal.
+
+    Raises:
+        EquidpError: no run on it is entered yet, or an entry is damaged.
+    """
+    ledger = DatasetLedger(folder, settings.dataset)
+    entries, delta = ledger.entries(), settings.privacy.delta
+    if not entries:
+        raise EquidpError(f"{ledger.path} has no entry: train on {settings.dataset} first.")
+    rows = spent_by_run(entries, delta)
+    logger.info(
+        "%s: ε = %s at δ = %g, of %d secure runs.",
+        ledger.path,
+        epsilon_text(rows[-1][1]),
+        delta,
+        len({entry.run for entry in entries if entry.secure}),
+    )
+    return spent_figure(rows, settings.dataset, settings.privacy.total_epsilon)
 
 
 def run_report(

@@ -82,6 +82,21 @@ def create_comparison(algorithms: Sequence[str]) -> Pipeline:
     )
 
 
+def create_ledger() -> Pipeline:
+    """The figure of what all runs on the data set have spent."""
+    return Pipeline(
+        [
+            Node(
+                nodes.draw_ledger,
+                inputs=["privacy_ledger", "settings"],
+                outputs="ledger_figure",
+                name="draw_ledger",
+                namespace=GROUP,
+            )
+        ]
+    )
+
+
 def create_report() -> Pipeline:
     """The page that compares tracked runs, whenever they were made."""
     return Pipeline(

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.data.records import Records, Split
 from equidp.evaluation.live import live_metrics
@@ -24,6 +25,7 @@ from equidp.parameters import Settings
 from equidp.pipelines.ingestion.nodes import mapped
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
+from equidp.training.charging import enter, enter_more, planned
 from equidp.training.networks import imposed
 from equidp.training.statement import figures_entry
 
@@ -69,18 +71,26 @@ def train_network(
     workplace: Path,
     settings: Settings,
     on_epoch: OnEpoch,
+    ledgers: Path,
     *,
     algorithm: str,
 ) -> Trained:
-    """Train one algorithm.
+    """Train one algorithm; a private one is entered in the data set's ledger before it begins.
 
     The non-private baseline is trained once per records, settings, seed and code, and reused after that.
     """
     arrays = group_arrays(test, settings.data.groups)
     follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, told=partial(on_epoch, algorithm))
     fresh = partial(_trained, algorithm, Plan(**plan), Split(train, test, public), settings, workplace, follow)
-    if settings.algorithm(algorithm).private:
-        return fresh()
+    chosen = settings.algorithm(algorithm)
+    if chosen.private:
+        due = planned(chosen, Plan(**plan))
+        run = enter(ledgers, workplace, settings, train.membership, {("training", "train"): due}, algorithm=algorithm)
+        trained = fresh()
+        if "events" in due:
+            spent = [Event.from_dict(event) for event in trained[2]["ledger"]]
+            enter_more(ledgers, settings, run, spent, already=due["events"])
+        return trained
     kept = trained_once(workplace, digest(train, _baseline_facts(algorithm, plan, settings)), lambda: fresh()[:2])
     return *kept, _statement_without_noise(algorithm, Plan(**plan), settings)
 

@@ -7,7 +7,7 @@ from equidp.pipelines import given
 from equidp.pipelines.ingestion.nodes import split_records
 from equidp.pipelines.training import nodes
 
-PARTS, ALL = {"train", "test", "public"}, {"settings", "on_epoch"}
+PARTS, ALL = {"train", "test", "public"}, {"settings", "on_epoch", "privacy_ledger"}
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
@@ -53,7 +53,7 @@ def _body(algorithm: str) -> Pipeline:
             ),
             Node(
                 given(nodes.train_network, algorithm=algorithm),
-                inputs=["train", "test", "public", "plan", "workplace", "settings", "on_epoch"],
+                inputs=["train", "test", "public", "plan", "workplace", "settings", "on_epoch", "privacy_ledger"],
                 outputs=["model", "history", "privacy"],
                 name="train_model",
             ),

@@ -27,6 +27,8 @@ from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.privacy_report import epsilon_text
 from equidp.system.files import durable, private, replacing
 from equidp.training import predict, train_model
+from equidp.training.charging import CHARGED, enter, enter_more, of_law
+from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.statement import figures_entry
 from equidp.training.tuning import Point, Tuning, beyond_plan, plan_tuning, score, tuned_statement
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_model(
-    features: Records, workplace: Path, settings: Settings, algorithms: Mapping[str, Algorithm]
+    features: Records, workplace: Path, settings: Settings, algorithms: Mapping[str, Algorithm], ledgers: Path
 ) -> tuple[Weights, dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The model that private selection chose, privacy.json, tune.json, and figures of the test part if asked for.
 
@@ -54,6 +56,13 @@ def choose_model(
     parts = divide(features, held, settings.seed, algorithms.values())
     tuning = plan_tuning(parts.train, settings)
     _announce(tuning, settings)
+    _refuse_unfinished(workplace, settings)
+    law = of_law(tuning.plan.trials)
+    due = {
+        ("tuning", "train"): {"events": tuning.reference} | law,
+        ("scores", "validation"): {"events": (tuning.score_event,)} | law,
+    }
+    run = enter(ledgers, workplace, settings, parts.train.membership, due, algorithm=settings.audited)
     drawn = _drawn(workplace, tuning, parts, settings)
     chosen, best, more = 0, -1.0, []
     for number, place in enumerate(drawn):
@@ -62,6 +71,7 @@ def choose_model(
         if found["score"] > best:
             chosen, best = number, found["score"]
     if more:
+        enter_more(ledgers, settings, run, more, already=())
         logger.warning(
             "A trial that was interrupted took steps again: ε is %s instead of %s.",
             epsilon_text(tuning.epsilon(more)),
@@ -92,7 +102,8 @@ def forget_trials(workplace: Path) -> None:
     """Remove what a finished tuning drew and trained: nothing but the chosen trial is ever told."""
     for folder in workplace.glob("trial-*"):
         shutil.rmtree(folder)
-    (workplace / DRAWN).unlink(missing_ok=True)
+    for name in (DRAWN, CHARGED, HISTOGRAM):
+        (workplace / name).unlink(missing_ok=True)
 
 
 def _announce(tuning: Tuning, settings: Settings) -> None:
@@ -117,11 +128,19 @@ def _random(settings: Settings, purpose: str) -> RandomSource:
     return SeededRandom(derived_seed(settings.seed, f"tune/{purpose}"), "cpu")
 
 
+def _refuse_unfinished(workplace: Path, settings: Settings) -> None:
+    if (workplace / DRAWN).is_file() and not settings.resume:
+        raise EquidpError(
+            f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one a "
+            "run_label, and add up the ε of both."
+        )
+
+
 def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) -> list[int]:
     """Which point each trial takes, drawn once; on disk before the first trial begins.
 
     Raises:
-        EquidpError: an unfinished tuning lies there, of other settings or records, or is not to be continued.
+        EquidpError: an unfinished tuning lies there, of other settings or records.
     """
     path = workplace / DRAWN
     told = settings.to_dict() | {"resume": None, "raw_dir": None}
@@ -129,11 +148,6 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
     asked.update(fingerprint(parts.train).encode() + fingerprint(parts.test).encode())
     if path.is_file():
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if not settings.resume:
-            raise EquidpError(
-                f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one "
-                "a run_label, and add up the ε of both."
-            )
         if kept["asked"] != asked.hexdigest():
             raise EquidpError(
                 f"The unfinished tuning in {workplace} has other settings or records: repeat its command with "

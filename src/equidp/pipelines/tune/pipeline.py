@@ -14,7 +14,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 nodes.choose_model,
-                inputs=["features", "tuned.workplace", "settings", "algorithms"],
+                inputs=["features", "tuned.workplace", "settings", "algorithms", "privacy_ledger"],
                 outputs=["tuned.model", "tuned.privacy", "tuned.choice", "tuned.metrics_release"],
                 name="choose_model",
                 namespace=GROUP,
