@@ -30,7 +30,7 @@ the nearest valid one.
 | `raw_dir` | `data/01_raw` | where raw files lie; `EQUIDP_RAW_DIR` sets it too |
 | `run_label` | | a level in the output path when set |
 | `resume` | `false` | continue what an interrupted run left |
-| `algorithm` | `dpsgd_f` | what the pipelines `audit` and `release` take |
+| `algorithm` | `dpsgd_f` | what the pipelines `audit`, `tune` and `release` take |
 """
 
 PAPERS = """
