@@ -43,6 +43,10 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
         _print_audit(catalog.load("audit_findings"))
         for name in ("audit_findings", "audit_report"):
             terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True, highlight=False)
+    if "tuned.choice" in pipeline.all_outputs():
+        _print_choice(catalog.load("tuned.choice"))
+    for name in sorted({"tuned.choice", "tuned.statement", "ledger_figure"} & pipeline.all_outputs()):
+        terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True, highlight=False)
     if finished := evaluated(pipeline):
         from equidp.reporting.tables import print_table, results_table
 
@@ -71,6 +75,21 @@ def print_groups(groups: pd.DataFrame, path: Path) -> None:
     if not groups["evaluable"].all():
         terminal().print(FEW_MEANS, highlight=False)
     terminal().print(f"groups: {path}", soft_wrap=True, highlight=False)
+
+
+def _print_choice(choice: dict[str, Any]) -> None:
+    """What was chosen, by which figure, and who pays what for it."""
+    from equidp.reporting.privacy_report import epsilon_text
+
+    held = choice["validation"]
+    settings = ", ".join(f"{name}={value}" for name, value in choice["chosen"].items())
+    terminal().print(
+        f"chosen: {settings} ({choice['score'].replace('_', ' ')} {choice['value']:.3f} with noise). Training part: "
+        f"ε = {epsilon_text(choice['epsilon'])}; validation part: ε = {epsilon_text(held['epsilon'])}; "
+        f"δ = {choice['delta']:.2g}.",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _print_audit(findings: dict[str, Any]) -> None:
