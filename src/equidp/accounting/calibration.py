@@ -25,9 +25,6 @@ from equidp.errors import EquidpError
 TIGHTENING, TIGHTENINGS = 0.998, 6
 """Steps in which a noise multiplier found by the coarse discretisation is lowered by the fine one."""
 
-WHOLE_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Orders at which a sampled Gaussian's divergence is quick to compute."""
-
 LARGE_NOISE = 1e3
 """Stands for "infinite gradient noise" when asking what the side releases cost on their own: far larger values push
 Rényi divergences below the rounding error, where no accountant can be trusted."""
@@ -124,21 +121,19 @@ def smallest_noise(cost: Callable[[float], float], target: float) -> float:
     return _bracket(cost, target, 1e-5)[1]
 
 
-def noise_within(events_for: Callable[[float], Sequence[Event]], reference: Sequence[Event]) -> float:
-    """A noise multiplier whose events have, at every order, no larger Rényi divergence than the reference.
+def noise_within(
+    events_for: Callable[[float], Sequence[Event]], reference: Sequence[Event], orders: Sequence[float]
+) -> float:
+    """The smallest noise multiplier whose events have, at these orders, no larger Rényi divergence than the reference.
 
-    What is shown for trials of the reference's events then holds for trials of these, and of both in turn. It is within
-    a few tenths of a per cent of the smallest one.
+    What is shown at these orders for trials of the reference's events then holds for trials of these, and of both.
     """
+    most = divergences(reference, orders)
 
-    def excess(noise: float, orders: Sequence[float] | None) -> float:
-        pairs = zip(divergences(events_for(noise), orders), divergences(reference, orders), strict=True)
-        return max((a / b if b else math.inf) for a, b in pairs if a > 0 and b < math.inf)
+    def excess(noise: float) -> float:
+        return max(a / b for a, b in zip(divergences(events_for(noise), orders), most, strict=True))
 
-    found = smallest_noise(lambda noise: excess(noise, WHOLE_ORDERS), 1.0)  # quick; now the others, too
-    while excess(found, None) > 1.0:
-        found *= 1.001
-    return found
+    return smallest_noise(excess, 1.0)
 
 
 def divergences(events: Sequence[Event], orders: Sequence[float] | None = None) -> tuple[float, ...]:

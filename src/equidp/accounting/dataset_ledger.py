@@ -52,7 +52,7 @@ class Entry:
         unit: what is protected.
         secure: whether it counts.
         events: everything charged; under a law, that of one trial.
-        law, mean, shape: of the number of trials, where the release is the best of a random number.
+        law, mean, shape, orders: of `Trials`, where the release is the best of a random number of trials.
         order, total: a Rényi budget in the place of events.
     """
 
@@ -67,6 +67,7 @@ class Entry:
     law: str | None = None
     mean: float | None = None
     shape: float | None = None
+    orders: tuple[float, ...] | None = None
     order: float | None = None
     total: float | None = None
 
@@ -78,7 +79,8 @@ class Entry:
     def from_json(cls, line: str) -> Entry:
         """Read `to_json`'s line."""
         facts = json.loads(line)
-        return cls(**{**facts, "events": tuple(Event.from_dict(event) for event in facts["events"])})
+        orders = None if facts["orders"] is None else tuple(facts["orders"])
+        return cls(**{**facts, "events": tuple(map(Event.from_dict, facts["events"])), "orders": orders})
 
     @property
     def plain(self) -> bool:
@@ -93,11 +95,12 @@ class Entry:
             return tuple(self.total if order <= self.order else math.inf for order in _orders())
         if self.law is None:
             return divergences(self.events)
-        trials = Trials(1, self.law, self.mean, self.shape)  # type: ignore[arg-type]
+        trials = Trials(1, self.law, self.mean, self.shape, self.orders)  # type: ignore[arg-type]
         event = dp.ComposedDpEvent(tuple(one.as_dp_event() for one in canonical(self.events)))
         found = selected(event, trials)
-        by_order = dict(zip(map(float, found.orders), map(float, found.rdp), strict=True))
-        return tuple(by_order.get(order, math.inf) for order in _orders())
+        known = [(float(order), float(of)) for order, of in zip(found.orders, found.rdp, strict=True)]
+        # as above: at every order the least of what is known at it or above
+        return tuple(min((of for at, of in known if at >= order), default=math.inf) for order in _orders())
 
 
 class DatasetLedger:

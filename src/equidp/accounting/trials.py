@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -53,7 +53,14 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
 from equidp.accounting.calibration import calibrate, smallest_noise
-from equidp.accounting.epsilon import Epsilon, epsilon, epsilon_path, live_epsilon, orders_left_out_in_silence
+from equidp.accounting.epsilon import (
+    Epsilon,
+    epsilon,
+    epsilon_of,
+    epsilon_path,
+    live_epsilon,
+    orders_left_out_in_silence,
+)
 from equidp.accounting.events import Event, canonical, merged
 from equidp.errors import EquidpError
 
@@ -75,14 +82,19 @@ class Trials:
         law: of the number of trials, or None for a cap.
         mean: E[K] of the law, at least 1; None without a law.
         shape: η ≥ 0 of the negative binomial law (0: logarithmic, 1: geometric); None for the other laws.
+        orders: Rényi orders by which a law is accounted for; None for all of the accountant's. Where trials differ,
+            their divergences need a bound at these alone.
     """
 
     cap: int = 1
     law: Law | None = None
     mean: float | None = None
     shape: float | None = None
+    orders: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.orders is not None:
+            object.__setattr__(self, "orders", tuple(map(float, self.orders)))
         if (self.law is None) != (self.mean is None):
             raise EquidpError("privacy.trials_law and privacy.trials_mean belong together: give both or none.")
         if self.law is not None and self.cap != 1:
@@ -169,6 +181,17 @@ class Trials:
             k, reached = k + 1, reached + chance
         return k
 
+    def telling(self, run: Sequence[Event], delta: float) -> Trials:
+        """The same law by the one or two orders that its ε follows from: that of the release, and that of the choice.
+
+        They are found from public events before the first trial, so that they are fixed whatever happens.
+        """
+        found = self._selected(run)
+        by_order = {float(order): float(of) for order, of in zip(found.orders, found.rdp, strict=True) if order > 1}
+        best = min(by_order, key=lambda order: epsilon_of(by_order[order], order, delta))
+        pairs = [replace(self, orders=tuple(sorted({best, other}))) for other in by_order]
+        return min(pairs, key=lambda trials: trials.epsilon(run, delta).value)
+
     def to_dict(self) -> dict:
         """As written to privacy.json."""
         if self.law is None:
@@ -198,7 +221,7 @@ def _mean(gamma: float, eta: float) -> float:
 def selected(trial: dp.DpEvent, trials: Trials, relation: dp.NeighboringRelation | None = None) -> RdpAccountant:
     """An accountant that holds the best of a random number of trials, each of the event `trial`."""
     assert trials.mean is not None
-    accountant = RdpAccountant(neighboring_relation=relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant = RdpAccountant(trials.orders, relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     with orders_left_out_in_silence():
         accountant.compose(RepeatAndSelectDpEvent(trial, float(trials.mean), trials.eta))
     return accountant

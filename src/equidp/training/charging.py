@@ -37,7 +37,7 @@ def of_law(trials: Trials) -> dict[str, Any]:
     """The law of the number of trials, as an entry has it; empty where there is none."""
     if trials.law is None:
         return {}
-    return {"law": trials.law, "mean": trials.mean, "shape": trials.shape}
+    return {"law": trials.law, "mean": trials.mean, "shape": trials.shape, "orders": trials.orders}
 
 
 def enter(

@@ -7,7 +7,8 @@ one with the best score everything is released, of the others nothing, K include
 *A training record.* The settings have the same law for any data, and the histogram is computed from the model and from
 other records. So a trial's divergence is at most the largest of the grid's trainings' (a mixture with a known label has
 at most the divergence of its worst component). Every setting's noise is solved for such that its divergence is at no
-order above that of one reference training, and the theorem of `accounting.trials` is applied to the reference.
+order above that of one reference training, of those orders by which the reference's ε is told: one or two, fixed before
+the first trial. The theorem of `accounting.trials` is applied to the reference.
 
 *A validation record.* Settings and model have the same law for any validation part; the histogram is one Gaussian
 release. The theorem is applied to that release.
@@ -27,12 +28,14 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from equidp.accounting.accounted import Accounted
 from equidp.accounting.calibration import noise_within
 from equidp.accounting.events import Event, counted, merged
 from equidp.accounting.plan import Plan
+from equidp.accounting.trials import Trials
 from equidp.algorithms import ALGORITHMS
 from equidp.data.records import Records
 from equidp.errors import EquidpError, refuse_unknown
@@ -70,11 +73,13 @@ class Tuning:
         points: the grid; the first one's training is the reference.
         reference: events whose divergences no trial exceeds.
         score_event: the noised histogram of the validation part.
+        law: of the number of trials; the plans have it by the orders at which no trial exceeds the reference.
     """
 
     points: tuple[Point, ...]
     reference: tuple[Event, ...]
     score_event: Event
+    law: Trials
 
     def epsilon(self, more: Sequence[Event] = ()) -> float:
         """ε of choice and model for a training record; `more` are events beyond the plans."""
@@ -83,7 +88,7 @@ class Tuning:
     @property
     def score_epsilon(self) -> float:
         """ε of choice and scores for a validation record."""
-        return self.plan.trials.epsilon((self.score_event,), self.plan.delta).value
+        return self.law.epsilon((self.score_event,), self.plan.delta).value
 
     @property
     def plan(self) -> Plan:
@@ -104,12 +109,15 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
     first, *others = _combinations(settings)
     point = _point(first, train, settings)
     reference = merged(point.settings.algorithm(settings.audited).events(point.plan))
+    trials = point.plan.trials.telling(reference, point.plan.delta)
+    assert trials.orders is not None
     given = settings.privacy.model_copy(update={"epsilon": None, "noise_multiplier": point.plan.noise_multiplier})
     like = dataclasses.replace(settings, privacy=given)  # no target is solved for: the reference's divergences are
-    known: dict[tuple[Event, ...], float] = {reference: point.plan.noise_multiplier}
-    points = (point, *(_within(_point(changes, train, like), settings.audited, reference, known) for changes in others))
+    within = partial(_within, name=settings.audited, reference=reference, orders=trials.orders, known={})
+    points = (point, *(within(_point(changes, train, like)) for changes in others))
     event = figures_event(settings.tune.epsilon, settings.privacy.delta, settings.privacy.trials)
-    return Tuning(points, reference, event)
+    limited = (dataclasses.replace(of, plan=dataclasses.replace(of.plan, trials=trials)) for of in points)
+    return Tuning(tuple(limited), reference, event, settings.privacy.trials)
 
 
 def score(noised: Noised, kind: str, grouping: str) -> float:
@@ -134,7 +142,7 @@ def tuned_statement(
 ) -> dict[str, Any]:
     """privacy.json of the chosen model: the trial's own, with the ε of choice and model in the place of its own."""
     charged = merged((*tuning.reference, *more))
-    plan = dataclasses.replace(chosen.plan, trials=tuning.plan.trials)
+    plan = chosen.plan
     accounted = Accounted(plan, charged, charged, None)
     epsilon, curve = accounted.epsilon(), accounted.trade_off()
     return {
@@ -163,8 +171,9 @@ def tuned_statement(
         },
         "notes": [
             *privacy["notes"],
-            "At no order does any trial have a larger Rényi divergence than the events listed as charged; ε is that of "
-            "the choice among a random number of such trials.",
+            f"At the Rényi orders {' and '.join(f'{order:g}' for order in plan.trials.orders or ())} no trial has a "
+            "larger divergence than the events listed as charged; ε is that of the choice among a random number of "
+            "such trials, by these orders.",
         ],
     }
 
@@ -220,12 +229,20 @@ def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Po
     return Point(changes, of, plan)
 
 
-def _within(point: Point, name: str, reference: Sequence[Event], known: dict[tuple[Event, ...], float]) -> Point:
+def _within(
+    point: Point,
+    name: str,
+    reference: Sequence[Event],
+    orders: Sequence[float],
+    known: dict[tuple[Event, ...], float],
+) -> Point:
     """The point with the least noise whose divergences are at most the reference's; `known` by its events before."""
     algorithm, plan = point.settings.algorithm(name), point.plan
     as_given = merged(algorithm.events(plan))
+    if as_given == tuple(reference):
+        return point
     if as_given not in known:
         known[as_given] = noise_within(
-            lambda sigma: algorithm.events(dataclasses.replace(plan, noise_multiplier=sigma)), reference
+            lambda sigma: algorithm.events(dataclasses.replace(plan, noise_multiplier=sigma)), reference, orders
         )
     return dataclasses.replace(point, plan=dataclasses.replace(plan, noise_multiplier=known[as_given]))

@@ -57,10 +57,9 @@ def choose_model(
     tuning = plan_tuning(parts.train, settings)
     _announce(tuning, settings)
     _refuse_unfinished(workplace, settings)
-    law = of_law(tuning.plan.trials)
     due = {
-        ("tuning", "train"): {"events": tuning.reference} | law,
-        ("scores", "validation"): {"events": (tuning.score_event,)} | law,
+        ("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials),
+        ("scores", "validation"): {"events": (tuning.score_event,)} | of_law(tuning.law),
     }
     run = enter(ledgers, workplace, settings, parts.train.membership, due, algorithm=settings.audited)
     drawn = _drawn(workplace, tuning, parts, settings)
