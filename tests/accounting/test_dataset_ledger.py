@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,8 +59,16 @@ def test_laws_and_budgets_enter_by_their_divergences() -> None:
     assert total_epsilon([law, budget], DELTA) > max(expected, epsilon_of(0.5, 8.0, DELTA))
 
 
+def test_of_a_choice_that_was_charged_more_the_larger_entry_counts_once() -> None:
+    first, more = (entry(law="geometric", mean=3.0, events=(Event(1.0, 4.0, count),)) for count in (1, 2))
+    expected = Trials(law="geometric", mean=3.0).epsilon((Event(1.0, 4.0, 2),), DELTA).value
+    assert total_epsilon([first, more], DELTA) == pytest.approx(expected)
+    assert total_epsilon([first, dataclasses.replace(more, run="other")], DELTA) > expected
+
+
 def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
-    ledger, entries = DatasetLedger(tmp_path / "new", "adult"), (entry(), entry("test", law="poisson", mean=2.0))
+    law = entry("test", law="poisson", mean=2.0, orders=(2.0, 8.0))
+    ledger, entries = DatasetLedger(tmp_path / "new", "adult"), (entry(), law)
     ledger.charge(entries[:1], delta=DELTA)
     ledger.charge(entries[1:], delta=DELTA)
     assert ledger.entries() == entries

@@ -205,7 +205,17 @@ def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, floa
 
 
 def _added(entries: Iterable[Entry]) -> list[float]:
-    return [sum(at) for at in zip(*(entry.divergences() for entry in entries), strict=True)]
+    """Divergences of all entries of one part together.
+
+    Of a run that releases the best of several trials a later entry stands in the place of earlier ones: it has all
+    their events and more. The largest of them counts, once.
+    """
+    single: list[Sequence[float]] = []
+    by_run: dict[tuple[str, str], list[Sequence[float]]] = {}
+    for entry in entries:
+        place = single if entry.law is None else by_run.setdefault((entry.run, entry.what), [])
+        place.append(entry.divergences())
+    return [sum(at) for at in zip(*single, *(_largest(of) for of in by_run.values()), strict=True)]
 
 
 def _largest(curves: Sequence[Sequence[float]]) -> list[float]:

@@ -124,7 +124,7 @@ class Cells:
     def balanced_accuracy(self) -> Estimate | None:
         """The mean of the classes' recalls; a class that the part has no record of makes its interval wide."""
         if self.classes > 2:
-            recalls = [self.share(self.right, self._of(k)) for k in range(self.classes)]
+            recalls = [self.share(self.right, self.of(k)) for k in range(self.classes)]
             return _mean(recalls)
         first, second = np.array([1.0, 0.0]), np.array([0.0, 1.0])
         right = [np.repeat(one, self.counts.shape[2]) for one in (first, second)]
@@ -140,13 +140,13 @@ class Cells:
 
     def rates(self, z: float | None = None) -> dict[str, Estimate]:
         """`PARITY` of two classes."""
-        given, every = self._of(1).swapaxes(0, 1), np.ones(self.counts.shape, dtype=bool)
-        among = (every, self._of(1), self._of(0))
+        given = self.of(1).swapaxes(0, 1)
+        among = (self.of(), self.of(1), self.of(0))
         return {name: self.share(given, of, z) for name, of in zip(PARITY, among, strict=True)}
 
     def accuracy(self, z: float | None = None) -> Estimate:
         """The share of right predictions."""
-        return self.share(self.right, np.ones(self.counts.shape, dtype=bool), z)
+        return self.share(self.right, self.of(), z)
 
     def reliability(self) -> list[dict[str, Any]]:
         """Accuracy in each bin of confidence."""
@@ -159,10 +159,17 @@ class Cells:
             rows.append({"confidence": float(middle), "accuracy": found.value, "interval": found.interval})
         return rows
 
-    def _of(self, label: int) -> NDArray:
-        mask = np.zeros(self.counts.shape, dtype=bool)
-        mask[label] = True
+    def of(self, label: int | None = None) -> NDArray:
+        """Mask of the cells of a label, or of all."""
+        mask = np.full(self.counts.shape, label is None)
+        if label is not None:
+            mask[label] = True
         return mask
+
+    def rough(self, among: NDArray) -> float:
+        """The share of right predictions among these cells, however much of it is noise; in [0, 1]."""
+        total = max(float(self.counts[among].sum()), 1.0)
+        return min(max(float(self.counts[self.right & among].sum()) / total, 0.0), 1.0)
 
     def _quotient(self, found: float, total: float, cells: int, ends: tuple[float, float]) -> float | None:
         """The figure, unless noise alone could have made its denominator."""
@@ -305,7 +312,7 @@ def _class_figures(cells: Cells, label: int) -> dict[str, Estimate | None]:
     of = Cells(cells.counts[label : label + 1], cells.sd)
     right = np.zeros(of.counts.shape, dtype=bool)
     right[0, label] = True
-    recall = of.share(right, np.ones(of.counts.shape, dtype=bool))
+    recall = of.share(right, of.of())
     return {**dict.fromkeys(FIGURES), "records": of.size(), "accuracy": recall}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 from collections import Counter
@@ -93,15 +94,19 @@ def enter(
 def enter_more(
     folder: Path, settings: Settings, run: str, charged: Sequence[Event], *, already: Sequence[Event]
 ) -> None:
-    """Enter what a continued training was charged beyond its plan; no limit undoes what has happened."""
+    """Enter what a continued training was charged beyond its plan; no limit undoes what has happened.
+
+    Where the best of several trials is released, each of them may have been charged so much: the entry is then one of
+    all its events, in the place of the first (`dataset_ledger`).
+    """
     more = counted(charged) - Counter(counted(already))
     if not more:
         return
     ledger = DatasetLedger(folder, settings.dataset)
     first = next(entry for entry in ledger.entries() if entry.run == run and entry.part == "train")
-    facts = {name: getattr(first, name) for name in ("run", "what", "algorithm", "split", "part", "unit", "secure")}
     events = tuple(Event(rate, noise, count) for (rate, noise), count in more.items())
-    ledger.charge([Entry(**facts, events=events)], delta=settings.privacy.delta)
+    entry = dataclasses.replace(first, events=events if first.law is None else (*first.events, *events))
+    ledger.charge([entry], delta=settings.privacy.delta)
 
 
 def _split(membership: Membership | None, settings: Settings, run: str, *, held: bool) -> str:

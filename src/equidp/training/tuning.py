@@ -40,7 +40,7 @@ from equidp.algorithms import ALGORITHMS
 from equidp.data.records import Records
 from equidp.errors import EquidpError, refuse_unknown
 from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
-from equidp.evaluation.noised import released_figures
+from equidp.evaluation.noised import Cells, overall, released_figures
 from equidp.parameters import Settings, varied
 from equidp.training.planning import groups_of, plan_run, units_in
 
@@ -121,14 +121,23 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
 
 
 def score(noised: Noised, kind: str, grouping: str) -> float:
-    """What trials are ordered by: a figure of a noised histogram; 0 where noise hides it."""
-    figures = released_figures(noised)
-    if kind != "worst_group":
-        return figures["overall"][kind] or 0.0
+    """What trials are ordered by: a figure of a noised histogram, in [0, 1].
+
+    Where noise would hide the figure it still orders trials better than nothing does. The worst group is looked for
+    among those that are known to have ten records or more, if there are any.
+    """
+    whole = overall(noised)
+    if kind == "accuracy":
+        return whole.rough(whole.of())
+    recalls = [whole.rough(whole.of(k)) for k in range(whole.classes)]
+    if kind == "balanced_accuracy":
+        return sum(recalls) / len(recalls)
     if grouping == "class":
-        recalls = [of["accuracy"] or 0.0 for of in figures["groups"]["class"].values()]
         return min(recalls)
-    return figures["worst"][grouping]["accuracy"] or 0.0
+    left_out = released_figures(noised)["left_out"][grouping]
+    groups = dict(zip(noised.names[grouping], noised.counts[grouping], strict=True))
+    kept = [of for name, of in groups.items() if name not in left_out] or list(groups.values())
+    return min(of.rough(of.of()) for of in (Cells(counts, noised.sd) for counts in kept))
 
 
 def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence[Event]) -> tuple[Event, ...]:
