@@ -15,10 +15,11 @@ from equidp.accounting.events import Event
 from equidp.accounting.trials import Trials
 from equidp.data.sources import source
 from equidp.errors import EquidpError
+from equidp.evaluation.histogram import Noised
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
-from equidp.training.tuning import beyond_plan, plan_tuning
+from equidp.training.tuning import beyond_plan, plan_tuning, score
 
 DELTA, ORDERS = 1e-5, np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 64), [128.0, 256, 512, 1024]])
 
@@ -172,6 +173,25 @@ def test_what_a_trial_was_charged_beyond_its_plan_is_told(tmp_path: Any, digits:
     assert beyond_plan(point.plan, given, "dpsgd", [event]) == ()
     again = Event(event.sampling_rate, event.noise_multiplier, event.count + 2)
     assert beyond_plan(point.plan, given, "dpsgd", [again]) == (Event(event.sampling_rate, event.noise_multiplier, 2),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "grouping", "expected"),
+    [
+        ("accuracy", "sex", 230 / 300),
+        ("balanced_accuracy", "sex", (170 / 200 + 60 / 100) / 2),
+        ("worst_group", "sex", 100 / 150),
+        ("worst_group", "class", 60 / 100),
+    ],
+)
+def test_a_score_is_the_figure_that_it_is_named_after(kind: str, grouping: str, expected: float) -> None:
+    women, men = [[90, 10], [10, 40]], [[80, 20], [30, 20]]  # label, predicted
+    counts = np.array([women, men], dtype=float)[..., None]
+    assert score(Noised({"sex": counts}, {"sex": ("f", "m")}, ("0", "1"), 0.0), kind, grouping) == pytest.approx(
+        expected
+    )
+    hidden = Noised({"sex": counts}, {"sex": ("f", "m")}, ("0", "1"), 1e6)
+    assert score(hidden, kind, grouping) == pytest.approx(expected)
 
 
 class Constant:
