@@ -349,12 +349,13 @@ def _tuning(privacy: Mapping) -> Section | None:
     if not tuning:
         return None
     held, score = tuning["validation"], str(tuning["score"]).replace("_", " ")
+    score = score.replace("worst group", "accuracy of its worst group")
     return Section(
         "How the settings were chosen",
         (
             f"Every trial drew its settings from a declared grid ({', '.join(tuning['grid'])}). The one with the best "
-            f"{'accuracy of its worst group' if score == 'worst group' else score} of a validation part was chosen. That figure came from a histogram "
-            "with Gaussian noise, and nothing of the other trials is shown. The ε above covers choice and model.",
+            f"{score} of a validation part was chosen. That figure came from a histogram with Gaussian noise, and "
+            "nothing of the other trials is shown. The ε above covers choice and model.",
             f"Person C, whose {held['unit']} is in the validation part (adjacency: {held['adjacency']}), is protected "
             f"by ε = {epsilon_text(held['epsilon'])} at δ = {held['delta']:g}, for the choice and the figures of the "
             "chosen trial. Nobody is in two parts.",
