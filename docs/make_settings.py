@@ -30,7 +30,7 @@ the nearest valid one.
 | `raw_dir` | `data/01_raw` | where raw files lie; `EQUIDP_RAW_DIR` sets it too |
 | `run_label` | | a level in the output path when set |
 | `resume` | `false` | continue what an interrupted run left |
-| `algorithm` | `dpsgd_f` | what the pipelines `audit` and `release` take |
+| `algorithm` | `dpsgd_f` | what the pipelines `audit`, `tune` and `release` take |
 """
 
 PAPERS = """
@@ -138,8 +138,16 @@ def block(prefix: str, *kinds: type[BaseModel], names: Iterable[str] | None = No
     fields = {
         name: field for kind in kinds for name, field in kind.model_fields.items() if names is None or name in names
     }
-    rows = [f"| `{prefix}.{name}` | {default(field)} | {told(field)} |" for name, field in fields.items()]
+    rows = [row for name, field in fields.items() for row in rows_of(f"{prefix}.{name}", field)]
     return "\n".join([f"## `{prefix}`", "", "| setting | default | what it is |", "|---|---|---|", *rows, ""])
+
+
+def rows_of(name: str, field: FieldInfo) -> list[str]:
+    """A setting's row, or the rows of the settings below it."""
+    if isinstance(field.default, BaseModel):
+        below = type(field.default).model_fields
+        return [row for key, one in below.items() for row in rows_of(f"{name}.{key}", one)]
+    return [f"| `{name}` | {default(field)} | {told(field)} |"]
 
 
 def default(field: FieldInfo) -> str:

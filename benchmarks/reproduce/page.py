@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict
 
 from equidp.cli import project_at
 from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
-from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.statement_sections import epsilon_text
 from equidp.sweep.grid import choose_grid, params_text
 from equidp.sweep.project import Cell, by_seed
 

@@ -8,7 +8,7 @@ from kedro.pipeline import Pipeline
 
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import unknown_name
-from equidp.pipelines import audit, evaluation, ingestion, release, reporting, training
+from equidp.pipelines import audit, evaluation, ingestion, release, reporting, training, tune
 from equidp.reporting.tables import BASELINE
 
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
@@ -58,6 +58,8 @@ def register_pipelines() -> Pipelines:
     pipelines = Pipelines({name: Experiment([name]) for name in ALGORITHMS})
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
+    pipelines["tune"] = ingestion.create_pipeline() + tune.create_pipeline()
+    pipelines["ledger"] = reporting.create_ledger()
     pipelines["release"] = release.create_release()
     pipelines["report"] = reporting.create_report()
     pipelines["compare"] = pipelines["__default__"] = Experiment(DEMONSTRATION)

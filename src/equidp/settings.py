@@ -29,7 +29,7 @@ warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
 
-PIPELINES = (*ALGORITHMS, "ingestion", "audit", "report", "release", "compare", "__default__")
+PIPELINES = (*ALGORITHMS, "ingestion", "audit", "tune", "ledger", "report", "release", "compare", "__default__")
 """What `register_pipelines` registers."""
 
 FILTERED_AWAY = ("Pipeline contains no nodes after", "Pipeline does not contain")

@@ -21,11 +21,20 @@ def texts(folder) -> dict[str, str]:
 
 
 def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_removes_it(project, capsys):
-    kedro_run(project, "dpsgd", **{**QUICK, "privacy.secure": True})
+    kedro_run(project, "dpsgd", **{**QUICK, "privacy.secure": True, "privacy.evaluation.epsilon": 1})
 
     folder = report_folder(project, "dpsgd") / "release"
     found = texts(folder)
     (run,) = mlflow_runs(project)
+    figures = read_json(folder.parent / "metrics_release.json")
+    assert json.loads(found["metrics_release.json"])["overall"] == figures["overall"]
+    assert run.data.metrics["released/records"] == figures["overall"]["records"]
+    assert {"test/accuracy", "nonprivate/test/accuracy"} & run.data.metrics.keys() == {"nonprivate/test/accuracy"}
+    assert json.loads(found["privacy.json"])["evaluation"]["mechanism"] == figures["mechanism"]
+    assert "Person B" in found["privacy.md"]
+    assert "Released figures" in (folder.parent / "report.html").read_text(encoding="utf-8")
+    ledger = (project / "data" / "privacy_ledger" / "digits.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["part"] for line in ledger] == ["train", "test"]
     assert {item.path for item in MlflowClient().list_artifacts(run.info.run_id, "release")} == {
         f"release/{name}" for name in found
     }
@@ -45,6 +54,7 @@ def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_re
 
     kedro_run(project, "dpsgd", **QUICK)
     assert not folder.exists()
+    assert not (folder.parent / "metrics_release.json").exists()
     assert "dpsgd.release" not in capsys.readouterr().out
     assert "release" not in {item.path for item in MlflowClient().list_artifacts(mlflow_runs(project)[-1].info.run_id)}
 

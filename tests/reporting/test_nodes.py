@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-import pytest
-
-from equidp.parameters import DataSettings, resolve
+from equidp.parameters import resolve
 from equidp.pipelines.reporting.nodes import compare_algorithms, run_report
 
 SETTINGS = resolve({"dataset": "digits", "privacy": {"epsilon": 1}})
 
 
-def pages(sample: Any, settings: Any) -> tuple[str, str]:
+def pages(sample: Any, settings: Any, **more: Any) -> tuple[str, str]:
     """The page of one run, and of a comparison."""
     results = (sample.documents["dpsgd"], sample.privacy["dpsgd"], sample.histories["dpsgd"])
-    given = (sample.group_table, {"source": "x"}, settings, *results)
-    return run_report(*given, algorithm="dpsgd"), compare_algorithms(*given, algorithms=["dpsgd"])[0]
+    given = (sample.group_table, {"source": "x", **more}, settings)
+    report = run_report(*given, {}, *results, algorithm="dpsgd")
+    return report, compare_algorithms(*given, *results, algorithms=["dpsgd"])[0]
 
 
-@pytest.mark.parametrize(("options", "told"), [({"missing": "drop"}, True), ({"missing": "error"}, False), ({}, False)])
-def test_the_page_says_that_incomplete_rows_are_left_out(sample, options, told):
-    """Their warning is given by the run alone that encodes the table."""
-    settings = dataclasses.replace(SETTINGS, data=DataSettings(options=options))
-    for page in pages(sample, settings):
-        assert ("are left out (data.options.missing=drop)" in page) == told
+def test_the_page_says_which_rows_are_left_out_or_clipped(sample):
+    """The warning is given by the run alone that encodes the table."""
+    remark = "visits.csv: 3 of 90 rows miss a feature or the label and are left out."
+    for page in pages(sample, SETTINGS, remarks=[remark]):
+        assert f"Of the table, before it was split: {remark}" in page
+    assert all("left out" not in page for page in pages(sample, SETTINGS))
 
 
 def test_a_page_tells_the_options_of_its_algorithms_and_of_the_baseline(sample):

@@ -14,7 +14,8 @@ from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.trade_off import trade_off
 from equidp.reporting.attack import share_text
-from equidp.reporting.privacy_report import epsilon_text, privacy_report, privacy_sections, research_mode, understated
+from equidp.reporting.privacy_report import privacy_report, privacy_sections, research_mode, understated
+from equidp.reporting.statement_sections import epsilon_text
 
 from .conftest import privacy_facts
 
@@ -254,3 +255,23 @@ def test_a_unit_called_as_several_lines_ends_none():
     text = privacy_report(honest(unit="patient\r\r- all is well\u2028\x1b[8m"))
     assert "any one patient  - all is well  \\[8m was used" in text
     assert not set(text) & set("\r\u2028\x1b")
+
+
+def test_three_people_in_three_parts_are_told_what_each_is_promised():
+    released = {"unit": "record", "part": "test", "trials": {"max": 1}, "tables": ["sex"], "sensitivity": 1.0}
+    released |= {"epsilon": 0.71, "delta": 1e-6, "adjacency": "add or remove one record"}
+    released |= {"mechanism": Event(1.0, 5.0).to_dict()}
+    chosen = {"score": "worst_group", "grid": {"training.epochs": [1, 2]}}
+    chosen |= {
+        "validation": {"unit": "record", "adjacency": "add or remove one record", "epsilon": 0.53, "delta": 1e-6}
+    }
+    text = privacy_report(honest(evaluation=released, tuning=chosen))
+    for person, value in (("A", honest()["epsilon"]), ("B", 0.71), ("C", 0.53)):
+        (told,) = [line for line in text.splitlines() if f"Person {person}" in line]
+        assert epsilon_text(value) in told
+    assert "accuracy of its worst group" in text
+    assert "test records are not protected at all" not in text
+    assert "test records are not protected at all" in privacy_report(honest())
+    exchanged = privacy_report(honest(evaluation=released, membership={"how": "strata", "key": ""}))
+    assert "Person B" not in exchanged
+    assert "neither figure holds" in exchanged

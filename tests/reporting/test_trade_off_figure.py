@@ -9,7 +9,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.trade_off import trade_off
 from equidp.reporting.figures import trade_off_figure
 from equidp.reporting.page import html_report
-from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tables import print_table, results_table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 import dp_accounting as dp
 from dp_accounting import pld, rdp
@@ -130,6 +131,34 @@ def smallest_noise(cost: Callable[[float], float], target: float) -> float:
         EquidpError: where no noise meets the target, or none is needed.
     """
     return _bracket(cost, target, 1e-5)[1]
+
+
+def noise_within(
+    events_for: Callable[[float], Sequence[Event]], reference: Sequence[Event], orders: Sequence[float]
+) -> float:
+    """The smallest noise multiplier whose events have, at these orders, no larger Rényi divergence than the reference.
+
+    What is shown at these orders for trials of the reference's events then holds for trials of these, and of both.
+    """
+    most = divergences(reference, orders)
+
+    def excess(noise: float) -> float:
+        return max(a / b for a, b in zip(divergences(events_for(noise), orders), most, strict=True))
+
+    return smallest_noise(excess, 1.0)
+
+
+def divergences(events: Sequence[Event], orders: Sequence[float] | None = None) -> tuple[float, ...]:
+    """Rényi divergences of these events at these orders, by default all of the accountant's."""
+    return _divergences(canonical(events), None if orders is None else tuple(orders))
+
+
+@lru_cache(maxsize=256)
+def _divergences(events: tuple[Event, ...], orders: tuple[float, ...] | None) -> tuple[float, ...]:
+    accountant = rdp.RdpAccountant(orders)
+    with orders_left_out_in_silence():
+        accountant.compose(dp.ComposedDpEvent([event.as_dp_event() for event in events]))
+    return tuple(map(float, accountant.rdp))
 
 
 def _bracket(cost: Callable[[float], float], target: float, precision: float = 1e-3) -> tuple[float, float]:

@@ -43,19 +43,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
+from scipy.optimize import brentq
 
 from equidp.accounting.calibration import calibrate, smallest_noise
 from equidp.accounting.epsilon import (
     LIVE_ORDERS,
     Epsilon,
     epsilon,
+    epsilon_of,
     epsilon_path,
     live_epsilon,
     orders_left_out_in_silence,
@@ -67,6 +69,9 @@ Law = Literal["geometric", "negative_binomial", "poisson"]
 
 LAW_ORDERS = tuple(sorted({*RdpAccountant().orders.tolist(), *map(float, LIVE_ORDERS)}))
 """dp_accounting's own orders, of which the bound takes two each time, and more large ones."""
+
+MOST_TRIALS = 10**9
+"""Where rounding keeps the sum of a law below 1, drawing ends here."""
 
 SHAPE = 0.5
 """η of the negative binomial law, unless another is given."""
@@ -81,14 +86,19 @@ class Trials:
         law: of the number of trials, or None for a cap.
         mean: E[K] of the law, at least 1; None without a law.
         shape: η ≥ 0 of the negative binomial law (0: logarithmic, 1: geometric); None for the other laws.
+        orders: Rényi orders by which a law is accounted for; None for all of the accountant's. Where trials differ,
+            their divergences need a bound at these alone.
     """
 
     cap: int = 1
     law: Law | None = None
     mean: float | None = None
     shape: float | None = None
+    orders: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.orders is not None:
+            object.__setattr__(self, "orders", tuple(map(float, self.orders)))
         if (self.law is None) != (self.mean is None):
             raise EquidpError("privacy.trials_law and privacy.trials_mean belong together: give both or none.")
         if self.law is not None and self.cap != 1:
@@ -154,6 +164,39 @@ class Trials:
             return calibrate(lambda noise: self.charged(events_for(noise)), target, delta)
         return smallest_noise(lambda noise: self.epsilon(events_for(noise), delta).value, target)
 
+    def draw(self, uniform: float) -> int:
+        """The number of trials that belongs to a uniform number in [0, 1), by the law's inverse.
+
+        P(k+1)/P(k) is (1−γ)(k+η)/(k+1), or μ/(k+1), so the sum goes up from P(1) until it passes the uniform number. A
+        uniform number of 53 bits moves each probability by less than 1e-15.
+        """
+        assert self.mean is not None
+        if self.mean <= 1 + 1e-12:
+            return 1
+        if self.law == "poisson":
+            rate = brentq(lambda mu: mu / -math.expm1(-mu) - self.mean, 1e-12, self.mean)
+            chance, ratio = rate / math.expm1(rate), lambda k: rate / (k + 1)
+        else:
+            gamma, eta = brentq(lambda one: _mean(one, self.eta) - self.mean, 1e-12, 1 - 1e-12), self.eta
+            scale = math.log(1 / gamma) if eta == 0 else (gamma**-eta - 1) / eta
+            chance, ratio = (1 - gamma) / scale, lambda k: (1 - gamma) * (k + eta) / (k + 1)
+        k, reached = 1, chance
+        while reached <= uniform and k < MOST_TRIALS:
+            chance *= ratio(k)
+            k, reached = k + 1, reached + chance
+        return k
+
+    def telling(self, run: Sequence[Event], delta: float) -> Trials:
+        """The same law by the one or two orders that its ε follows from: that of the release, and that of the choice.
+
+        They are found from public events before the first trial, so that they are fixed whatever happens.
+        """
+        found = self._selected(run)
+        by_order = {float(order): float(of) for order, of in zip(found.orders, found.rdp, strict=True) if order > 1}
+        best = min(by_order, key=lambda order: epsilon_of(by_order[order], order, delta))
+        pairs = [replace(self, orders=tuple(sorted({best, other}))) for other in by_order]
+        return min(pairs, key=lambda trials: trials.epsilon(run, delta).value)
+
     def to_dict(self) -> dict:
         """As written to privacy.json."""
         if self.law is None:
@@ -172,6 +215,13 @@ class Trials:
         return {"geometric": 1.0, "poisson": math.inf}[str(self.law)]
 
 
+def _mean(gamma: float, eta: float) -> float:
+    """E[K] of the truncated negative binomial law."""
+    if eta == 0:
+        return (1 / gamma - 1) / math.log(1 / gamma)
+    return eta * (1 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))
+
+
 @lru_cache(maxsize=256)
 def selected(
     trial: dp.DpEvent,
@@ -184,7 +234,8 @@ def selected(
     `orders`: `LAW_ORDERS` unless given; they take 80 ms for each distinct event, `LIVE_ORDERS` a third of that.
     """
     assert trials.mean is not None
-    accountant = RdpAccountant(orders or LAW_ORDERS, relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    chosen = trials.orders or orders or LAW_ORDERS  # where trials differ, no other order than theirs holds
+    accountant = RdpAccountant(chosen, relation or dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     with orders_left_out_in_silence():
         accountant.compose(RepeatAndSelectDpEvent(trial, float(trials.mean), trials.eta))
     return accountant

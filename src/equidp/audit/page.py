@@ -14,8 +14,8 @@ from equidp.data.records import MIN_TEST_RECORDS
 from equidp.reporting.attack import ATTACKS, lower_text
 from equidp.reporting.figures import trade_off_figure
 from equidp.reporting.page import MAX_FIGURE_GROUPS
-from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.rendering import PageTable, TableCell, render
+from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tables import BASELINE
 
 WARNING = (

@@ -33,16 +33,20 @@ ARTIFACTS = (
 RELEASE = "release"
 """The folder of all that may go out with a model, by the catalog's name, and the pipeline that writes it again."""
 
-SAID = (*ARTIFACTS, "metrics_release", RELEASE)
+RELEASED = "metrics_release"
+"""Figures with noise, by the catalog's name; a run that was asked for none has none."""
+
+SAID = (*ARTIFACTS, RELEASED, RELEASE)
 """Results that describe a model: they are removed before a new model replaces it."""
 
 LOCK = "run.lock"
 """File beside what ingestion writes, which every run does; held while the run is at work."""
 
-AUDIT, COMPARISON = "audit", "comparison"
+AUDIT, COMPARISON, TUNE = "audit", "comparison", "tune"
 SHARED_ARTIFACTS = {
     AUDIT: ("audit_findings", "audit_bounds", "audit_exposure", "audit_report"),
     COMPARISON: ("comparison.report", "comparison.table"),
+    TUNE: ("tuned.choice", "tuned.privacy", "tuned.statement"),
 }
 """What belongs to no algorithm's run of its own."""
 
@@ -60,6 +64,11 @@ def algorithms_in(pipeline: Pipeline) -> tuple[str, ...]:
 def audits(pipeline: Pipeline) -> bool:
     """Whether a pipeline is an audit."""
     return any(node.namespace == AUDIT for node in pipeline.nodes)
+
+
+def tunes(pipeline: Pipeline) -> bool:
+    """Whether a pipeline chooses settings under differential privacy."""
+    return any(node.namespace == TUNE for node in pipeline.nodes)
 
 
 def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
@@ -119,7 +128,7 @@ class GuardHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
-        names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) else [])]
+        names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) or tunes(pipeline) else [])]
         # parts that cannot hold together are refused before anything runs
         algorithms = {name: self._settings.algorithm(name) for name in names}
         if algorithms:
@@ -174,6 +183,10 @@ class GuardHook:
             result = yield
             for name in evaluated(pipeline):
                 forget(catalog.load(f"{name}.workplace"))
+            if "tuned.model" in pipeline.all_outputs():
+                from equidp.pipelines.tune.nodes import forget_trials
+
+                forget_trials(catalog.load("tuned.workplace"))
             return result
 
     @hook_impl(wrapper=True)

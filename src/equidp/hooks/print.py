@@ -36,6 +36,10 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
         _print_audit(catalog.load("audit_findings"))
         for name in ("audit_findings", "audit_report"):
             terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
+    if "tuned.choice" in pipeline.all_outputs():
+        _print_choice(catalog.load("tuned.choice"))
+    for name in sorted({"tuned.choice", "tuned.statement", "ledger_figure"} & pipeline.all_outputs()):
+        terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
     if finished := evaluated(pipeline):
         from equidp.reporting.tables import print_table, results_table
 
@@ -66,10 +70,25 @@ def print_groups(groups: pd.DataFrame, path: Path) -> None:
     terminal().print(f"groups: {path}", soft_wrap=True)
 
 
+def _print_choice(choice: dict[str, Any]) -> None:
+    """What was chosen, by which figure, and who pays what for it."""
+    from equidp.reporting.statement_sections import epsilon_text
+
+    held = choice["validation"]
+    settings = ", ".join(f"{name}={value}" for name, value in choice["chosen"].items())
+    terminal().print(
+        f"chosen: {settings} ({choice['score'].replace('_', ' ')} {choice['value']:.3f} with noise). Training part: "
+        f"ε = {epsilon_text(choice['epsilon'])}; validation part: ε = {epsilon_text(held['epsilon'])}; "
+        f"δ = {choice['delta']:.2g}.",
+        highlight=False,
+        markup=False,
+    )
+
+
 def _print_audit(findings: dict[str, Any]) -> None:
     """Bounds beside claims, one line per attack."""
     from equidp.audit.run import REMEDY
-    from equidp.reporting.privacy_report import epsilon_text
+    from equidp.reporting.statement_sections import epsilon_text
 
     for attack in ("gradient_canaries", "input_canaries"):
         if found := findings[attack]:

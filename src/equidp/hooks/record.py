@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,29 +16,36 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS
 from equidp.evaluation.metrics import flat_metrics
+from equidp.evaluation.noised import flat_released
 from equidp.hooks import runs, store
 from equidp.hooks.guard import (
     ARTIFACTS,
     AUDIT,
     COMPARISON,
     RELEASE,
+    RELEASED,
     SHARED_ARTIFACTS,
+    TUNE,
     algorithms_in,
     audits,
     names_of,
     refusal_in,
+    tunes,
     written_to,
 )  # fmt: skip
 from equidp.mechanism.device import choose_device
 from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
-from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tables import BASELINE
 from equidp.sweep.cell import ROW
 from equidp.system import interrupts
 from equidp.training.checkpoint import StoppedError
 
-NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release")
+EXACT = ("test/", "baseline/", "cost_of_privacy/")
+"""How the names of exact figures of records begin."""
+
+NOT_IN_NAMES = ("dataset", "seed", "algorithm", "raw_dir", "resume", "audit", "report", "release", "tune")
 """Settings that the name of a run in MLflow tells in another place, or not at all."""
 
 LONGEST_NAME = 250
@@ -66,6 +73,17 @@ class RunRecorder:
         active = mlflow.active_run()  # the user's own: this run is logged to it, in the store that it is in
         self._experiment = active.info.experiment_id if active else store.connect(config)
 
+    @property
+    def on_epoch(self) -> Callable[[str, Mapping[str, float]], None]:
+        """What training calls after every epoch: with the algorithm and the epoch's figures."""
+        return lambda algorithm, figures: runs.log_epoch(algorithm, _named(figures, inside=self._inside))
+
+    @property
+    def _inside(self) -> bool:
+        """Whether exact figures are told from those that go out: a secure run that releases some with noise."""
+        privacy = self._parameters["privacy"]
+        return privacy["secure"] and privacy["evaluation"]["epsilon"] is not None
+
     def open(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         """Open a single algorithm's run, or the parent of one child each."""
         names = names_of(run_params)
@@ -84,6 +102,10 @@ class RunRecorder:
         row = active.data.tags.get(ROW)
         mlflow.set_tags({name: value for name, value in run_params.items() if value})
         mlflow.set_tag("kedro_command", self._command(run_params))
+        if tunes(pipeline):
+            mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"]))
+            runs.open_run(TUNE, active.info.run_id)
+            runs.log_params(TUNE, self._settings_of(BASELINE, more=("resume", "tune", "audited")))
         if not (algorithms or audits(pipeline)):
             return
         mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))
@@ -124,7 +146,7 @@ class RunRecorder:
             elif kind == "model" and "trainable_parameters" in found.card:
                 runs.log_params(owner, {"resolved.trainable_parameters": found.card["trainable_parameters"]})
             elif kind == "history":
-                runs.log_history(owner, found.to_dict("records"))
+                runs.log_history(owner, [_named(row, inside=self._inside) for row in found.to_dict("records")])
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Log results and end the runs.
@@ -150,7 +172,7 @@ class RunRecorder:
                     runs.log_artifact(owner, written_to(catalog, name))
         for algorithm in algorithms_in(pipeline):
             if algorithm in runs.tracked():
-                _log_algorithm(algorithm, made, catalog)
+                _log_algorithm(algorithm, made, catalog, inside=self._inside)
 
     def fail(self, error: Exception) -> None:
         """End the runs of a pipeline that failed; one that was stopped can go on, and has not failed."""
@@ -221,10 +243,15 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
-def _log_algorithm(name: str, made: set[str], catalog: DataCatalog) -> None:
+def _named(figures: Mapping[str, float], *, inside: bool) -> dict[str, float]:
+    """Figures under the names that MLflow shows: exact ones as `nonprivate/…` where others are released."""
+    return {f"nonprivate/{name}" if inside and name.startswith(EXACT) else name: of for name, of in figures.items()}
+
+
+def _log_algorithm(name: str, made: set[str], catalog: DataCatalog, *, inside: bool) -> None:
     metrics = catalog.load(f"{name}.metrics") if f"{name}.metrics" in made else None
     if metrics is not None:
-        runs.log_metrics(name, flat_metrics(metrics))
+        runs.log_metrics(name, _named(flat_metrics(metrics), inside=inside))
     if f"{name}.privacy" in made:
         privacy = catalog.load(f"{name}.privacy")
         if privacy["private"]:
@@ -236,6 +263,9 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog) -> None:
     for kind in ARTIFACTS:
         if f"{name}.{kind}" in made:
             runs.log_artifact(name, written_to(catalog, f"{name}.{kind}"))
+    if f"{name}.{RELEASED}" in made and (released := catalog.load(f"{name}.{RELEASED}")):
+        runs.log_metrics(name, flat_released(released))
+        runs.log_artifact(name, written_to(catalog, f"{name}.{RELEASED}"))
     if f"{name}.{RELEASE}" in made and (folder := written_to(catalog, f"{name}.{RELEASE}")).is_dir():
         runs.log_artifact(name, folder, RELEASE)  # a run without one wrote none
     if f"{name}.model" in made:

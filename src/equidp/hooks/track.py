@@ -32,9 +32,7 @@ class TrackHook:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Open the runs, and hand training the function that it calls after every epoch."""
         self._recorder.open(run_params, pipeline)
-        from equidp.hooks import runs
-
-        catalog["on_epoch"] = runs.log_epoch
+        catalog["on_epoch"] = self._recorder.on_epoch
 
     @hook_impl
     def after_node_run(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:

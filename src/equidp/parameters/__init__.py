@@ -20,6 +20,7 @@ from equidp.parameters.resolved import (
     block,
     check_names,
     resolve,
+    varied,
 )
 from equidp.parameters.sections import (
     AuditSettings,
@@ -30,4 +31,5 @@ from equidp.parameters.sections import (
     ReleaseSettings,
     ReportSettings,
     TrainingSettings,
+    TuneSettings,
 )

@@ -24,6 +24,7 @@ from equidp.parameters.sections import (
     ReleaseSettings,
     ReportSettings,
     TrainingSettings,
+    TuneSettings,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ PIPELINE_SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
     "audit": (AuditSettings,),
     "report": (ReportSettings,),
     "release": (ReleaseSettings,),
+    "tune": (TuneSettings,),
 }
 """Blocks that one pipeline alone reads."""
 
@@ -63,7 +65,7 @@ class Settings:
 
     Attributes:
         dataset, seed, raw_dir, run_label, resume: as a user gives them.
-        data, privacy, training, model, audit, report: the blocks of these names.
+        data, privacy, training, model, audit, report, release, tune: the blocks of these names.
         operation: the settings below `training` that change no release.
         algorithms: the options of every algorithm, by its name.
         audited: name of the algorithm that an audit is of.
@@ -84,6 +86,7 @@ class Settings:
     audit: AuditSettings
     report: ReportSettings
     release: ReleaseSettings
+    tune: TuneSettings
     _built: dict[str, Algorithm] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def algorithm(self, name: str) -> Algorithm:
@@ -107,6 +110,24 @@ class Settings:
         blocks["training"] |= _dumped(self.operation)
         own = {name: {"options": self.options(name)} for name in self.algorithms}
         return plain | blocks | own | {"audited": {"algorithm": self.audited, **own[self.audited]}}
+
+
+def varied(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The settings of the algorithm `audited` with others in some places, by dotted names; validated as a user's are.
+
+    Raises:
+        EquidpError: for a name or value that does not exist.
+    """
+    name, told = settings.audited, settings.to_dict()
+    given = {key: value for key, value in told.items() if key != "audited" and key not in ALGORITHMS}
+    given |= {"algorithm": name, name: told[name] if ALGORITHMS[name].below_options else told[name]["options"]}
+    for setting, value in changes.items():
+        *path, last = setting.split(".")
+        place = given
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return resolve(given)
 
 
 def _dumped(settings: BaseModel) -> dict[str, Any]:
@@ -139,13 +160,18 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         made for name, kinds in SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     data = _sourced(data, dataset)
-    audit, report, release = (
+    audit, report, release, tune = (
         made for name, kinds in PIPELINE_SECTIONS.items() for made in _section(name, kinds, given.get(name))
     )
     if "test" in release.unprotected and data.evaluate_on == "validation":
         raise EquidpError(
             "release.unprotected=test would publish figures of validation records, which were taken from the training "
             "records: leave it out, or set data.evaluate_on=test."
+        )
+    if privacy.evaluation.epsilon is not None and "test" in release.unprotected:
+        raise EquidpError(
+            "release.unprotected=test would publish the exact figures beside those that privacy.evaluation.epsilon "
+            "protects: leave one of them out."
         )
     model, data = _with_network(model, data, training)
     _refuse_id(data)
@@ -154,7 +180,7 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     algorithms = {name: algorithm_settings(name, options[name]) for name in ALGORITHMS}
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
-        audit, report, release,
+        audit, report, release, tune,
     )  # fmt: skip
 
 
@@ -233,6 +259,12 @@ def _refuse_id(data: DataSettings) -> None:
 
 
 def _refuse_strata(data: DataSettings, privacy: PrivacySettings) -> None:
+    if privacy.secure and data.membership == "strata" and privacy.evaluation.epsilon is not None:
+        raise EquidpError(
+            "privacy.evaluation.epsilon with data.membership=strata: one record more in the table would exchange "
+            "records between the training and the test part, so that neither ε holds for a person: take "
+            "data.membership=hash."
+        )
     if privacy.secure and data.membership == "strata" and not data.accept_strata:
         raise EquidpError(
             "data.membership=strata: one record more in the table would exchange many training records, and the ε of a "

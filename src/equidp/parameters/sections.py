@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from equidp.data.sources import record_words
-from equidp.errors import EquidpError, unknown_name
-from equidp.options import HUGE, Declared, Number, Positive, listed
+from equidp.errors import EquidpError, refuse_unknown, unknown_name
+from equidp.options import HUGE, Declared, Number, Positive, dotted, listed
 
 if TYPE_CHECKING:
     from equidp.accounting.trials import Trials
@@ -96,6 +96,25 @@ class DataSettings(Block):
         return "record" if self.split_by in record_words() else "unit"
 
 
+class FiguresSettings(Block):
+    """What the evaluated part's figures may cost its own records."""
+
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    """ε for which figures of the evaluated part are released with noise (`metrics_release.json`); null: none are."""
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """δ of these figures; null: `privacy.delta`."""
+    bins: Annotated[int, Field(ge=2, le=200)] = 10
+    """Score bins, in all predicted classes together: AUROC and calibration need many, small groups few."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            names = [f"privacy.evaluation.{name}" for name in cls.model_fields]
+            refuse_unknown("setting", (f"privacy.evaluation.{name}" for name in given), names)
+        return given
+
+
 class PrivacySettings(Block):
     """The guarantee asked for: a target ε, or a noise multiplier whose ε is then reported."""
 
@@ -121,6 +140,10 @@ class PrivacySettings(Block):
     """The mean of that law, of a number that is at least 1 (drawn again while it is 0)."""
     trials_shape: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     """η of `negative_binomial` (0: logarithmic, 1: geometric); null: 0.5."""
+    total_epsilon: Annotated[float, Field(gt=0)] | None = None
+    """Most that all secure runs on this data set may come to, at `delta`: a run beyond is refused; null: no limit."""
+    evaluation: FiguresSettings = FiguresSettings()
+    """Figures of the evaluated part."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PrivacySettings:
@@ -323,6 +346,23 @@ class AuditSettings(Declared):
     def delta_of(self, canaries: int) -> float:
         """δ of the audit."""
         return 0.3 / canaries if self.delta is None else self.delta
+
+
+class TuneSettings(Block):
+    """What the pipeline `tune` chooses from, and by what. The number of trials is `privacy.trials_law`'s."""
+
+    grid: dict[str, Any] = {}
+    """Values of each setting, `tune.grid.training.learning_rate=0.1+0.5`; every trial draws one of all combinations."""
+    score: Literal["accuracy", "balanced_accuracy", "worst_group"] = "balanced_accuracy"
+    """Figure of the validation part that chooses; `worst_group`: the lowest accuracy over the first grouping."""
+    epsilon: Annotated[float, Field(gt=0)] = 1.0
+    """ε of choice and scores together, for the validation records; `privacy.epsilon` is that of choice and model for
+    the training records."""
+
+    @property
+    def values(self) -> dict[str, list[Any]]:
+        """Each setting's values, by its dotted name."""
+        return {name: list(listed(value)) for name, value in dotted(self.grid).items()}
 
 
 class ReportSettings(Block):

@@ -11,7 +11,7 @@ from kedro.io import AbstractDataset, DatasetError
 
 from equidp.errors import EquidpError
 from equidp.models.weights import Weights, load_weights, save_weights
-from equidp.system.files import remove, replacing_folder
+from equidp.system.files import remove, replacing, replacing_folder
 
 UNDATED = 315_619_200
 """2 January 1980, the date of every file that goes out: a date tells when a training ended. Zip has no earlier one."""
@@ -56,7 +56,19 @@ class WeightsDataset(_PathDataset):
 
 
 class OptionalDocumentDataset(_PathDataset):
-    """A JSON document; an empty one where there is no file."""
+    """A JSON document; an empty one where there is no file, and no file where an empty one is saved."""
+
+    def save(self, data: dict[str, Any]) -> None:
+        """Write it whole, or remove what an earlier run left.
+
+        Raises:
+            EquidpError: where the disk refuses.
+        """
+        if not data:
+            remove(self._filepath)
+            return
+        with replacing(self._filepath) as part:
+            part.write_text(json.dumps(data, indent=2, ensure_ascii=False), encoding="utf-8")
 
     def load(self) -> dict[str, Any]:
         """The document.

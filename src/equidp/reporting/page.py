@@ -12,8 +12,10 @@ import plotly.graph_objects as go
 from equidp.errors import listed_names
 from equidp.evaluation.metrics import diverged, guessing, outdone
 from equidp.reporting import figures, tables
-from equidp.reporting.privacy_report import NO_GUARANTEE, epsilon_text, privacy_sections, research_mode, understated
+from equidp.reporting.privacy_report import NO_GUARANTEE, privacy_sections, research_mode, understated
+from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
+from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
 from equidp.reporting.tables import BASELINE, groupings_of
 
@@ -35,6 +37,7 @@ def html_report(
     provenance: Mapping,
     group_table: pd.DataFrame,
     remarks: Sequence[str] = (),
+    released: Mapping[str, Mapping] | None = None,
 ) -> str:
     """The report as the text of one HTML file.
 
@@ -48,6 +51,7 @@ def html_report(
         provenance: commit, data checksums, versions; nested or flat.
         group_table: columns `grouping`, `group`, and a count per part (`train`, `public`, `test`); may be empty.
         remarks: further sentences on top of the page.
+        released: `metrics_release.json` by algorithm; algorithms without one are left out.
     """
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     overview = tables.with_marks(tables.results_table(documents, privacy))
@@ -72,6 +76,7 @@ def html_report(
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
         fairlearn="demographic parity difference" in disparity,
+        released={name: released_page(of) for name, of in (released or {}).items() if of},
         statements={name: privacy_sections(privacy_facts(name, privacy)) for name in documents},
     )
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from equidp.data.sources import record_words
 from equidp.reporting.attack import factor_text, from_curve, recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
+from equidp.reporting.statement_sections import Section, epsilon_text, released_figures, trials, tuning
 
 FALSE_ALARMS = 0.01
 """The rate of false accusations at which the attacker of the statement operates."""
@@ -33,15 +33,7 @@ NO_GUARANTEE = (
     "everything measured on it belongs inside the organisation that holds the data."
 )
 
-
-@dataclass(frozen=True)
-class Section:
-    """A heading, its paragraphs, and a table as header and rows (empty if none)."""
-
-    title: str
-    paragraphs: tuple[str, ...]
-    header: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
+UNPROTECTED = "The test records are not protected at all: accuracies are exact counts over them."
 
 
 def privacy_report(privacy: Mapping, dataset: str = "") -> str:
@@ -66,7 +58,10 @@ def privacy_sections(privacy: Mapping) -> tuple[Section, ...]:
     """The statement as sections of plain text."""
     if not privacy.get("private", True):
         return (Section("No guarantee", (NO_GUARANTEE,)),)
-    parts = (_guarantee, _protected, _delta, _figures, _curve, _ledger, _released, _outside, _trials, _assumptions)
+    parts = (
+        _guarantee, _protected, _delta, _figures, _curve, _ledger, _released, released_figures, _outside, trials,
+        tuning, _assumptions,
+    )  # fmt: skip
     return tuple(section for part in parts if (section := part(privacy)) is not None)
 
 
@@ -118,8 +113,8 @@ def _protected(privacy: Mapping) -> Section:
             f"Each single {unit} of the training data{text}. Adjacency: {privacy['adjacency']}. "
             f"Batches: {privacy['sampling']}.",
             *_replacing(privacy),
-            f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster. "
-            "The test records are not protected at all: accuracies are exact counts over them.",
+            f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster.",
+            *(() if privacy.get("evaluation") else (UNPROTECTED,)),
             *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
         ),
     )
@@ -305,7 +300,11 @@ def _outside(privacy: Mapping) -> Section:
             "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are exact "
             "functions of the training data.",
         ),
-        ("The test records", "Accuracies, losses and group sizes of the test part are exact, and not protected."),
+        (
+            "The test records",
+            "Accuracies, losses and group sizes of the test part are exact, and not protected"
+            + ("; those of metrics_release.json have noise." if privacy.get("evaluation") else "."),
+        ),
         (
             "Sizes of groups",
             "The numbers of training records of each group, where a page or groups.csv shows them, are exact too, and "
@@ -364,55 +363,9 @@ def _curve(privacy: Mapping) -> Section | None:
     return Section("What an attacker can do at most", tuple(lines), ("accused wrongly", "recognised at most"), shown)
 
 
-_SCORE = (
-    "The score which chose must have been private itself, or measured on records that none of them trained on: not on "
-    "test parts that each one's seed drew anew, nor on a validation part (data.evaluate_on=validation) that went back "
-    "into this training."
-)
-
-
-_LAWS = {
-    "geometric": "the geometric law",
-    "negative_binomial": "the truncated negative binomial law",
-    "poisson": "the Poisson law, drawn again while it is 0",
-}
-
-
-def _trials(privacy: Mapping) -> Section | None:
-    """The number of trials that was declared; None for a single one."""
-    trials = privacy.get("trials") or {}
-    if trials.get("max") == 1 or not trials:
-        return None
-    alike = "" if privacy.get("secure") else " No two trials may have one seed: their noise would be the same."
-    if "law" not in trials:
-        text = (
-            f"At most {trials['max']} trainings on these records, this one included, were declared before the first of "
-            "them. ε is that of all their events together, so all of them may be published. Every trial has at most "
-            f"this run's ledger.{alike}"
-        )
-        return Section("Several trials", (text,))
-    shape = f", η = {trials['shape']:g}" if "shape" in trials else ""
-    text = (
-        f"The number of trainings was drawn before the first of them from {_LAWS[trials['law']]}, with mean "
-        f"{trials['mean']:g}{shape} (Papernot and Steinke 2022). ε is that of the choice and the chosen model, "
-        "provided that nothing else about the trials is ever shown, not even their number, and that every trial has at "
-        f"most this run's ledger.{alike} {_SCORE}"
-    )
-    return Section("Several trials", (text,))
-
-
 def _assumptions(privacy: Mapping) -> Section | None:
     assumptions = tuple(str(a) for a in privacy.get("assumptions", ()))
     return Section("Taken as public or assumed", assumptions) if assumptions else None
-
-
-def epsilon_text(value: float | None, decimals: int = 4) -> str:
-    """ε rounded up: rounding must not make a guarantee look stronger."""
-    if value is None:
-        return "–"
-    if value >= 1e6:
-        return f"{value:.2e}"
-    return f"{math.ceil(value * 10**decimals - 1e-9) / 10**decimals:.{decimals}f}"
 
 
 def _unit(privacy: Mapping) -> str:

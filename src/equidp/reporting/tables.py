@@ -13,7 +13,8 @@ from rich.text import Text
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.metrics import METRICS, worst_group
-from equidp.reporting.privacy_report import epsilon_text, research_mode
+from equidp.reporting.privacy_report import research_mode
+from equidp.reporting.statement_sections import epsilon_text
 
 BASELINE = "sgd"
 METRIC_TITLES = {

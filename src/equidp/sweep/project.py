@@ -21,7 +21,7 @@ BASELINE = "sgd"
 OUTPUTS = ("metrics", "privacy", "report")
 """What a finished run has written."""
 
-NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release")
+NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "release", "tune")
 """Settings that do not change a run's results."""
 
 NEWER = (
@@ -165,6 +165,9 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
     if not private:
         # a non-private run is the same for every ε
         kept["privacy"] = {"unit": kept["privacy"]["unit"]}
+    else:  # cells that release no figures stay what they were before there were any
+        idle = {"total_epsilon"} | ({"evaluation"} if kept["privacy"]["evaluation"]["epsilon"] is None else set())
+        kept["privacy"] = {name: value for name, value in kept["privacy"].items() if name not in idle}
     # an option of the baseline that is not given is as good as absent, so that a new one leaves old cells what they are
     given = {name: value for name, value in kept[BASELINE]["options"].items() if value is not None}
     kept[BASELINE] = {**kept[BASELINE], "options": given}

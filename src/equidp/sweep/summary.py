@@ -19,7 +19,7 @@ from equidp.errors import EquidpError
 from equidp.evaluation.metrics import diverged, numbered, worst_group
 from equidp.evaluation.seeds import over_seeds
 from equidp.reporting.page import html_report
-from equidp.reporting.privacy_report import epsilon_text
+from equidp.reporting.statement_sections import epsilon_text
 from equidp.sweep.project import BASELINE, Cell, by_seed, differing
 from equidp.system.files import replacing
 

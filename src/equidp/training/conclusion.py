@@ -15,10 +15,14 @@ from torch import Tensor
 
 from equidp.mechanism.trainer import Trainer
 from equidp.models import weights_of
+from equidp.training.charging import CHARGED
 from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training.journal import unless_in_use
 from equidp.training.preparation import Prepared, named_columns
 from equidp.training.statement import privacy_statement
+
+HISTOGRAM = "released_histogram.json"
+"""A run's figures with noise as they were first drawn, kept beside its checkpoints until all results are written."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +90,8 @@ def forget(workplace: Path) -> None:
     with unless_in_use(journal) as free:
         if free:
             checkpoint.unlink(missing_ok=True)
+            for kept in (HISTOGRAM, CHARGED):
+                (workplace / kept).unlink(missing_ok=True)
             if not windows:
                 journal.unlink(missing_ok=True)
     if free and windows:

@@ -12,8 +12,9 @@ from equidp.accounting.plan import Plan
 from equidp.data.membership import size_sentence, split_sentence
 from equidp.data.records import Membership
 from equidp.errors import EquidpError
+from equidp.evaluation.histogram import figures_event, sensitivity, tables
 from equidp.mechanism.algorithm import Algorithm, Outcome
-from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.parameters import DataSettings, PrivacySettings, TrainingSettings
 
 
 def privacy_statement(
@@ -97,6 +98,33 @@ def privacy_statement(
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],
         "notes": [],
+    }
+
+
+def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any]:
+    """The entry `evaluation` of privacy.json: what the evaluated part's figures cost its records; else an empty dict.
+
+    It is an entry of its own, as no record is in both parts. It is announced before training, and charged whether or
+    not the figures are made.
+    """
+    asked, trials = privacy.evaluation, privacy.trials
+    if asked.epsilon is None:
+        return {}
+    delta = asked.delta or privacy.delta
+    event = figures_event(asked.epsilon, delta, trials)
+    return {
+        "evaluation": {
+            "part": data.evaluate_on,
+            "epsilon": trials.epsilon((event,), delta).value,
+            "delta": delta,
+            "unit": privacy.unit,
+            "adjacency": f"add or remove one {privacy.unit}" + (" with all its records" if privacy.by_unit else ""),
+            "mechanism": event.to_dict(),
+            "sensitivity": sensitivity(data.groups),
+            "tables": list(tables(data.groups)),
+            "bins": asked.bins,
+            "trials": trials.to_dict(),
+        }
     }
 
 

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from equidp.data.records import Records
-from equidp.errors import listed_names
+from equidp.errors import EquidpError, listed_names
+from equidp.evaluation.histogram import Noised, noised_histogram
 from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, guessing, metrics_document, outdone
+from equidp.evaluation.noised import released_figures
+from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
+from equidp.mechanism.secure import SecureRandom
 from equidp.parameters import Settings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.reporting.tables import BASELINE
+from equidp.system.files import durable, private, replacing
+from equidp.training.conclusion import HISTOGRAM
+from equidp.training.statement import figures_entry
+
+DISJOINT = ("hash", "provider")
+"""How parts are drawn in which no record depends on the others."""
+
+EXCHANGED = (
+    "The parts were drawn from all records at once: one record more in the table exchanges records between them, and "
+    "neither the training's ε nor this one holds for tables that differ in one record."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +76,71 @@ def cost_against_baseline(
             "--params=sgd.options.learning_rate=1, or more training.epochs."
         )
     return document
+
+
+def release_figures(
+    scores: np.ndarray, test: Records, train: Records, workplace: Path, settings: Settings, *, algorithm: str
+) -> dict[str, Any]:
+    """metrics_release.json of a private run: figures of the evaluated part with noise; empty where none are asked for.
+
+    The noised histogram is on disk before anything is computed from it. A run that goes on after a crash takes it from
+    there, and so releases nothing more.
+
+    Raises:
+        EquidpError: in a secure run whose parts depend on more than each record itself.
+    """
+    entry = figures_entry(settings.privacy, settings.data).get("evaluation")
+    if entry is None:
+        return {}
+    how = None if train.membership is None else train.membership.how
+    if how not in DISJOINT and settings.privacy.secure:
+        raise EquidpError(
+            "privacy.evaluation.epsilon: the parts were not drawn by hash, so one record more in the table exchanges "
+            "records between them: take data.membership=hash."
+        )
+    noised = _released_once(workplace / HISTOGRAM, scores, test, settings, entry, algorithm)
+    return {
+        "algorithm": algorithm,
+        "secure": settings.privacy.secure,
+        **entry,
+        **released_figures(noised),
+        "histogram": noised.to_dict(),
+        "notes": [] if how in DISJOINT else [EXCHANGED],
+    }
+
+
+def _released_once(
+    path: Path, scores: np.ndarray, test: Records, settings: Settings, entry: dict[str, Any], algorithm: str
+) -> Noised:
+    """The histogram of exactly these scores from `path`, or a new one that is kept there."""
+    groups = group_arrays(test, settings.data.groups)
+    found = hashlib.sha256(repr((entry, settings.privacy.secure, settings.seed)).encode())
+    for column in (scores, test.labels.numpy(), *(ids for ids, _ in groups.values())):
+        found.update(np.ascontiguousarray(column).tobytes())
+    if path.is_file():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["of"] == found.hexdigest():
+            return Noised.from_dict(kept["histogram"])
+    random: RandomSource
+    if settings.privacy.secure:
+        random = SecureRandom("cpu")
+    else:
+        random = SeededRandom(derived_seed(settings.seed, f"figures/{algorithm}"), "cpu")
+    noised = noised_histogram(
+        scores,
+        test.labels.numpy(),
+        groups,
+        classes=test.schema.classes,
+        bins=entry["bins"],
+        noise_multiplier=entry["mechanism"]["noise_multiplier"],
+        random=random,
+        units=_units(test) if settings.privacy.by_unit else None,
+    )
+    with replacing(path) as part, open(part, "x", opener=private, encoding="utf-8") as file:
+        json.dump({"of": found.hexdigest(), "histogram": noised.to_dict()}, file)
+        file.flush()
+        durable(file.fileno())
+    return noised
 
 
 def _units(records: Records) -> np.ndarray | None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from equidp.accounting.dataset_ledger import DatasetLedger, spent_by_run
+from equidp.errors import EquidpError
 from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.reporting.figures import cost_per_group, metric_per_group
+from equidp.reporting.ledger_figure import spent_figure
 from equidp.reporting.page import html_report
 from equidp.reporting.privacy_report import privacy_report
+from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tables import BASELINE, results_table
+
+logger = logging.getLogger(__name__)
 
 MOST_NAMES = 6
 """So many algorithms are named in a page's title; more are counted."""
@@ -46,15 +54,50 @@ def shown_settings(settings: Settings, algorithms: Sequence[str]) -> dict[str, A
     return {name: every[name] for name in SHARED} | own
 
 
+def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
+    """What all runs on the data set have spent, run by run; the last total is told in the terminal.
+
+    Raises:
+        EquidpError: no run on it is entered yet, or an entry is damaged.
+    """
+    ledger = DatasetLedger(folder, settings.dataset)
+    entries, delta = ledger.entries(), settings.privacy.delta
+    if not entries:
+        raise EquidpError(f"{ledger.path} has no entry: train on {settings.dataset} first.")
+    rows = spent_by_run(entries, delta)
+    logger.info(
+        "%s: ε = %s at δ = %g, of %d secure runs.",
+        ledger.path,
+        epsilon_text(rows[-1][1]),
+        delta,
+        len({entry.run for entry in entries if entry.secure}),
+    )
+    return spent_figure(rows, settings.dataset, settings.privacy.total_epsilon)
+
+
 def run_report(
-    groups: pd.DataFrame, provenance: dict[str, Any], settings: Settings, *results: Any, algorithm: str
+    groups: pd.DataFrame,
+    provenance: dict[str, Any],
+    settings: Settings,
+    released: dict[str, Any],
+    *results: Any,
+    algorithm: str,
 ) -> str:
-    """The HTML page of one run, one self-contained file. Its last inputs are as of `compare_algorithms`."""
-    return compare_algorithms(groups, provenance, settings, *results, algorithms=[algorithm])[0]
+    """The HTML page of one run, one self-contained file. `released`: metrics_release.json; the last inputs are as of
+    `compare_algorithms`.
+    """
+    return compare_algorithms(
+        groups, provenance, settings, *results, algorithms=[algorithm], released={algorithm: released}
+    )[0]
 
 
 def compare_algorithms(
-    groups: pd.DataFrame, provenance: dict[str, Any], settings: Settings, *results: Any, algorithms: Sequence[str]
+    groups: pd.DataFrame,
+    provenance: dict[str, Any],
+    settings: Settings,
+    *results: Any,
+    algorithms: Sequence[str],
+    released: Mapping[str, Mapping] | None = None,
 ) -> tuple[str, pd.DataFrame]:
     """One page and one table for all algorithms of the run. `results`: their metrics, statements and histories."""
     count = len(algorithms)
@@ -70,6 +113,7 @@ def compare_algorithms(
         provenance_facts(provenance),
         groups,
         _remarks(provenance),
+        released,
     )
     return page, results_table(metrics, privacy).reset_index()
 

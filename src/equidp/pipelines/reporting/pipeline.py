@@ -15,10 +15,11 @@ RESULTS = ("metrics", "privacy", "history")
 
 def create_pipeline(algorithm: str) -> Pipeline:
     """Figures, the privacy statement and the page of one algorithm."""
+    page = ["groups", "provenance", "settings"]
     metrics, privacy, history = results = [f"{algorithm}.{name}" for name in RESULTS]
     rows: list[tuple[Callable, Any, str, str]] = [
         (nodes.accuracy_figure, [metrics, "settings"], "accuracy_figure", "draw_accuracy"),
-        (nodes.run_report, ["groups", "provenance", "settings", *results], "report", "write_report"),
+        (nodes.run_report, [*page, f"{algorithm}.metrics_release", *results], "report", "write_report"),
     ]
     if algorithm != BASELINE:
         rows += [
@@ -37,6 +38,11 @@ def create_comparison(algorithms: Sequence[str]) -> Pipeline:
     read = ["groups", "provenance", "settings", *(f"{a}.{name}" for name in RESULTS for a in algorithms)]
     compare, made = given(nodes.compare_algorithms, algorithms=algorithms), ["comparison.report", "comparison.table"]
     return wired([(compare, read, made, "compare_algorithms")], "reporting")
+
+
+def create_ledger() -> Pipeline:
+    """The figure of what all runs on the data set have spent."""
+    return wired([(nodes.draw_ledger, ["privacy_ledger", "settings"], "ledger_figure", "draw_ledger")], "reporting")
 
 
 def create_report() -> Pipeline:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.data.records import Records, Split
 from equidp.data.sources import published_options
@@ -26,7 +27,9 @@ from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
+from equidp.training.charging import enter, enter_more, planned
 from equidp.training.networks import imposed
+from equidp.training.statement import figures_entry
 
 RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights"}
 """Settings that the model's file records, for the documents that go out with it."""
@@ -72,23 +75,30 @@ def train_network(
     workplace: Path,
     settings: Settings,
     on_epoch: OnEpoch,
+    ledgers: Path,
     *,
     algorithm: str,
 ) -> Trained:
-    """Train one algorithm.
+    """Train one algorithm; a private one is entered in the data set's ledger before it begins.
 
     The non-private baseline is trained once per records, settings, seed and code, and reused after that.
     """
     arrays = group_arrays(test, settings.data.groups)
     follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, report=partial(on_epoch, algorithm))
-    made = Plan(**plan)
+    made, chosen = Plan(**plan), settings.algorithm(algorithm)
     fresh = partial(_trained, algorithm, made, Split(train, test, public), settings, workplace, follow)
-    if settings.algorithm(algorithm).private:
-        return fresh()
+    if chosen.private:
+        due = planned(chosen, made)
+        run = enter(ledgers, workplace, settings, train.membership, {("training", "train"): due}, algorithm=algorithm)
+        trained = fresh()
+        if "events" in due:
+            spent = [Event.from_dict(event) for event in trained[2]["ledger"]]
+            enter_more(ledgers, settings, run, spent, already=due["events"])
+        return trained
     kept = trained_once(workplace, digest(train, _baseline_facts(algorithm, plan, settings)), lambda: fresh()[:2])
     outcome = Outcome((), made.steps, made.steps)
     given: dict[str, Any] = {"privacy": settings.privacy, "training": settings.training, "seed": settings.seed}
-    return *kept, privacy_statement(settings.algorithm(algorithm), made, outcome, **given)
+    return *kept, privacy_statement(chosen, made, outcome, **given)
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:
@@ -127,7 +137,8 @@ def _trained(
     )
     card = model_card(algorithm, split.train, settings)
     card["trainable_parameters"] = trained.privacy["trainable_parameters"]
-    return Weights(trained.weights, card), trained.history, trained.privacy
+    statement = trained.privacy | figures_entry(settings.privacy, settings.data)
+    return Weights(trained.weights, card), trained.history, statement
 
 
 def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import yaml
 
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
-from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.rendering import asset
+from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tables import METRIC_TITLES
 
 MOST_NAMES = 20

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from equidp.reporting.attack import recognised, share_text
-from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.release.registry import accounting, randomness, trials, unprotected
+from equidp.reporting.statement_sections import epsilon_text
 
 
 def checklist(facts: Facts) -> Document:

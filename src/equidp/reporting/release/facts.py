@@ -19,6 +19,7 @@ from typing import Any
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import METRICS
+from equidp.evaluation.noised import FIGURES
 from equidp.parameters import ReleaseSettings
 from equidp.reporting.tables import BASELINE
 
@@ -28,9 +29,20 @@ STATEMENT = (
     "sampling_rate", "unit", "records", "records_declared", "public_records", "expected_batch_size", "steps", "epochs",
     "groups", "ledger", "filter_order", "filter_total", "charged", "accepted_steps", "releases", "secure", "seed",
     "trials", "epsilon_replace_one", "trade_off", "membership", "assumptions", "notes",
-    "diagnostics_published",
+    "diagnostics_published", "evaluation", "tuning",
 )  # fmt: skip
 """Keys of `privacy.json` that go out: all that `training.statement` writes, and all that its readers look for."""
+
+EVALUATION = (
+    "part", "epsilon", "delta", "unit", "adjacency", "mechanism", "sensitivity", "tables", "bins", "trials",
+)  # fmt: skip
+"""Keys of the statement's `evaluation` that go out: what the figures of test records cost these."""
+
+RELEASED = (*dict.fromkeys((*METRICS, *FIGURES)),)
+"""Figures with noise that go out, overall and per group; their intervals have the same names."""
+
+COMPARED = ("group", "accuracy", "difference", "interval")
+"""What goes out of a worst group, a gap and a disparity."""
 
 MEMBERSHIP = ("how", "key")
 """Keys of the statement's `membership` that go out: how the training part was drawn, and by which public key."""
@@ -160,6 +172,8 @@ def released_facts(
         statement["seed"] = None
     if statement.get("membership"):
         statement["membership"] = _only(statement["membership"], MEMBERSHIP)
+    if statement.get("evaluation"):
+        statement["evaluation"] = _only(statement["evaluation"], EVALUATION)
     return Facts(
         schema=_only(card["schema"], SCHEMA),
         encoding=_only(card, ("source",)) | _only(card.get("source_options") or {}, ENCODING),
@@ -241,11 +255,28 @@ def _released(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Figures with noise, and their own ε."""
     if metrics.get("epsilon") is None:
         raise EquidpError("metrics_release.json has no epsilon: its figures may not go out. Evaluate the run again.")
-    return _only(metrics, ("epsilon", "delta", "adjacency", "unit")) | _figures(metrics)
+    compared = {
+        kind: {
+            grouping: {name: _only(one, COMPARED) for name, one in of.items()}
+            if kind == "disparity"
+            else _only(of, COMPARED)
+            for grouping, of in metrics[kind].items()
+        }
+        for kind in ("worst", "gap", "disparity")
+        if kind in metrics
+    }
+    named = _only(metrics, (*EVALUATION, "left_out")) | compared
+    if "intervals" in metrics:
+        named["intervals"] = _figures(metrics["intervals"], RELEASED)
+    if "reliability" in metrics:
+        named["reliability"] = [_only(row, ("confidence", "accuracy", "interval")) for row in metrics["reliability"]]
+    if "histogram" in metrics:
+        named["histogram"] = _only(metrics["histogram"], ("counts", "groups", "classes", "sd"))
+    return named | _figures(metrics, RELEASED)
 
 
 def _figures(figures: Mapping[str, Any], names: Iterable[str] = METRICS) -> dict[str, Any]:
-    groups = (figures.get("groups") or {}).items()
+    groups, names = (figures.get("groups") or {}).items(), tuple(names)
     of_groups = {grouping: {group: _only(own, names) for group, own in of.items()} for grouping, of in groups}
     return {"overall": _only(figures["overall"], names), "groups": of_groups}
 

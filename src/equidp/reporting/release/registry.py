@@ -6,9 +6,9 @@ names the tier that its answered lines reach.
 
 from __future__ import annotations
 
-from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
+from equidp.reporting.statement_sections import epsilon_text
 
 BASICS, GUARANTEE, DETAILS = "Tier 1: what is released", "Tier 2: the guarantee", "Tier 3: details"
 

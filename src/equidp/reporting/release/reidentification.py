@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from equidp.reporting.attack import ALARMS, ATTACKS, factor_text, from_curve, lower_text, recognised, share_text
-from equidp.reporting.privacy_report import epsilon_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
+from equidp.reporting.statement_sections import epsilon_text
 
 OTHER_ATTACKS = Line(
     "other_attacks",

@@ -1,0 +1,231 @@
+"""The ledger of a data set: what all runs together cost one person, and a limit that no run may pass.
+
+One JSON line for each release: a training, a tuning, or figures of a part. It is written, durably, before the training
+begins, so that whatever was begun is counted; a file lock lets one process at a time read, decide and write. Nothing is
+ever removed. Runs in research mode are listed and do not count: whoever knows their seed can remove their noise.
+
+*The total.* By hash, a record is in one part of a split. So of the entries of one split it pays for those of one part
+alone; over splits with other keys or shares its parts may be any, and the worst ones add up. With R_p the Rényi
+divergence of everything charged to part p, the total's is Σ_splits max_p R_p, at every order. Where all entries are
+lists of events, and splits are few, every combination of parts is also composed by privacy loss distributions, and the
+total is the smaller of the two figures. If records of a data set change over the years, the total is that of a person
+who is in all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import dp_accounting as dp
+from dp_accounting.rdp import RdpAccountant
+from filelock import FileLock, Timeout
+
+from equidp.accounting.calibration import divergences
+from equidp.accounting.epsilon import epsilon, epsilon_of
+from equidp.accounting.events import Event, canonical
+from equidp.accounting.trials import Trials, selected
+from equidp.errors import EquidpError
+from equidp.system.files import durable, private, storage_error
+
+SECONDS = 60
+"""So long one process waits for another's entry."""
+
+MOST_COMBINATIONS = 27
+"""Of parts, over splits, that are composed one by one."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release from one part of one split.
+
+    Attributes:
+        run: what the entries of one run have in common.
+        what: `training`, `tuning`, `scores` or `figures`.
+        algorithm: its name.
+        split: names the split, so that parts of one split are disjoint.
+        part: `train`, `test` or `validation`.
+        unit: what is protected.
+        secure: whether it counts.
+        events: everything charged; under a law, that of one trial.
+        law, mean, shape, orders: of `Trials`, where the release is the best of a random number of trials.
+        order, total: a Rényi budget in the place of events.
+    """
+
+    run: str
+    what: str
+    algorithm: str
+    split: str
+    part: str
+    unit: str
+    secure: bool
+    events: tuple[Event, ...] = ()
+    law: str | None = None
+    mean: float | None = None
+    shape: float | None = None
+    orders: tuple[float, ...] | None = None
+    order: float | None = None
+    total: float | None = None
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self) | {"events": [event.to_dict() for event in self.events]}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, line: str) -> Entry:
+        """Read `to_json`'s line."""
+        facts = json.loads(line)
+        orders = None if facts["orders"] is None else tuple(facts["orders"])
+        return cls(**{**facts, "events": tuple(map(Event.from_dict, facts["events"])), "orders": orders})
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a list of events, and nothing else."""
+        return self.law is None and self.order is None
+
+    def divergences(self) -> tuple[float, ...]:
+        """Rényi divergences at all of the accountant's orders."""
+        if self.order is not None:
+            assert self.total is not None
+            # a divergence grows with its order: below the budget's own it is no larger, above nothing is known
+            return tuple(self.total if order <= self.order else math.inf for order in _orders())
+        if self.law is None:
+            return divergences(self.events)
+        trials = Trials(1, self.law, self.mean, self.shape, self.orders)  # type: ignore[arg-type]
+        event = dp.ComposedDpEvent(tuple(one.as_dp_event() for one in canonical(self.events)))
+        found = selected(event, trials)
+        known = [(float(order), float(of)) for order, of in zip(found.orders, found.rdp, strict=True)]
+        # as above: at every order the least of what is known at it or above
+        return tuple(min((of for at, of in known if at >= order), default=math.inf) for order in _orders())
+
+
+class DatasetLedger:
+    """The file of one data set.
+
+    Args:
+        folder: where the ledgers are.
+        dataset: the data set's name.
+    """
+
+    def __init__(self, folder: Path, dataset: str) -> None:
+        self.path = folder / f"{dataset}.jsonl"
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Every entry, in order.
+
+        Raises:
+            EquidpError: for a line that cannot be read.
+        """
+        if not self.path.is_file():
+            return ()
+        found = []
+        for number, line in enumerate(_whole(self.path.read_bytes()).decode().splitlines(), start=1):
+            try:
+                found.append(Entry.from_json(line))
+            except (ValueError, TypeError, KeyError) as error:
+                raise EquidpError(
+                    f"{self.path}, line {number}: the entry is damaged, so what was spent cannot be told; put back a "
+                    "copy of the file."
+                ) from error
+        return tuple(found)
+
+    def charge(self, entries: Sequence[Entry], *, delta: float, limit: float | None = None) -> None:
+        """Append entries; returns only when they are on disk.
+
+        Args:
+            delta: δ of the limit.
+            limit: the largest ε that counting entries may come to, with these.
+
+        Raises:
+            EquidpError: the limit would be passed, the file is held, damaged, or cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self.path}.lock", timeout=SECONDS):
+                before = self.entries()
+                if limit is not None and any(entry.secure for entry in entries):
+                    self._refuse_beyond(before, entries, delta, limit)
+                self._append(entries)
+        except Timeout as error:
+            raise EquidpError(f"{self.path} is held by another run for {SECONDS} s: try again.") from error
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+
+    def _refuse_beyond(self, before: Sequence[Entry], more: Sequence[Entry], delta: float, limit: float) -> None:
+        spent, then = total_epsilon(before, delta), total_epsilon([*before, *more], delta)
+        if then > limit * (1 + 1e-9):
+            raise EquidpError(
+                f"privacy.total_epsilon={limit:g}: {self.path} has spent ε = {spent:.4g} at δ = {delta:g}, and with "
+                f"this run it would be {then:.4g}. Nothing was trained; ask for a smaller privacy.epsilon, or do "
+                "without this run."
+            )
+
+    def _append(self, entries: Iterable[Entry]) -> None:
+        with open(self.path, "a+b", opener=private) as file:
+            file.seek(0)
+            content = file.read()
+            # what a crash left of a line was not durable, so its training had not begun
+            file.truncate(len(_whole(content)))
+            file.write("".join(f"{entry.to_json()}\n" for entry in entries).encode())
+            file.flush()
+            durable(file.fileno())
+
+
+def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
+    """ε at δ of all counting entries together, for the person that it is largest for; 0 of none."""
+    splits: dict[str, dict[str, list[Entry]]] = {}
+    for entry in entries:
+        if entry.secure:
+            splits.setdefault(entry.split, {}).setdefault(entry.part, []).append(entry)
+    if not splits:
+        return 0.0
+    worst = [_largest([_added(of) for of in parts.values()]) for parts in splits.values()]
+    curve = zip(_orders(), (sum(at) for at in zip(*worst, strict=True)), strict=True)
+    found = min(epsilon_of(divergence, order, delta) for order, divergence in curve if order > 1)
+    combinations = list(itertools.product(*(parts.values() for parts in splits.values())))
+    plain = all(entry.plain for parts in splits.values() for of in parts.values() for entry in of)
+    if not plain or len(combinations) > MOST_COMBINATIONS:
+        return found
+    together = ([event for of in one for entry in of for event in entry.events] for one in combinations)
+    return min(found, max(epsilon(events, delta).value for events in together))
+
+
+def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, float, bool]]:
+    """Of each run, in order: what it was, the total after it, and whether it counts."""
+    rows, so_far = [], []
+    for run, of in itertools.groupby(entries, key=lambda entry: entry.run):
+        own = list(of)
+        so_far += own
+        rows.append((f"{own[0].what} of {own[0].algorithm} ({run})", total_epsilon(so_far, delta), own[0].secure))
+    return rows
+
+
+def _added(entries: Iterable[Entry]) -> list[float]:
+    """Divergences of all entries of one part together.
+
+    Of a run that releases the best of several trials a later entry stands in the place of earlier ones: it has all
+    their events and more. The largest of them counts, once.
+    """
+    single: list[Sequence[float]] = []
+    by_run: dict[tuple[str, str], list[Sequence[float]]] = {}
+    for entry in entries:
+        place = single if entry.law is None else by_run.setdefault((entry.run, entry.what), [])
+        place.append(entry.divergences())
+    return [sum(at) for at in zip(*single, *(_largest(of) for of in by_run.values()), strict=True)]
+
+
+def _largest(curves: Sequence[Sequence[float]]) -> list[float]:
+    return [max(at) for at in zip(*curves, strict=True)]
+
+
+def _orders() -> tuple[float, ...]:
+    return tuple(map(float, RdpAccountant().orders))
+
+
+def _whole(content: bytes) -> bytes:
+    """Content up to the end of its last whole line."""
+    return content[: content.rfind(b"\n") + 1]

@@ -1,0 +1,153 @@
+"""One noised histogram of an evaluated part: all that its released figures are computed from.
+
+Counts over (group, label, score bin), for every declared grouping one table. A record adds 1 to one cell of each table,
+so it moves the whole by an L2 distance of √(number of tables): the sensitivity. Where a unit has several records, each
+adds one over their number: a unit then moves a table by a mean of unit vectors, and by no more than 1. One Gaussian
+release covers every cell. Groups, labels and bins are declared, so that which cells there are tells nothing.
+
+The grouping `class` has no table of its own, as any other table has the labels. Where it is the only one, the one table
+has one group, `everyone`.
+
+A score bin is the predicted class and, within it, equal-width bins of the confidence (the largest probability). With
+two classes these are equal-width bins of the score of the second class, with an edge at one half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from equidp.accounting.events import Event
+from equidp.accounting.trials import Trials
+from equidp.evaluation.intervals import Groups
+from equidp.mechanism.noise import RandomSource
+
+EVERYONE = "everyone"
+"""The grouping, and its only group, where no grouping but `class` is declared."""
+
+
+@dataclass(frozen=True)
+class Noised:
+    """A released histogram; everything computed from it is covered by its ε.
+
+    Attributes:
+        counts: per grouping, float64 `[groups, classes, classes, confidence bins]` noised counts: group, label,
+            predicted class, bin of confidence. A count may be negative.
+        names: per grouping, the groups' names.
+        classes: class names, in label order.
+        sd: standard deviation of the noise of one count.
+    """
+
+    counts: Mapping[str, NDArray]
+    names: Mapping[str, tuple[str, ...]]
+    classes: tuple[str, ...]
+    sd: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types."""
+        counts = {grouping: values.tolist() for grouping, values in self.counts.items()}
+        return {"counts": counts, "groups": dict(self.names), "classes": self.classes, "sd": self.sd}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Noised:
+        """Read `to_dict`'s result."""
+        return cls(
+            {grouping: np.array(values, dtype=np.float64) for grouping, values in facts["counts"].items()},
+            {grouping: tuple(names) for grouping, names in facts["groups"].items()},
+            tuple(facts["classes"]),
+            facts["sd"],
+        )
+
+
+def tables(groupings: tuple[str, ...]) -> tuple[str, ...]:
+    """The groupings that have a table of their own."""
+    return tuple(name for name in groupings if name != "class") or (EVERYONE,)
+
+
+def sensitivity(groupings: tuple[str, ...]) -> float:
+    """How far one record, or one unit, moves the histogram, in L2."""
+    return math.sqrt(len(tables(groupings)))
+
+
+@lru_cache(maxsize=64)
+def figures_event(epsilon: float, delta: float, trials: Trials) -> Event:
+    """The Gaussian release whose ε at δ is the given one, over all declared trials.
+
+    Raises:
+        EquidpError: an ε that no noise meets, or that needs none.
+    """
+    return Event(1.0, trials.calibrate(lambda noise: (Event(1.0, noise),), epsilon, delta))
+
+
+def confidence_bins(bins: int, classes: int) -> int:
+    """Bins of confidence within each predicted class, of so many score bins in all."""
+    return max(1, bins // classes)
+
+
+def cell_numbers(scores: NDArray, labels: NDArray, bins: int) -> tuple[NDArray, NDArray]:
+    """Predicted class and bin of confidence of each record, int64 `[n]` each.
+
+    A record whose scores are not finite counts as a wrong prediction of the lowest confidence.
+
+    Args:
+        scores: `[n, classes]` probabilities.
+        labels: `[n]` class indices.
+        bins: bins of confidence.
+    """
+    classes = scores.shape[1]
+    finite = np.isfinite(scores).all(axis=1)
+    kept = np.where(finite[:, None], scores, 0.0)
+    predicted = np.where(finite, kept.argmax(axis=1), (labels + 1) % classes)
+    share = (kept.max(axis=1, initial=0.0) - 1 / classes) / (1 - 1 / classes)
+    return predicted, np.clip(np.ceil(share * bins).astype(np.int64) - 1, 0, bins - 1)
+
+
+def noised_histogram(
+    scores: NDArray,
+    labels: NDArray,
+    groups: Groups,
+    *,
+    classes: tuple[str, ...],
+    bins: int,
+    noise_multiplier: float,
+    random: RandomSource,
+    units: NDArray | None = None,
+) -> Noised:
+    """Count, and add noise to every count before anything leaves this function.
+
+    Args:
+        scores: `[n, classes]` probabilities.
+        labels: `[n]` class indices.
+        groups: per declared grouping, group ids `[n]` and group names.
+        classes: class names, in label order.
+        bins: score bins in all.
+        noise_multiplier: standard deviation of the noise over the sensitivity.
+        random: where the noise comes from.
+        units: `[n]` numbers, equal for records of one unit, if a unit is protected as a whole; else None.
+    """
+    names = {name: tuple(groups[name][1]) if name in groups else (EVERYONE,) for name in tables(tuple(groups))}
+    per = confidence_bins(bins, len(classes))
+    predicted, confidence = cell_numbers(scores, labels, per)
+    weights = np.ones(len(labels))
+    if units is not None:
+        _, owners, sizes = np.unique(units, return_inverse=True, return_counts=True)
+        weights = 1.0 / sizes[owners]
+    exact = []
+    for name, of in names.items():
+        ids = groups[name][0] if name in groups else np.zeros(len(labels), dtype=np.int64)
+        shape = (len(of), len(classes), len(classes), per)
+        cells = np.ravel_multi_index((np.asarray(ids), labels, predicted, confidence), shape)
+        exact.append(np.bincount(cells, weights=weights, minlength=math.prod(shape)).reshape(shape))
+    moved = sensitivity(tuple(groups))
+    flat = torch.from_numpy(np.concatenate([table.ravel() for table in exact]))
+    released = random.perturb(flat, sensitivity=moved, noise_multiplier=noise_multiplier).numpy()
+    ends = np.cumsum([table.size for table in exact])[:-1]
+    parts = (part.reshape(table.shape) for part, table in zip(np.split(released, ends), exact, strict=True))
+    return Noised(dict(zip(names, parts, strict=True)), names, classes, noise_multiplier * moved)

@@ -1,0 +1,380 @@
+"""Figures of a noised histogram, with 95 % intervals that hold sampling and noise.
+
+Everything here is post-processing of `histogram.Noised`. Sums of noised counts are used as they are: a sum of counts of
+which the negative ones were raised to 0 would be too large in every small group. Only results are cut, to the range
+that they can have; a figure whose denominator the noise alone could explain is None, and its interval still holds.
+
+*Intervals.* Each figure θ has a statistic T(θ), linear in θ, with mean 0 if θ is the true value; the interval is where
+T(θ)² ≤ z²·V(θ), V the variance of T (Fieller's method; without noise it is Wilson's interval). For a share R/N of
+records, with k_R cells among the hits and k_W among the others, s the noise of a count and n = max(N, 0),
+
+    T = R − θN,    V = n·θ(1−θ) + s²·(k_R·(1−θ)² + k_W·θ²).
+
+For a mean over pairs of a record of the second class and one of the first, h the value of a pair of cells,
+
+    T = Σ_ji P_j N_i (h_ji − θ),    A = h − θ,
+    V = s²(‖A N‖² + ‖Aᵀ P‖²) − s⁴‖A‖² + Σ_j P_j ((A N)_j² − s²‖A_j‖²) + Σ_i N_i ((Aᵀ P)_i² − s²‖A^i‖²),
+
+the first part noise, with what the noise of P and N themselves adds taken off, and the second sampling (DeLong et al.
+1988), likewise; each is at least what it can be: s⁴‖A‖², and 0. With h = 1 where the first score is higher and ½ for a
+tie it is AUROC, with h the mean of both being right it is balanced accuracy. Means of recalls of more than two classes
+and differences of groups are combined from their parts' intervals (MOVER, Zou and Donner 2008).
+
+AUROC and calibration are those of the binned score, with a bin's middle for its confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from equidp.data.records import MIN_TEST_RECORDS
+from equidp.evaluation.histogram import EVERYONE, Noised
+from equidp.evaluation.intervals import CONFIDENCE, Pair
+from equidp.evaluation.metrics import unique_slugs
+
+FIGURES = ("records", "accuracy", "balanced_accuracy", "auroc", "overconfidence")
+"""Released overall and for every group. `overconfidence` is the mean confidence minus the accuracy."""
+
+PARITY = ("selection_rate", "true_positive_rate", "false_positive_rate")
+"""Rates of the second of two classes, whose differences between groups are released."""
+
+WIDEST_BIN = 0.1
+"""Of confidence, for a figure of calibration."""
+
+GRID = 1001
+"""Points of θ at which an interval over pairs is looked for."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, None where the noise hides it, and its interval."""
+
+    value: float | None
+    interval: Pair
+
+    def distances(self) -> tuple[float, float]:
+        """How far the interval reaches below and above the value; the middle stands for a value that is hidden."""
+        value = sum(self.interval) / 2 if self.value is None else self.value
+        return max(value - self.interval[0], 0.0), max(self.interval[1] - value, 0.0)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Noised counts `[labels, predicted, confidence bins]` of some records, and the noise `sd` of each."""
+
+    counts: NDArray
+    sd: float
+
+    @property
+    def classes(self) -> int:
+        """How many."""
+        return self.counts.shape[1]
+
+    @property
+    def right(self) -> NDArray:
+        """`[labels, predicted, bins]` bool."""
+        return np.broadcast_to(np.eye(self.classes, dtype=bool)[:, :, None], self.counts.shape)
+
+    def size(self) -> Estimate:
+        """The number of records, at least 0."""
+        found, half = float(self.counts.sum()), _z() * self.sd * math.sqrt(self.counts.size)
+        return Estimate(max(found, 0.0), [max(found - half, 0.0), max(found + half, 0.0)])
+
+    def share(self, hits: NDArray, among: NDArray, z: float | None = None) -> Estimate:
+        """The share of `hits` among `among`, both masks of cells."""
+        z = _z() if z is None else z
+        hits = hits & among
+        found, total, noise = float(self.counts[hits].sum()), float(self.counts[among].sum()), (z * self.sd) ** 2
+        inside, cells, n = int(hits.sum()), int(among.sum()), max(total, 0.0)
+        interval = _hull(
+            total**2 + z**2 * n - noise * cells,
+            -2 * found * total - z**2 * n + 2 * noise * inside,
+            found**2 - noise * inside,
+            (0.0, 1.0),
+        )
+        return Estimate(self._quotient(found, total, cells, (0.0, 1.0)), interval)
+
+    def overconfidence(self) -> Estimate | None:
+        """Mean confidence minus accuracy; None where the bins are too wide to tell."""
+        bins = self.counts.shape[2]
+        width = (1 - 1 / self.classes) / bins
+        if width > WIDEST_BIN + 1e-9:
+            return None
+        values = middles(bins, self.classes) - self.right
+        found, total = float((values * self.counts).sum()), float(self.counts.sum())
+        best = found / total if total > 0 else 0.0
+        spread = max(float(((values - best) ** 2 * self.counts).sum()), 0.0)
+        z, noise = _z(), (_z() * self.sd) ** 2
+        interval = _hull(
+            total**2 - noise * values.size,
+            -2 * found * total + 2 * noise * float(values.sum()),
+            found**2 - z**2 * spread - noise * float((values**2).sum()),
+            (-1.0, 1.0),
+        )
+        return Estimate(self._quotient(found, total, values.size, (-1.0, 1.0)), interval)
+
+    def balanced_accuracy(self) -> Estimate | None:
+        """The mean of the classes' recalls; a class that the part has no record of makes its interval wide."""
+        if self.classes > 2:
+            recalls = [self.share(self.right, self.of(k)) for k in range(self.classes)]
+            return _mean(recalls)
+        first, second = np.array([1.0, 0.0]), np.array([0.0, 1.0])
+        right = [np.repeat(one, self.counts.shape[2]) for one in (first, second)]
+        return self._pairs((right[1][:, None] + right[0][None, :]) / 2)
+
+    def auroc(self) -> Estimate | None:
+        """Area under the ROC curve of two classes' binned scores; None for more classes."""
+        if self.classes > 2:
+            return None
+        bins = self.counts.shape[2]
+        place = np.concatenate([bins - 1 - np.arange(bins), bins + np.arange(bins)])  # by the score of the second
+        return self._pairs((np.sign(place[:, None] - place[None, :]) + 1) / 2)
+
+    def rates(self, z: float | None = None) -> dict[str, Estimate]:
+        """`PARITY` of two classes."""
+        given = self.of(1).swapaxes(0, 1)
+        among = (self.of(), self.of(1), self.of(0))
+        return {name: self.share(given, of, z) for name, of in zip(PARITY, among, strict=True)}
+
+    def accuracy(self, z: float | None = None) -> Estimate:
+        """The share of right predictions."""
+        return self.share(self.right, self.of(), z)
+
+    def reliability(self) -> list[dict[str, Any]]:
+        """Accuracy in each bin of confidence."""
+        bins = self.counts.shape[2]
+        rows = []
+        for k, middle in enumerate(middles(bins, self.classes)):
+            among = np.zeros(self.counts.shape, dtype=bool)
+            among[:, :, k] = True
+            found = self.share(self.right, among)
+            rows.append({"confidence": float(middle), "accuracy": found.value, "interval": found.interval})
+        return rows
+
+    def of(self, label: int | None = None) -> NDArray:
+        """Mask of the cells of a label, or of all."""
+        mask = np.full(self.counts.shape, label is None)
+        if label is not None:
+            mask[label] = True
+        return mask
+
+    def rough(self, among: NDArray) -> float:
+        """The share of right predictions among these cells, however much of it is noise; in [0, 1]."""
+        total = max(float(self.counts[among].sum()), 1.0)
+        return min(max(float(self.counts[self.right & among].sum()) / total, 0.0), 1.0)
+
+    def _quotient(self, found: float, total: float, cells: int, ends: tuple[float, float]) -> float | None:
+        """The figure, unless noise alone could have made its denominator."""
+        if total <= max(_z() * self.sd * math.sqrt(cells), 0.5):
+            return None
+        return float(np.clip(found / total, *ends))
+
+    def _pairs(self, values: NDArray) -> Estimate:
+        """Mean of `values[j, i]` over pairs of a record in cell j of the second class and one in cell i of the first.
+
+        Within a label the cells are numbered by predicted class, then by bin.
+        """
+        p, n, noise = self.counts[1].ravel(), self.counts[0].ravel(), self.sd**2
+        theta = np.linspace(0.0, 1.0, GRID)[:, None]
+        by_p, by_n = values @ n - theta * n.sum(), p @ values - theta * p.sum()
+        rows, columns = ((values**2).sum(axis=k) - 2 * theta * values.sum(axis=k) + theta**2 * len(p) for k in (1, 0))
+        whole = rows.sum(axis=1)
+        noised = noise * ((by_p**2).sum(axis=1) + (by_n**2).sum(axis=1)) - noise**2 * whole
+        sampled = (by_p**2 - noise * rows) @ p + (by_n**2 - noise * columns) @ n
+        spread = np.maximum(noised, noise**2 * whole) + np.maximum(sampled, 0.0)
+        inside = (by_p @ p) ** 2 - _z() ** 2 * spread
+        total, found = p.sum() * n.sum(), float(p @ values @ n)
+        least = _z() * self.sd * math.sqrt(len(p))
+        known = min(p.sum(), n.sum()) > max(least, 0.5)
+        value = float(np.clip(found / total, 0.0, 1.0)) if known else None
+        return Estimate(value, _zeros(inside, theta.ravel()))
+
+
+def middles(bins: int, classes: int) -> NDArray:
+    """The middle confidence of each bin, `[bins]`."""
+    return 1 / classes + (np.arange(bins) + 0.5) * (1 - 1 / classes) / bins
+
+
+def released_figures(noised: Noised) -> dict[str, Any]:
+    """All figures that follow from a released histogram; JSON types.
+
+    Returns:
+        `overall` and `groups[grouping][group]` with `FIGURES`, and their 95 % intervals as `intervals`, of the same
+        shape. `worst[grouping]`, `gap[grouping]` (of accuracy) and `disparity[grouping]` (of `PARITY`, two classes
+        only) are over the groups that are known to have ten records or more; their intervals are wide enough for all of
+        these groups together, and hold at 95 % at least. `left_out[grouping]` names the other groups. `reliability` is
+        the accuracy by confidence. Figures that noise hides are None.
+    """
+    whole = overall(noised)
+    groups = {
+        grouping: {name: Cells(table[k], noised.sd) for k, name in enumerate(noised.names[grouping])}
+        for grouping, table in noised.counts.items()
+        if grouping != EVERYONE
+    }
+    figures = {grouping: {name: _figures(of) for name, of in cells.items()} for grouping, cells in groups.items()}
+    figures["class"] = {name: _class_figures(whole, k) for k, name in enumerate(noised.classes)}
+    return {
+        "overall": _values(_figures(whole)),
+        "groups": _nested(figures, _values),
+        "intervals": {"overall": _intervals(_figures(whole)), "groups": _nested(figures, _intervals)},
+        **_compared(groups, figures),
+        "reliability": whole.reliability(),
+    }
+
+
+def flat_released(document: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of `metrics_release.json` under the names that MLflow takes, hidden ones left out.
+
+    For example `released/accuracy/sex:Female`, `released/worst_group_accuracy/sex`, `released/gap/sex`.
+    """
+    flat: dict[str, float | None] = {f"released/{name}": value for name, value in document["overall"].items()}
+    slugs = unique_slugs(list(document["groups"]))
+    for grouping, groups in document["groups"].items():
+        names = unique_slugs(list(groups))
+        for group, figures in groups.items():
+            flat |= {f"released/{name}/{slugs[grouping]}:{names[group]}": value for name, value in figures.items()}
+    for grouping, worst in document["worst"].items():
+        flat[f"released/worst_group_accuracy/{slugs[grouping]}"] = worst["accuracy"]
+        flat[f"released/gap/{slugs[grouping]}"] = document["gap"][grouping]["difference"]
+        for name, of in document["disparity"].get(grouping, {}).items():
+            flat[f"released/{name}_difference/{slugs[grouping]}"] = of["difference"]
+    flat |= {"released/epsilon": document["epsilon"], "released/delta": document["delta"]}
+    return {name: float(value) for name, value in flat.items() if value is not None}
+
+
+def overall(noised: Noised) -> Cells:
+    """Counts of all records: every grouping's table sums to them, weighted by how little noise each sum has."""
+    worth = {grouping: 1 / len(table) for grouping, table in noised.counts.items()}
+    total = sum(worth.values())
+    counts = sum(worth[grouping] / total * table.sum(axis=0) for grouping, table in noised.counts.items())
+    return Cells(np.asarray(counts), noised.sd / math.sqrt(total))
+
+
+def lowest(found: Mapping[str, Estimate], wide: Mapping[str, Estimate]) -> dict[str, Any]:
+    """The group of lowest value and an interval of the lowest true value.
+
+    That is below every group's upper end, each wide enough for all together, and not below all of the lower ends.
+    """
+    known = {name: of.value for name, of in found.items() if of.value is not None}
+    if not known:
+        return {"group": None, "accuracy": None, "interval": None}
+    group = min(known, key=known.__getitem__)
+    ends = [min(of.interval[0] for of in found.values()), min(of.interval[1] for of in wide.values())]
+    return {"group": group, "accuracy": known[group], "interval": [min(ends), ends[1]]}
+
+
+def spread(found: Sequence[Estimate]) -> dict[str, Any]:
+    """Largest minus smallest value, with an interval by the differences of all pairs, wide enough for them together."""
+    values = [of.value for of in found if of.value is not None]
+    if len(found) < 2 or len(values) < len(found):
+        return {"difference": None, "interval": None}
+    ends = [0.0, 0.0]
+    for one, other in combinations(found, 2):
+        low, high = _difference(one, other)
+        ends = [max(ends[0], low, -high), max(ends[1], high, -low)]
+    return {"difference": max(values) - min(values), "interval": [ends[0], min(ends[1], 1.0)]}
+
+
+def _compared(groups: Mapping[str, Mapping[str, Cells]], figures: Mapping[str, Mapping[str, dict]]) -> dict[str, Any]:
+    """`worst`, `gap`, `disparity` and `left_out`."""
+    document: dict[str, dict] = {"worst": {}, "gap": {}, "disparity": {}, "left_out": {}}
+    for grouping, cells in groups.items():
+        sure = {
+            name: of for name, of in cells.items() if figures[grouping][name]["records"].interval[0] >= MIN_TEST_RECORDS
+        }
+        document["left_out"][grouping] = [name for name in cells if name not in sure]
+        found = {name: of.accuracy() for name, of in sure.items()}
+        wide = {name: of.accuracy(_z(len(sure))) for name, of in sure.items()}
+        document["worst"][grouping] = lowest(found, wide)
+        pairs = _z(max(1, len(sure) * (len(sure) - 1) // 2))
+        document["gap"][grouping] = spread([of.accuracy(pairs) for of in sure.values()])
+        if sure and next(iter(sure.values())).classes == 2:
+            rates = [of.rates(pairs) for of in sure.values()]
+            document["disparity"][grouping] = {name: spread([one[name] for one in rates]) for name in PARITY}
+    return document
+
+
+def _figures(cells: Cells) -> dict[str, Estimate | None]:
+    found = (cells.size(), cells.accuracy(), cells.balanced_accuracy(), cells.auroc(), cells.overconfidence())
+    return dict(zip(FIGURES, found, strict=True))
+
+
+def _class_figures(cells: Cells, label: int) -> dict[str, Estimate | None]:
+    """Of the records of one class: its row of cells alone."""
+    of = Cells(cells.counts[label : label + 1], cells.sd)
+    right = np.zeros(of.counts.shape, dtype=bool)
+    right[0, label] = True
+    recall = of.share(right, of.of())
+    return {**dict.fromkeys(FIGURES), "records": of.size(), "accuracy": recall}
+
+
+def _values(figures: Mapping[str, Estimate | None]) -> dict[str, float | None]:
+    return {name: None if of is None else of.value for name, of in figures.items()}
+
+
+def _intervals(figures: Mapping[str, Estimate | None]) -> dict[str, Pair | None]:
+    return {name: None if of is None else of.interval for name, of in figures.items()}
+
+
+def _nested(figures: Mapping[str, Mapping[str, Any]], take: Any) -> dict[str, dict[str, Any]]:
+    return {grouping: {name: take(of) for name, of in groups.items()} for grouping, groups in figures.items()}
+
+
+def _z(at_once: int = 1) -> float:
+    """How many standard deviations a two-sided interval reaches, where so many must hold together (Bonferroni)."""
+    return float(stats.norm.ppf(1 - (1 - CONFIDENCE) / 2 / at_once))
+
+
+def _hull(a: float, b: float, c: float, ends: tuple[float, float]) -> Pair:
+    """The smallest interval that holds every θ in `ends` with aθ² + bθ + c ≤ 0; `ends` itself where there is none.
+
+    An empty set says that the noise was larger than it is in 95 % of cases: then nothing is known.
+    """
+    low, high = ends
+    if a == 0.0 and b == 0.0:
+        return [low, high]
+    roots = np.roots([a, b, c]) if a else np.array([-c / b])
+    found = sorted(float(root.real) for root in roots if abs(root.imag) < 1e-12 and low <= root.real <= high)
+    inside = [theta for theta in (low, *found, high) if a * theta**2 + b * theta + c <= 1e-9 * max(abs(c), abs(b), 1.0)]
+    inside += found
+    return [min(inside), max(inside)] if inside else [low, high]
+
+
+def _zeros(values: NDArray, theta: NDArray) -> Pair:
+    """The smallest interval that holds every θ at which the values are at most 0, ends found between grid points."""
+    inside = np.flatnonzero(values <= 0)
+    if not len(inside):
+        return [float(theta[0]), float(theta[-1])]
+    ends = []
+    for at, beside in ((inside[0], inside[0] - 1), (inside[-1], inside[-1] + 1)):
+        if 0 <= beside < len(theta):
+            share = values[at] / (values[at] - values[beside])
+            ends.append(float(theta[at] + share * (theta[beside] - theta[at])))
+        else:
+            ends.append(float(theta[at]))
+    return ends
+
+
+def _mean(found: Sequence[Estimate]) -> Estimate:
+    """The mean of independent figures."""
+    middle = sum(sum(of.interval) / 2 if of.value is None else of.value for of in found) / len(found)
+    below, above = (math.hypot(*(of.distances()[side] for of in found)) / len(found) for side in (0, 1))
+    value = None if any(of.value is None for of in found) else middle
+    return Estimate(value, [max(middle - below, 0.0), min(middle + above, 1.0)])
+
+
+def _difference(one: Estimate, other: Estimate) -> tuple[float, float]:
+    """Interval of the first figure minus the second, which are independent."""
+    assert one.value is not None
+    assert other.value is not None
+    (below, above), (other_below, other_above) = one.distances(), other.distances()
+    middle = one.value - other.value
+    return middle - math.hypot(below, other_above), middle + math.hypot(above, other_below)

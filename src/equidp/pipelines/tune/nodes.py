@@ -1,0 +1,218 @@
+"""Nodes of tuning."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equidp.accounting.events import Event
+from equidp.data.records import Records, Split
+from equidp.errors import EquidpError
+from equidp.evaluation.histogram import Noised, noised_histogram
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
+from equidp.mechanism.secure import SecureRandom
+from equidp.models.weights import Weights, load_weights, network_of, save_weights
+from equidp.parameters import Settings
+from equidp.pipelines.evaluation.nodes import release_figures
+from equidp.pipelines.ingestion.nodes import divide
+from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
+from equidp.reporting.statement_sections import epsilon_text
+from equidp.system.files import durable, private, replacing
+from equidp.training import predict, train_model
+from equidp.training.charging import CHARGED, enter, enter_more, of_law
+from equidp.training.conclusion import HISTOGRAM
+from equidp.training.digests import fingerprint
+from equidp.training.statement import figures_entry
+from equidp.training.tuning import Point, Tuning, beyond_plan, plan_tuning, score, tuned_statement
+
+DRAWN, TRIAL = "nonprivate_trials.json", "nonprivate_trial.json"
+"""What was drawn before the first trial, and what a trial left: both stay inside."""
+
+MODEL = "model.safetensors"
+
+logger = logging.getLogger(__name__)
+
+
+def choose_model(
+    features: Records, workplace: Path, settings: Settings, algorithms: Mapping[str, Algorithm], ledgers: Path
+) -> tuple[Weights, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The model that private selection chose, privacy.json, tune.json, and figures of the test part if asked for.
+
+    Returns:
+        Of the chosen trial alone. Its folder, and those of the others, go once it is told.
+
+    Raises:
+        EquidpError: settings that cannot be tuned, or an unfinished tuning that is not continued.
+    """
+    held = settings.data.model_copy(update={"evaluate_on": "validation"})
+    parts = divide(features, held, settings.seed, algorithms.values())
+    tuning = plan_tuning(parts.train, settings)
+    _announce(tuning, settings)
+    _refuse_unfinished(workplace, settings)
+    due = {
+        ("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials),
+        ("scores", "validation"): {"events": (tuning.score_event,)} | of_law(tuning.law),
+    }
+    run = enter(ledgers, workplace, settings, parts.train.membership, due, algorithm=settings.audited)
+    drawn = _drawn(workplace, tuning, parts, settings)
+    chosen, best, more = 0, -1.0, []
+    for number, place in enumerate(drawn):
+        found = _trial(number, tuning.points[place], parts, workplace / f"trial-{number}", tuning, settings)
+        more += [Event.from_dict(event) for event in found["beyond_plan"]]
+        if found["score"] > best:
+            chosen, best = number, found["score"]
+    if more:
+        enter_more(ledgers, settings, run, more, already=())
+        logger.warning(
+            "A trial that was interrupted took steps again: ε is %s instead of %s.",
+            epsilon_text(tuning.epsilon(more)),
+            epsilon_text(tuning.epsilon()),
+        )
+    found = json.loads((workplace / f"trial-{chosen}" / TRIAL).read_text(encoding="utf-8"))
+    weights, point = load_weights(workplace / f"trial-{chosen}" / MODEL), tuning.points[drawn[chosen]]
+    privacy = tuned_statement(found["privacy"], tuning, settings, point, more)
+    test = divide(features, settings.data, settings.seed, algorithms.values())
+    figures = release_figures(
+        score_test(weights, test.test), test.test, parts.train, workplace, settings, algorithm="tuned"
+    )
+    privacy |= figures_entry(settings.privacy, settings.data)
+    choice = {
+        "algorithm": settings.audited,
+        "secure": settings.privacy.secure,
+        "epsilon": privacy["epsilon"],
+        "delta": privacy["delta"],
+        "trials": tuning.plan.trials.to_dict(),
+        **privacy["tuning"],
+        "histogram": found["histogram"],
+        "value": best,
+    }
+    return weights, privacy, choice, figures
+
+
+def forget_trials(workplace: Path) -> None:
+    """Remove what a finished tuning drew and trained: nothing but the chosen trial is ever told."""
+    for folder in workplace.glob("trial-*"):
+        shutil.rmtree(folder)
+    for name in (DRAWN, CHARGED, HISTOGRAM):
+        (workplace / name).unlink(missing_ok=True)
+
+
+def _announce(tuning: Tuning, settings: Settings) -> None:
+    """What everything will cost, before the first trial."""
+    trials, unit = tuning.plan.trials, settings.privacy.unit
+    logger.info(
+        "tune: %d combinations, a number of trials drawn from the %s law of mean %g. For a %s of the training part "
+        "choice and model cost ε = %s at δ = %g; for one of the validation part choice and scores cost ε = %s.",
+        len(tuning.points),
+        trials.law,
+        trials.mean,
+        unit,
+        epsilon_text(tuning.epsilon()),
+        tuning.plan.delta,
+        epsilon_text(tuning.score_epsilon),
+    )
+
+
+def _random(settings: Settings, purpose: str) -> RandomSource:
+    if settings.privacy.secure:
+        return SecureRandom("cpu")
+    return SeededRandom(derived_seed(settings.seed, f"tune/{purpose}"), "cpu")
+
+
+def _refuse_unfinished(workplace: Path, settings: Settings) -> None:
+    if (workplace / DRAWN).is_file() and not settings.resume:
+        raise EquidpError(
+            f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one a "
+            "run_label, and add up the ε of both."
+        )
+
+
+def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) -> list[int]:
+    """Which point each trial takes, drawn once; on disk before the first trial begins.
+
+    Raises:
+        EquidpError: an unfinished tuning lies there, of other settings or records.
+    """
+    path = workplace / DRAWN
+    told = settings.to_dict() | {"resume": None, "raw_dir": None}
+    asked = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+    asked.update(fingerprint(parts.train).encode() + fingerprint(parts.test).encode())
+    if path.is_file():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["asked"] != asked.hexdigest():
+            raise EquidpError(
+                f"The unfinished tuning in {workplace} has other settings or records: repeat its command with "
+                "resume=true."
+            )
+        return list(kept["points"])
+    random = _random(settings, "drawn")
+    count = tuning.plan.trials.draw(float(random.uniform(1)))
+    points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
+    _write(path, {"asked": asked.hexdigest(), "points": points})
+    return list(points)
+
+
+def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning, settings: Settings) -> dict[str, Any]:
+    """One training and its score; what an earlier life of this tuning finished is taken as it is."""
+    if (folder / TRIAL).is_file():
+        found: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
+        return found
+    name, of = settings.audited, point.settings
+    trained = train_model(
+        of.algorithm(name),
+        point.plan,
+        parts,
+        grouping=of.data.groups[0],
+        model=of.model,
+        privacy=settings.privacy,
+        training=of.training,
+        seed=derived_seed(settings.seed, f"tune/{number}"),  # no two trials share batches and noise
+        options=of.options(name),
+        workplace=folder,
+        resume=settings.resume and folder.exists(),
+        checkpoint_every=of.operation.checkpoint_every or 1,  # what a secure run does again is charged again
+    )
+    weights = Weights(trained.weights, model_card(name, parts.train, of))
+    noised = _scored(weights, parts.test, tuning, settings, number)
+    ledger = [Event.from_dict(event) for event in trained.privacy["ledger"]]
+    found = {
+        "score": score(noised, settings.tune.score, settings.data.groups[0]),
+        "histogram": noised.to_dict(),
+        "privacy": trained.privacy,
+        "beyond_plan": [event.to_dict() for event in beyond_plan(point.plan, of, name, ledger)],
+    }
+    save_weights(weights, folder / MODEL)
+    _write(folder / TRIAL, found)  # last: a trial that has it is whole
+    return found
+
+
+def _scored(weights: Weights, validation: Records, tuning: Tuning, settings: Settings, number: int) -> Noised:
+    """The noised histogram of the validation part: predicted classes alone, as scores need no more."""
+    scores: np.ndarray = predict(network_of(weights), validation.features).numpy()
+    units = validation.unit
+    return noised_histogram(
+        scores,
+        validation.labels.numpy(),
+        group_arrays(validation, settings.data.groups),
+        classes=validation.schema.classes,
+        bins=len(validation.schema.classes),
+        noise_multiplier=tuning.score_event.noise_multiplier,
+        random=_random(settings, f"score/{number}"),
+        units=units.numpy() if units is not None and settings.privacy.by_unit else None,
+    )
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole, durable, and for its owner alone."""
+    with replacing(path) as part, open(part, "x", opener=private, encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        durable(file.fileno())

@@ -1,0 +1,74 @@
+"""Figures that were released with noise, as sentences and tables of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from equidp.data.records import MIN_TEST_RECORDS
+from equidp.evaluation.noised import FIGURES
+from equidp.reporting.rendering import PageTable, TableCell
+from equidp.reporting.statement_sections import epsilon_text
+
+HIDDEN = "hidden by noise"
+
+
+def released_page(document: Mapping[str, Any]) -> tuple[list[str], list[PageTable]]:
+    """Sentences and tables of `metrics_release.json`."""
+    sentences = [
+        f"From one histogram of the {document['part']} part with Gaussian noise: ε = "
+        f"{epsilon_text(document['epsilon'])} at δ = {document['delta']:g} for each {document['unit']} of that part. "
+        "Behind each figure stands its 95 % interval, which holds sampling and noise. Worst groups and differences are "
+        f"over the groups known to have {MIN_TEST_RECORDS} records or more; their intervals hold for all of these "
+        "groups together. All other figures of this page are exact.",
+        *document["notes"],
+    ]
+    names = [name for name in FIGURES if any(one is not None for one in _column(document["intervals"], name))]
+    grids = [_grid("All records", names, {"": document["overall"]}, {"": document["intervals"]["overall"]})]
+    for grouping, groups in document["groups"].items():
+        grids.append(_grid(f"By {grouping}", names, groups, document["intervals"]["groups"][grouping]))
+    rows = []
+    for grouping, worst in document["worst"].items():
+        left_out = document["left_out"][grouping]
+        rows.append((f"worst {grouping}", str(worst["group"] or HIDDEN), worst["accuracy"], worst["interval"]))
+        rows.append((f"gap over {grouping}", "accuracy", *_pair(document["gap"][grouping])))
+        rows += [
+            (f"gap over {grouping}", name.replace("_", " "), *_pair(of))
+            for name, of in document["disparity"].get(grouping, {}).items()
+        ]
+        if left_out:
+            rows.append((f"left out of {grouping}", ", ".join(left_out), None, None))
+    if rows:
+        cells = tuple((_text(a), _text(b), _figure(value, ends)) for a, b, value, ends in rows)
+        grids.append(PageTable("Between groups", (("", False), ("", False), ("value", True)), cells))
+    return sentences, grids
+
+
+def _pair(spread: Mapping[str, Any]) -> tuple[float | None, Sequence[float] | None]:
+    return spread["difference"], spread["interval"]
+
+
+def _column(intervals: Mapping[str, Any], name: str) -> list[Any]:
+    groups = [of for grouping in intervals["groups"].values() for of in grouping.values()]
+    return [of.get(name) for of in (intervals["overall"], *groups)]
+
+
+def _grid(caption: str, names: Sequence[str], rows: Mapping[str, Any], intervals: Mapping[str, Any]) -> PageTable:
+    header = (("group", False), *((name.replace("_", " "), True) for name in names))
+    cells = tuple(
+        (_text(group), *(_figure(figures[name], intervals[group][name], count=name == "records") for name in names))
+        for group, figures in rows.items()
+    )
+    return PageTable(caption, header if len(rows) > 1 else (("", False), *header[1:]), cells)
+
+
+def _text(text: str) -> TableCell:
+    return TableCell(text, text)
+
+
+def _figure(value: float | None, interval: Sequence[float] | None, *, count: bool = False) -> TableCell:
+    if interval is None:
+        return TableCell("–", None)
+    form = ",.0f" if count else ".3f"
+    shown = HIDDEN if value is None else f"{value:{form}}"
+    return TableCell(f"{shown} ({interval[0]:{form}} to {interval[1]:{form}})", value)

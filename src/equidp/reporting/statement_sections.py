@@ -1,0 +1,123 @@
+"""Sections of the privacy statement on what was chosen, and on what was released beside the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, its paragraphs, and a table as header and rows (empty if none)."""
+
+    title: str
+    paragraphs: tuple[str, ...]
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def epsilon_text(value: float | None, decimals: int = 4) -> str:
+    """ε rounded up: rounding must not make a guarantee look stronger."""
+    if value is None:
+        return "–"
+    if value >= 1e6:
+        return f"{value:.2e}"
+    return f"{math.ceil(value * 10**decimals - 1e-9) / 10**decimals:.{decimals}f}"
+
+
+def released_figures(privacy: Mapping) -> Section | None:
+    """What the figures that were released with noise cost the records that they are of; None where there are none."""
+    entry = privacy.get("evaluation")
+    if not entry:
+        return None
+    unit, part, declared = entry["unit"], entry["part"], entry["trials"]
+    several = "" if declared.get("max") == 1 else " It covers all declared trials."
+    if (privacy.get("membership") or {}).get("how") == "strata":
+        together = (
+            "The parts were drawn from all records at once (data.membership=strata): one row more in the table "
+            "exchanges records between them, and neither figure holds for tables that differ in one row."
+        )
+    else:
+        together = (
+            f"Person A, whose {unit} is in the training part, is protected by ε = {epsilon_text(privacy['epsilon'])}, "
+            f"whatever is computed from the model, these figures too. Person B, whose {unit} is in the {part} part, is "
+            f"protected by ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. If a "
+            "record is replaced by another, the two may be in different parts, and then they do."
+        )
+    again = (
+        " Records of the validation part go back into the final training: for them that training's ε is added."
+        if part == "validation"
+        else ""
+    )
+    return Section(
+        f"Figures of the {part} part",
+        (
+            f"The figures in metrics_release.json follow from one histogram of the {part} part over group, label and "
+            f"score bin (tables: {', '.join(entry['tables'])}), to which Gaussian noise was added. For each single "
+            f"{unit} of the {part} part (adjacency: {entry['adjacency']}) this is (ε, δ)-differentially private with "
+            f"ε = {epsilon_text(entry['epsilon'])} and δ = {entry['delta']:g}.{several} One {unit} moves the histogram "
+            f"by at most {entry['sensitivity']:.4g}; the noise is {entry['mechanism']['noise_multiplier']:.6g} times "
+            "that.",
+            together + again,
+            f"The exact figures of the {part} part (metrics.json, history.parquet, report.html) stay inside: beside "
+            "them this noise protects nobody.",
+        ),
+    )
+
+
+def tuning(privacy: Mapping) -> Section | None:
+    """Who pays what for a choice of settings; None where none were chosen."""
+    entry = privacy.get("tuning")
+    if not entry:
+        return None
+    held, score = entry["validation"], str(entry["score"]).replace("_", " ")
+    score = score.replace("worst group", "accuracy of its worst group")
+    return Section(
+        "How the settings were chosen",
+        (
+            f"Every trial drew its settings from a declared grid ({', '.join(entry['grid'])}). The one with the best "
+            f"{score} of a validation part was chosen. That figure came from a histogram with Gaussian noise, and "
+            "nothing of the other trials is shown. The ε above covers choice and model.",
+            f"Person C, whose {held['unit']} is in the validation part (adjacency: {held['adjacency']}), is protected "
+            f"by ε = {epsilon_text(held['epsilon'])} at δ = {held['delta']:g}, for the choice and the figures of the "
+            "chosen trial. Nobody is in two parts.",
+        ),
+    )
+
+
+_SCORE = (
+    "The score which chose must have been private itself, or measured on records that none of them trained on: not on "
+    "test parts that each one's seed drew anew, nor on a validation part (data.evaluate_on=validation) that went back "
+    "into this training."
+)
+
+
+_LAWS = {
+    "geometric": "the geometric law",
+    "negative_binomial": "the truncated negative binomial law",
+    "poisson": "the Poisson law, drawn again while it is 0",
+}
+
+
+def trials(privacy: Mapping) -> Section | None:
+    """The number of trials that was declared; None for a single one."""
+    declared = privacy.get("trials") or {}
+    if declared.get("max") == 1 or not declared:
+        return None
+    alike = "" if privacy.get("secure") else " No two trials may have one seed: their noise would be the same."
+    if "law" not in declared:
+        text = (
+            f"At most {declared['max']} trainings on these records, this one included, were declared before the first of "
+            "them. ε is that of all their events together, so all of them may be published. Every trial has at most "
+            f"this run's ledger.{alike}"
+        )
+        return Section("Several trials", (text,))
+    shape = f", η = {declared['shape']:g}" if "shape" in declared else ""
+    text = (
+        f"The number of trainings was drawn before the first of them from {_LAWS[declared['law']]}, with mean "
+        f"{declared['mean']:g}{shape} (Papernot and Steinke 2022). ε is that of the choice and the chosen model, "
+        "provided that nothing else about the trials is ever shown, not even their number, and that every trial has at "
+        f"most this run's ledger.{alike} {_SCORE}"
+    )
+    return Section("Several trials", (text,))

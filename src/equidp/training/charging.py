@@ -1,0 +1,119 @@
+"""What a run enters in its data set's ledger: before its training begins, and after it, if it was charged more."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from equidp.accounting.dataset_ledger import DatasetLedger, Entry
+from equidp.accounting.events import Event, counted
+from equidp.accounting.plan import Plan
+from equidp.accounting.trials import Trials
+from equidp.data.records import Membership
+from equidp.mechanism.algorithm import Algorithm
+from equidp.parameters import Settings
+from equidp.system.files import replacing
+from equidp.training.statement import figures_entry
+
+CHARGED = "charged.json"
+"""Beside the checkpoints: the run's name in the ledger, so that a run that is continued is entered once."""
+
+
+def planned(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
+    """The most that one training is charged, as an entry has it.
+
+    Under a cap on the number of trainings each of them enters its own events, as each is a run.
+    """
+    if (budget := algorithm.budget(plan)) is not None:
+        return {"order": float(budget.order), "total": budget.total}
+    return {"events": tuple(algorithm.events(plan))} | of_law(plan.trials)
+
+
+def of_law(trials: Trials) -> dict[str, Any]:
+    """The law of the number of trials, as an entry has it; empty where there is none."""
+    if trials.law is None:
+        return {}
+    return {"law": trials.law, "mean": trials.mean, "shape": trials.shape, "orders": trials.orders}
+
+
+def enter(
+    folder: Path,
+    workplace: Path,
+    settings: Settings,
+    membership: Membership | None,
+    releases: Mapping[tuple[str, str], Mapping[str, Any]],
+    *,
+    algorithm: str,
+) -> str:
+    """Enter a run's releases, and the figures that it will release, in the data set's ledger; returns the run's name.
+
+    Args:
+        folder: of all ledgers.
+        workplace: of the run, where a run that is continued finds its name.
+        membership: how the training part was drawn.
+        releases: by (what, part), what each is charged.
+        algorithm: its name.
+
+    Raises:
+        EquidpError: `privacy.total_epsilon` would be passed.
+    """
+    ledger, place = DatasetLedger(folder, settings.dataset), workplace / CHARGED
+    if settings.resume and place.is_file():
+        known = str(json.loads(place.read_text(encoding="utf-8"))["run"])
+        if any(entry.run == known for entry in ledger.entries()):
+            return known
+    run = secrets.token_hex(8)
+    found = dict(releases)
+    if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
+        event = Event.from_dict(figures["mechanism"])
+        found["figures", figures["part"]] = {"events": (event,)} | of_law(settings.privacy.trials)
+    entries = [
+        Entry(
+            run=run,
+            what=what,
+            algorithm=algorithm,
+            split=_split(membership, settings, run, held="scores" in {name for name, _ in releases}),
+            part=part,
+            unit=settings.privacy.unit,
+            secure=settings.privacy.secure,
+            **of,
+        )
+        for (what, part), of in found.items()
+    ]
+    with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
+        part.write_text(json.dumps({"run": run}), encoding="utf-8")
+    ledger.charge(entries, delta=settings.privacy.delta, limit=settings.privacy.total_epsilon)
+    return run
+
+
+def enter_more(
+    folder: Path, settings: Settings, run: str, charged: Sequence[Event], *, already: Sequence[Event]
+) -> None:
+    """Enter what a continued training was charged beyond its plan; no limit undoes what has happened.
+
+    Where the best of several trials is released, each of them may have been charged so much: the entry is then one of
+    all its events, in the place of the first (`dataset_ledger`).
+    """
+    more = counted(charged) - Counter(counted(already))
+    if not more:
+        return
+    ledger = DatasetLedger(folder, settings.dataset)
+    first = next(entry for entry in ledger.entries() if entry.run == run and entry.part == "train")
+    events = tuple(Event(rate, noise, count) for (rate, noise), count in more.items())
+    entry = dataclasses.replace(first, events=events if first.law is None else (*first.events, *events))
+    ledger.charge([entry], delta=settings.privacy.delta)
+
+
+def _split(membership: Membership | None, settings: Settings, run: str, *, held: bool) -> str:
+    """A name for the split: of one name only where the parts are the same function of each record."""
+    how, data = "given" if membership is None else membership.how, settings.data
+    if how not in ("hash", "provider"):
+        return run
+    assert membership is not None
+    part = "validation" if held else data.evaluate_on
+    return "/".join((how, membership.key, f"{data.test_fraction:g}", data.split_by, part))

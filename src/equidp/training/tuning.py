@@ -1,0 +1,257 @@
+"""Private selection: several trainings with settings drawn from a declared grid, of which the best scored is released.
+
+A trial draws settings uniformly from the grid, trains on the training part, and scores the model by a noised histogram
+of the validation part. Its output is settings, model and histogram. K trials run, K drawn from a declared law; of the
+one with the best score everything is released, of the others nothing, K included.
+
+*A training record.* The settings have the same law for any data, and the histogram is computed from the model and from
+other records. So a trial's divergence is at most the largest of the grid's trainings' (a mixture with a known label has
+at most the divergence of its worst component). Every setting's noise is solved for such that its divergence is at no
+order above that of one reference training, of those orders by which the reference's ε is told: one or two, fixed before
+the first trial. The theorem of `accounting.trials` is applied to the reference.
+
+*A validation record.* Settings and model have the same law for any validation part; the histogram is one Gaussian
+release. The theorem is applied to that release.
+
+No record is in both parts, so each of the two is charged with its own figure. The theorem wants a fixed order among
+outputs of equal score. Trials are alike and independent, so that the first of equal ones has the same law as one chosen
+by a random number that each trial draws, which is such an order.
+
+*After a crash* in a secure run, steps that are done again are charged again. What any trial's ledger has beyond its
+plan is added to the reference, for all trials.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from equidp.accounting.accounted import Accounted
+from equidp.accounting.calibration import noise_within
+from equidp.accounting.events import Event, counted, merged
+from equidp.accounting.plan import Plan
+from equidp.accounting.trials import Trials
+from equidp.algorithms import ALGORITHMS
+from equidp.data.records import Records
+from equidp.errors import EquidpError, refuse_unknown
+from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
+from equidp.evaluation.noised import Cells, overall, released_figures
+from equidp.parameters import Settings, varied
+from equidp.training.planning import groups_of, plan_run, units_in
+
+VARIED = ("training", "model")
+"""Blocks whose settings a grid may vary, beside the algorithm's own."""
+
+MOST_POINTS = 10_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of a grid.
+
+    Attributes:
+        changes: settings that it gives, by dotted name.
+        settings: all settings of its training.
+        plan: its plan, noise included.
+    """
+
+    changes: Mapping[str, Any]
+    settings: Settings
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All that is fixed before the first trial, and public.
+
+    Attributes:
+        points: the grid; the first one's training is the reference.
+        reference: events whose divergences no trial exceeds.
+        score_event: the noised histogram of the validation part.
+        law: of the number of trials; the plans have it by the orders at which no trial exceeds the reference.
+    """
+
+    points: tuple[Point, ...]
+    reference: tuple[Event, ...]
+    score_event: Event
+    law: Trials
+
+    def epsilon(self, more: Sequence[Event] = ()) -> float:
+        """ε of choice and model for a training record; `more` are events beyond the plans."""
+        return self.plan.trials.epsilon((*self.reference, *more), self.plan.delta).value
+
+    @property
+    def score_epsilon(self) -> float:
+        """ε of choice and scores for a validation record."""
+        return self.law.epsilon((self.score_event,), self.plan.delta).value
+
+    @property
+    def plan(self) -> Plan:
+        """The reference's."""
+        return self.points[0].plan
+
+
+def plan_tuning(train: Records, settings: Settings) -> Tuning:
+    """Fix grid, noise and ε.
+
+    Args:
+        train: the training part, without the validation part; of it only public sizes are used.
+
+    Raises:
+        EquidpError: no law of the number of trials, a grid that cannot be trained, or a target that cannot be met.
+    """
+    _refuse_untunable(settings)
+    first, *others = _combinations(settings)
+    point = _point(first, train, settings)
+    reference = merged(point.settings.algorithm(settings.audited).events(point.plan))
+    trials = point.plan.trials.telling(reference, point.plan.delta)
+    assert trials.orders is not None
+    given = settings.privacy.model_copy(update={"epsilon": None, "noise_multiplier": point.plan.noise_multiplier})
+    like = dataclasses.replace(settings, privacy=given)  # no target is solved for: the reference's divergences are
+    within = partial(_within, name=settings.audited, reference=reference, orders=trials.orders, known={})
+    points = (point, *(within(_point(changes, train, like)) for changes in others))
+    event = figures_event(settings.tune.epsilon, settings.privacy.delta, settings.privacy.trials)
+    limited = (dataclasses.replace(of, plan=dataclasses.replace(of.plan, trials=trials)) for of in points)
+    return Tuning(tuple(limited), reference, event, settings.privacy.trials)
+
+
+def score(noised: Noised, kind: str, grouping: str) -> float:
+    """What trials are ordered by: a figure of a noised histogram, in [0, 1].
+
+    Where noise would hide the figure it still orders trials better than nothing does. The worst group is looked for
+    among those that are known to have ten records or more, if there are any.
+    """
+    whole = overall(noised)
+    if kind == "accuracy":
+        return whole.rough(whole.of())
+    recalls = [whole.rough(whole.of(k)) for k in range(whole.classes)]
+    if kind == "balanced_accuracy":
+        return sum(recalls) / len(recalls)
+    if grouping == "class":
+        return min(recalls)
+    left_out = released_figures(noised)["left_out"][grouping]
+    groups = dict(zip(noised.names[grouping], noised.counts[grouping], strict=True))
+    kept = [of for name, of in groups.items() if name not in left_out] or list(groups.values())
+    return min(of.rough(of.of()) for of in (Cells(counts, noised.sd) for counts in kept))
+
+
+def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence[Event]) -> tuple[Event, ...]:
+    """What a trial was charged beyond its plan."""
+    more = counted(ledger) - Counter(counted(settings.algorithm(algorithm).events(plan)))
+    return tuple(Event(rate, noise, count) for (rate, noise), count in more.items())
+
+
+def tuned_statement(
+    privacy: Mapping[str, Any], tuning: Tuning, settings: Settings, chosen: Point, more: Sequence[Event]
+) -> dict[str, Any]:
+    """privacy.json of the chosen model: the trial's own, with the ε of choice and model in the place of its own."""
+    charged = merged((*tuning.reference, *more))
+    plan = chosen.plan
+    accounted = Accounted(plan, charged, charged, None)
+    epsilon, curve = accounted.epsilon(), accounted.trade_off()
+    return {
+        **privacy,
+        "epsilon": epsilon.value,
+        "epsilon_rdp": epsilon.rdp,
+        "epsilon_pld": None,
+        "epsilon_replace_one": accounted.replace_one(),
+        "target_epsilon": settings.privacy.epsilon,
+        "target_epsilon_as": None if settings.privacy.epsilon is None else "sound",
+        "trade_off": None if curve is None else curve.to_dict(),
+        "charged": [event.to_dict() for event in charged],
+        "tuning": {
+            "score": settings.tune.score,
+            "grid": settings.tune.values,
+            "chosen": dict(chosen.changes),
+            "validation": {
+                "epsilon": tuning.score_epsilon,
+                "delta": plan.delta,
+                "unit": settings.privacy.unit,
+                "adjacency": f"add or remove one {settings.privacy.unit}",
+                "mechanism": tuning.score_event.to_dict(),
+                "sensitivity": sensitivity(settings.data.groups),
+                "tables": list(tables(settings.data.groups)),
+            },
+        },
+        "notes": [
+            *privacy["notes"],
+            f"At the Rényi orders {' and '.join(f'{order:g}' for order in plan.trials.orders or ())} no trial has a "
+            "larger divergence than the events listed as charged; ε is that of the choice among a random number of "
+            "such trials, by these orders.",
+        ],
+    }
+
+
+def _refuse_untunable(settings: Settings) -> None:
+    """Refuse what the theorem does not hold for."""
+    name, privacy = settings.audited, settings.privacy
+    if privacy.trials_law is None:
+        raise EquidpError(
+            "tune needs the law of the number of trials: give privacy.trials_law (geometric, negative_binomial or "
+            "poisson) and privacy.trials_mean."
+        )
+    if settings.data.membership != "hash":
+        raise EquidpError(
+            "tune needs parts in which no record depends on the others: take data.membership=hash instead of strata."
+        )
+    if settings.data.evaluate_on != "test":
+        raise EquidpError("tune holds a validation part of its own: leave data.evaluate_on=validation out.")
+    if privacy.epsilon_as == "published":
+        raise EquidpError("tune states the guaranteed ε: leave privacy.epsilon_as=published out.")
+    if settings.training.devices != 1:
+        raise EquidpError("tune trains in one process: leave training.devices out.")
+    algorithm = settings.algorithm(name)
+    if not (algorithm.private and algorithm.fixed) or algorithm.needs_public or ALGORITHMS[name].features:
+        raise EquidpError(
+            f"tune cannot take {name}: its events must be fixed before training, and it must train on the records as "
+            "they are, without a public part. Name another algorithm, such as algorithm=dpsgd_f."
+        )
+    mine = (*VARIED, name)
+    wrong = [setting for setting in settings.tune.values if setting.split(".")[0] not in mine]
+    refuse_unknown("block of settings in tune.grid", (setting.split(".")[0] for setting in wrong), mine)
+    if not settings.tune.values:
+        raise EquidpError(
+            "tune.grid is empty: name settings and values, such as tune.grid.training.learning_rate=0.1+0.5."
+        )
+
+
+def _combinations(settings: Settings) -> list[dict[str, Any]]:
+    values = settings.tune.values
+    found = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+    if not 1 <= len(found) <= MOST_POINTS:
+        raise EquidpError(f"tune.grid has {len(found)} combinations: give 1 to {MOST_POINTS}.")
+    return found
+
+
+def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Point:
+    of = varied(settings, changes)
+    algorithm = of.algorithm(settings.audited)
+    groups = len(groups_of(algorithm, train, of.data.groups[0])[1])
+    plan = plan_run(
+        algorithm, units=units_in(train, of.privacy), groups=groups, privacy=of.privacy, training=of.training
+    )
+    return Point(changes, of, plan)
+
+
+def _within(
+    point: Point,
+    name: str,
+    reference: Sequence[Event],
+    orders: Sequence[float],
+    known: dict[tuple[Event, ...], float],
+) -> Point:
+    """The point with the least noise whose divergences are at most the reference's; `known` by its events before."""
+    algorithm, plan = point.settings.algorithm(name), point.plan
+    as_given = merged(algorithm.events(plan))
+    if as_given == tuple(reference):
+        return point
+    if as_given not in known:
+        known[as_given] = noise_within(
+            lambda sigma: algorithm.events(dataclasses.replace(plan, noise_multiplier=sigma)), reference, orders
+        )
+    return dataclasses.replace(point, plan=dataclasses.replace(plan, noise_multiplier=known[as_given]))

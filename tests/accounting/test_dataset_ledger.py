@@ -1,0 +1,113 @@
+"""The ledger of a data set: who pays for what, the limit, and what crashes and neighbours leave of the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equidp.accounting.dataset_ledger import DatasetLedger, Entry, total_epsilon
+from equidp.accounting.epsilon import epsilon, epsilon_of
+from equidp.accounting.events import Event
+from equidp.accounting.trials import Trials
+from equidp.errors import EquidpError
+
+DELTA = 1e-5
+FOUR = (Event(1.0, 4.0),)
+
+
+def entry(part: str = "train", *, split: str = "hash/seed=0", **more: Any) -> Entry:
+    facts = {"run": "r", "what": "training", "algorithm": "dpsgd", "unit": "record", "secure": True, "events": FOUR}
+    return Entry(split=split, part=part, **(facts | more))
+
+
+def of_noise(noise: float) -> float:
+    return epsilon((Event(1.0, noise),), DELTA).value
+
+
+def test_nothing_spent_is_zero_and_research_does_not_count() -> None:
+    assert total_epsilon([], DELTA) == 0.0
+    assert total_epsilon([entry(secure=False)], DELTA) == 0.0
+
+
+def test_releases_of_one_part_compose_as_one_gaussian_of_less_noise() -> None:
+    """By hand: k Gaussians of noise σ are one of noise σ/√k."""
+    assert total_epsilon([entry()] * 4, DELTA) == pytest.approx(of_noise(2.0), rel=1e-3)
+
+
+def test_disjoint_parts_of_one_split_do_not_add_up() -> None:
+    assert total_epsilon([entry(), entry("test"), entry("validation")], DELTA) == pytest.approx(of_noise(4.0))
+    weaker = entry("test", events=(Event(1.0, 2.0),))
+    assert total_epsilon([entry(), weaker], DELTA) == pytest.approx(of_noise(2.0))
+
+
+def test_parts_of_other_splits_do_because_a_person_may_be_in_any() -> None:
+    other = entry("test", split="hash/seed=1")
+    assert total_epsilon([entry(), other], DELTA) == pytest.approx(of_noise(4.0 / math.sqrt(2)), rel=1e-3)
+
+
+def test_laws_and_budgets_enter_by_their_divergences() -> None:
+    law = entry(law="geometric", mean=3.0)
+    expected = Trials(law="geometric", mean=3.0).epsilon(FOUR, DELTA).value
+    assert total_epsilon([law], DELTA) == pytest.approx(expected)
+    budget = entry(events=(), order=8.0, total=0.5)
+    assert total_epsilon([budget], DELTA) == pytest.approx(epsilon_of(0.5, 8.0, DELTA))
+    assert total_epsilon([law, budget], DELTA) > max(expected, epsilon_of(0.5, 8.0, DELTA))
+
+
+def test_of_a_choice_that_was_charged_more_the_larger_entry_counts_once() -> None:
+    first, more = (entry(law="geometric", mean=3.0, events=(Event(1.0, 4.0, count),)) for count in (1, 2))
+    expected = Trials(law="geometric", mean=3.0).epsilon((Event(1.0, 4.0, 2),), DELTA).value
+    assert total_epsilon([first, more], DELTA) == pytest.approx(expected)
+    assert total_epsilon([first, dataclasses.replace(more, run="other")], DELTA) > expected
+
+
+def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
+    law = entry("test", law="poisson", mean=2.0, orders=(2.0, 8.0))
+    ledger, entries = DatasetLedger(tmp_path / "new", "adult"), (entry(), law)
+    ledger.charge(entries[:1], delta=DELTA)
+    ledger.charge(entries[1:], delta=DELTA)
+    assert ledger.entries() == entries
+
+
+def test_a_run_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    ledger = DatasetLedger(tmp_path, "adult")
+    limit = of_noise(2.0) * 1.001
+    for _ in range(4):
+        ledger.charge([entry()], delta=DELTA, limit=limit)
+    before = ledger.path.read_bytes()
+    with pytest.raises(EquidpError, match="Nothing was trained"):
+        ledger.charge([entry()], delta=DELTA, limit=limit)
+    assert ledger.path.read_bytes() == before
+    ledger.charge([entry(secure=False)], delta=DELTA, limit=limit)
+    assert len(ledger.entries()) == 5
+
+
+def test_runs_at_once_do_not_pass_the_limit_together(tmp_path: Path) -> None:
+    def run(number: int) -> bool:
+        try:
+            DatasetLedger(tmp_path, "adult").charge([entry(run=str(number))], delta=DELTA, limit=of_noise(2.0) * 1.001)
+        except EquidpError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(run, range(8))) == 4
+    assert len(DatasetLedger(tmp_path, "adult").entries()) == 4
+
+
+def test_half_a_line_of_a_crash_goes_and_a_damaged_line_is_refused(tmp_path: Path) -> None:
+    ledger = DatasetLedger(tmp_path, "adult")
+    ledger.charge([entry()], delta=DELTA)
+    with ledger.path.open("ab") as file:
+        file.write(b'{"run": "half')
+    assert len(ledger.entries()) == 1
+    ledger.charge([entry("test")], delta=DELTA)
+    assert [one.part for one in ledger.entries()] == ["train", "test"]
+    ledger.path.write_text("no entry\n", encoding="utf-8")
+    with pytest.raises(EquidpError, match="line 1: the entry is damaged"):
+        ledger.entries()

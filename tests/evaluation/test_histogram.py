@@ -1,0 +1,156 @@
+"""The noised histogram: its sensitivity, its noise, and that figures and intervals say what the records say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+from equidp.accounting.trials import Trials
+from equidp.evaluation import histogram
+from equidp.evaluation.histogram import Noised, cell_numbers, figures_event, noised_histogram
+from equidp.evaluation.intervals import accuracy_interval
+from equidp.evaluation.noised import Cells, flat_released, released_figures
+from equidp.mechanism.noise import SeededRandom
+
+CLASSES = ("no", "yes")
+
+
+class Listening:
+    """Stands for the source of noise: it keeps what it is to protect, and gives `answer` in its place."""
+
+    def __init__(self, answer: float | None = None) -> None:
+        self.answer = answer
+
+    def perturb(self, values: torch.Tensor, *, sensitivity: float, noise_multiplier: float) -> torch.Tensor:
+        self.exact, self.sensitivity = values.clone(), float(sensitivity)
+        return values if self.answer is None else torch.full_like(values, self.answer)
+
+
+def made(n: int, seed: int = 0, classes: int = 2) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, classes, n)
+    scores = draw.dirichlet(np.ones(classes), n) + 0.4 * np.eye(classes)[labels]
+    sex, race = draw.integers(0, 2, n), draw.integers(0, 3, n)
+    groups = {"sex": (sex, ("f", "m")), "race": (race, ("a", "b", "c")), "class": (labels, CLASSES)}
+    return {"scores": scores / scores.sum(axis=1, keepdims=True), "labels": labels, "groups": groups}
+
+
+def taken(records: dict[str, Any], rows: Any) -> dict[str, Any]:
+    groups = {name: (ids[rows], names) for name, (ids, names) in records["groups"].items()}
+    return {"scores": records["scores"][rows], "labels": records["labels"][rows], "groups": groups}
+
+
+def release(records: dict[str, Any], random: Any, units: Any = None, noise: float = 1.0, bins: int = 10) -> Noised:
+    classes = tuple(map(str, range(records["scores"].shape[1])))
+    return noised_histogram(**records, classes=classes, bins=bins, noise_multiplier=noise, random=random, units=units)
+
+
+def most_that_one_moves(units: np.ndarray | None = None) -> float:
+    """The largest distance of a histogram without one record, or unit, over the sensitivity that its noise is for."""
+    records, moved = made(12), []
+    whole, part = Listening(), Listening()
+    release(records, whole, units)
+    for one in range(12) if units is None else np.unique(units):
+        rows = np.arange(12) != one if units is None else units != one
+        release(taken(records, rows), part, None if units is None else units[rows])
+        moved.append(float((whole.exact - part.exact).norm()) / part.sensitivity)
+    return max(moved)
+
+
+def test_one_record_moves_the_histogram_by_its_sensitivity() -> None:
+    assert most_that_one_moves() == pytest.approx(1.0)
+
+
+def test_one_unit_of_many_records_moves_it_by_no_more() -> None:
+    assert most_that_one_moves(np.arange(12) % 3) <= 1.0
+    assert most_that_one_moves(np.arange(12)) == pytest.approx(1.0)
+
+
+def test_a_histogram_of_two_groupings_with_the_sensitivity_of_one_is_caught(monkeypatch: Any) -> None:
+    monkeypatch.setattr(histogram, "sensitivity", lambda groupings: 1.0)
+    assert most_that_one_moves() == pytest.approx(math.sqrt(2))
+
+
+def test_nothing_leaves_but_what_was_noised() -> None:
+    documents = [release(made(40, seed), Listening(answer=3.0)).to_dict() for seed in (0, 1)]
+    assert documents[0] == documents[1]
+
+
+def test_the_noise_is_that_of_the_analytic_gaussian_mechanism() -> None:
+    """Balle and Wang 2018, theorem 8; the noise that it gives for ε = 1 and δ = 1e-5 is 3.7306."""
+    sigma = figures_event(1.0, 1e-5, Trials()).noise_multiplier
+    assert norm.cdf(0.5 / sigma - sigma) - math.e * norm.cdf(-0.5 / sigma - sigma) == pytest.approx(1e-5, rel=0.02)
+    assert sigma == pytest.approx(3.7306, rel=2e-3)
+
+
+def test_figures_of_several_declared_trials_meet_their_target_together() -> None:
+    """Four releases of one Gaussian are one with half the noise."""
+    alone, four = (figures_event(1.0, 1e-5, Trials(cap=cap)).noise_multiplier for cap in (1, 4))
+    assert four == pytest.approx(2 * alone, rel=5e-3)
+
+
+def test_without_noise_figures_are_those_of_the_records() -> None:
+    records = made(600)
+    found = released_figures(release(records, Listening(), noise=0.0))
+    labels, right = records["labels"], records["scores"].argmax(axis=1) == records["labels"]
+    assert found["overall"]["records"] == 600
+    assert found["overall"]["accuracy"] == pytest.approx(right.mean())
+    assert found["intervals"]["overall"]["accuracy"] == pytest.approx(accuracy_interval(right, np.arange(600)))
+    given = records["scores"].argmax(axis=1)
+    assert found["overall"]["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, given))
+    binned = np.ceil(records["scores"][:, 1] * 10)
+    assert found["overall"]["auroc"] == pytest.approx(roc_auc_score(labels, binned))
+    women = records["groups"]["sex"][0] == 0
+    assert found["groups"]["sex"]["f"]["accuracy"] == pytest.approx(right[women].mean())
+    assert found["groups"]["class"]["1"]["accuracy"] == pytest.approx(right[labels == 1].mean())
+    rates = [given[women].mean(), given[~women].mean()]
+    assert found["disparity"]["sex"]["selection_rate"]["difference"] == pytest.approx(abs(rates[0] - rates[1]))
+    assert found["worst"]["sex"]["accuracy"] == pytest.approx(min(right[women].mean(), right[~women].mean()))
+
+
+def test_more_than_two_classes_have_no_auroc_and_the_mean_of_their_recalls() -> None:
+    records = made(900, classes=3)
+    found = released_figures(release(records, Listening(), noise=0.0))
+    given = records["scores"].argmax(axis=1)
+    assert found["overall"]["auroc"] is None
+    expected = balanced_accuracy_score(records["labels"], given)
+    assert found["overall"]["balanced_accuracy"] == pytest.approx(expected)
+    low, high = found["intervals"]["overall"]["balanced_accuracy"]
+    assert low < expected < high < low + 0.1
+
+
+def test_scores_that_are_no_numbers_count_as_wrong() -> None:
+    labels = np.array([0, 1])
+    predicted, _ = cell_numbers(np.full((2, 2), np.nan), labels, 5)
+    assert list(predicted) == [1, 0]
+
+
+def test_what_noise_hides_is_none_and_its_interval_wide() -> None:
+    found = released_figures(release(made(30), SeededRandom(0, "cpu"), noise=20.0))
+    assert found["overall"]["accuracy"] is None
+    low, high = found["intervals"]["overall"]["accuracy"]
+    assert high - low > 0.5
+    assert found["left_out"]["sex"]
+    assert "released/accuracy" not in flat_released({**found, "epsilon": 1.0, "delta": 1e-5})
+
+
+@pytest.mark.parametrize("size", [20, 300, 20_000])
+@pytest.mark.parametrize("figure", ["accuracy", "auroc"])
+def test_intervals_of_95_per_cent_cover_so_often(size: int, figure: str) -> None:
+    """A cheap version of benchmarks/coverage.py: 300 parts, so 95 % stand for 0.915 to 0.985."""
+    draw = np.random.default_rng(size)
+    shares = np.array([[[0.3, 0.2], [0.1, 0.05]], [[0.05, 0.05], [0.1, 0.15]]])  # label, predicted, confidence
+    true = getattr(Cells(shares * 1e9, 0.0), figure)().value
+    held = 0
+    for _ in range(300):
+        counts = draw.multinomial(size, shares.ravel()).reshape(shares.shape) + 3.0 * draw.normal(size=shares.shape)
+        low, high = getattr(Cells(counts, 3.0), figure)().interval
+        held += low <= true <= high
+    assert held / 300 >= 0.915
+    assert held / 300 <= 0.985 or size == 20  # there an interval of AUROC is nearly all that it can be

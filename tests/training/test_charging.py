@@ -1,0 +1,65 @@
+"""What a run enters in the ledger of its data set, once, before it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equidp.accounting.dataset_ledger import DatasetLedger, total_epsilon
+from equidp.accounting.events import Event
+from equidp.accounting.plan import Plan
+from equidp.data.records import Membership
+from equidp.errors import EquidpError
+from equidp.parameters import Settings, resolve
+from equidp.training.charging import enter, enter_more, planned
+
+PLAN = Plan(records=1000, batch_size=100, epochs=2, groups=2, delta=1e-5, noise_multiplier=2.0)
+HASH = Membership("hash", key="seed=0")
+
+
+def settings(*, resume: bool = False, **privacy: Any) -> Settings:
+    given = {"noise_multiplier": 2.0, "delta": 1e-5, "secure": True, "evaluation": {"epsilon": 1.0}} | privacy
+    return resolve({"dataset": "digits", "model": {"name": "logistic"}, "privacy": given, "resume": resume})
+
+
+def entered(tmp_path: Path, of: Settings, membership: Membership | None = HASH) -> str:
+    due = planned(of.algorithm("dpsgd"), PLAN)
+    place = tmp_path / "run"
+    return enter(tmp_path, place, of, membership, {("training", "train"): due}, algorithm="dpsgd")
+
+
+def test_a_run_enters_its_training_and_its_figures_and_one_that_goes_on_enters_nothing(tmp_path: Path) -> None:
+    run = entered(tmp_path, settings())
+    found = DatasetLedger(tmp_path, "digits").entries()
+    assert [(one.what, one.part) for one in found] == [("training", "train"), ("figures", "test")]
+    assert found[0].events == (Event(0.1, 2.0, 20),)
+    assert entered(tmp_path, settings(resume=True)) == run
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 2
+    assert entered(tmp_path, settings()) != run
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
+
+
+def test_what_a_continued_training_was_charged_more_is_entered(tmp_path: Path) -> None:
+    of, plan = settings(), (Event(0.1, 2.0, 20),)
+    run = entered(tmp_path, of)
+    enter_more(tmp_path, of, run, plan, already=plan)
+    enter_more(tmp_path, of, run, (Event(0.1, 2.0, 23),), already=plan)
+    assert DatasetLedger(tmp_path, "digits").entries()[2:][0].events == (Event(0.1, 2.0, 3),)
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 3
+
+
+def test_a_run_beyond_the_data_sets_total_is_refused_before_it_trains(tmp_path: Path) -> None:
+    entered(tmp_path, settings())
+    once = total_epsilon(DatasetLedger(tmp_path, "digits").entries(), 1e-5)
+    with pytest.raises(EquidpError, match=r"Nothing was trained"):
+        entered(tmp_path, settings(total_epsilon=once * 1.05))
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 2
+
+
+def test_splits_that_are_no_function_of_each_record_are_splits_of_their_own(tmp_path: Path) -> None:
+    for membership in (HASH, HASH, Membership("strata"), None):
+        entered(tmp_path, settings(), membership)
+    found = DatasetLedger(tmp_path, "digits").entries()
+    assert len({one.split for one in found}) == 3

@@ -1,0 +1,240 @@
+"""Private selection: what it costs by hand, what each trial may cost, how many there are, and what a crash leaves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from equidp.accounting.calibration import divergences
+from equidp.accounting.events import Event
+from equidp.accounting.trials import Trials
+from equidp.data.sources import source
+from equidp.errors import EquidpError
+from equidp.evaluation.histogram import Noised
+from equidp.parameters import Settings, resolve
+from equidp.pipelines.ingestion.nodes import divide
+from equidp.pipelines.tune import nodes
+from equidp.training.tuning import beyond_plan, plan_tuning, score
+
+DELTA, ORDERS = 1e-5, np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 64), [128.0, 256, 512, 1024]])
+
+
+def settings(tmp_path: Path, **more: Any) -> Settings:
+    return resolve(
+        {
+            "dataset": "digits",
+            "algorithm": "dpsgd",
+            "raw_dir": str(tmp_path),
+            "model": {"name": "logistic"},
+            "privacy": {"noise_multiplier": 2.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3},
+            "training": {"epochs": 1, "batch_size": 256, "device": "cpu"},
+            "tune": {"grid": {"dpsgd": {"options": {"clip_norm": [0.1, 1.0]}}, "training": {"batch_size": "128+256"}}},
+        }
+        | more
+    )
+
+
+@pytest.fixture(scope="module")
+def digits() -> Any:
+    kind = source("digits", {})
+    return kind.read(kind.locate(Path()))
+
+
+def parts(digits: Any, of: Settings) -> Any:
+    held = of.data.model_copy(update={"evaluate_on": "validation"})
+    return divide(digits, held, of.seed, [of.algorithm("dpsgd")])
+
+
+def converted(orders: np.ndarray, divergence: np.ndarray) -> float:
+    """ε of Rényi divergences (Canonne, Kamath and Steinke 2020, proposition 12)."""
+    return float(np.min(divergence + np.log1p(-1 / orders) - (math.log(DELTA) + np.log(orders)) / (orders - 1)))
+
+
+def test_the_choice_by_two_laws_costs_a_validation_record_what_the_theorems_say(tmp_path: Any, digits: Any) -> None:
+    """By hand: the score is one Gaussian of divergence R = λ/2σ²; the theorems are 2 and 6 of the paper."""
+    for law in ({"trials_law": "geometric", "trials_mean": 5}, {"trials_law": "poisson", "trials_mean": 5}):
+        given = settings(tmp_path, privacy={"noise_multiplier": 2.0, "delta": DELTA, **law})
+        tuning = plan_tuning(parts(digits, given).train, given)
+        sigma = tuning.score_event.noise_multiplier
+        divergence = ORDERS / (2 * sigma**2)
+        if law["trials_law"] == "geometric":  # γ = 1/mean, η = 1
+            least = np.min((1 - 1 / ORDERS) * divergence + math.log(5) / ORDERS)
+            whole = divergence + 2 * least + math.log(5) / (ORDERS - 1)
+        else:  # δ̂ of the Gaussian at ε̂ = ln(λ/(λ−1)), with E[K] in the place of the rate
+            at = np.log1p(1 / (ORDERS - 1))
+            upper, lower = 0.5 / sigma - at * sigma, -0.5 / sigma - at * sigma
+            normal = torch.distributions.Normal(0.0, 1.0)
+            hat = normal.cdf(torch.from_numpy(upper)).numpy() - np.exp(at) * normal.cdf(torch.from_numpy(lower)).numpy()
+            # dp_accounting has δ̂ by the Rényi divergence, which is no less
+            assert tuning.score_epsilon >= converted(ORDERS, divergence + 5 * hat + math.log(5) / (ORDERS - 1)) - 1e-3
+            continue
+        assert tuning.score_epsilon == pytest.approx(converted(ORDERS, whole), rel=0.01)
+        assert tuning.score_epsilon <= 1.0
+
+
+def test_no_trial_has_a_larger_divergence_than_the_one_that_epsilon_is_of(tmp_path: Any, digits: Any) -> None:
+    given = settings(tmp_path)
+    tuning = plan_tuning(parts(digits, given).train, given)
+    assert len(tuning.points) == 4
+    assert len({point.plan.noise_multiplier for point in tuning.points}) == 2  # two batch sizes
+    orders = tuning.plan.trials.orders
+    assert orders is not None
+    most = divergences(tuning.reference, orders)
+    for point in tuning.points:
+        found = divergences(point.settings.algorithm("dpsgd").events(point.plan), orders)
+        assert all(a <= b * (1 + 1e-9) for a, b in zip(found, most, strict=True))
+    assert tuning.epsilon() == pytest.approx(Trials(law="geometric", mean=3).epsilon(tuning.reference, DELTA).value)
+    assert tuning.epsilon([Event(0.5, 2.0)]) > tuning.epsilon()
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        Trials(law="geometric", mean=7.0),
+        Trials(law="poisson", mean=4.0),
+        Trials(law="negative_binomial", mean=5.0, shape=0.0),
+        Trials(law="negative_binomial", mean=5.0, shape=0.5),
+    ],
+)
+def test_the_number_of_trials_has_the_declared_mean(trials: Trials) -> None:
+    steps = (np.arange(4000) + 0.5) / 4000
+    drawn = np.array([trials.draw(one) for one in steps])
+    assert drawn.min() == 1
+    assert (np.diff(drawn) >= 0).all()
+    assert drawn.mean() == pytest.approx(trials.mean, rel=0.01)
+
+
+def test_the_geometric_law_is_drawn_as_it_is_defined() -> None:
+    trials = Trials(law="geometric", mean=4.0)
+    for k in range(1, 8):
+        reached = 1 - 0.75**k
+        assert trials.draw(reached - 1e-9) == k
+        assert trials.draw(reached + 1e-9) == k + 1
+
+
+class Crash(BaseException):
+    """Stands for a process that dies."""
+
+
+def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any, digits: Any, monkeypatch: Any) -> None:
+    clip_norms = {"grid": {"dpsgd": {"options": {"clip_norm": [0.1, 1.0]}}}}
+    given = settings(tmp_path, seed=3, tune=clip_norms)
+    algorithms = {"dpsgd": given.algorithm("dpsgd")}
+    whole = nodes.choose_model(digits, tmp_path / "whole", given, algorithms, tmp_path / "ledgers")
+    count = len(list((tmp_path / "whole").glob("trial-*")))
+    assert count > 1  # else this seed tests nothing
+
+    honest = nodes.train_model
+    begun = []
+
+    def killed(*args: Any, **more: Any) -> Any:
+        begun.append(more["workplace"])
+        if len(begun) == 2:
+            raise Crash
+        return honest(*args, **more)
+
+    monkeypatch.setattr(nodes, "train_model", killed)
+    place = tmp_path / "killed"
+    with pytest.raises(Crash):
+        nodes.choose_model(digits, place, given, algorithms, tmp_path / "ledgers")
+    drawn = (place / nodes.DRAWN).read_bytes()
+    with pytest.raises(EquidpError, match="its trials count"):
+        nodes.choose_model(digits, place, given, algorithms, tmp_path / "ledgers")
+    again = settings(tmp_path, seed=3, tune=clip_norms, resume=True)
+    with pytest.raises(EquidpError, match="other settings"):
+        nodes.choose_model(
+            digits, place, settings(tmp_path, seed=4, tune=clip_norms, resume=True), algorithms, tmp_path / "ledgers"
+        )
+    weights, privacy, choice, _ = nodes.choose_model(digits, place, again, algorithms, tmp_path / "ledgers")
+    assert (place / nodes.DRAWN).read_bytes() == drawn
+    assert len(begun) == 2 + count - 1  # the finished trial was not trained again
+    assert privacy["epsilon"] == whole[1]["epsilon"]
+    assert choice == whole[2]
+    assert all(torch.equal(weights.tensors[name], tensor) for name, tensor in whole[0].tensors.items())
+
+    told = repr((privacy, choice))
+    assert f"trial-{count - 1}" not in told
+    assert choice["trials"] == {"law": "geometric", "mean": 3}
+    assert privacy["tuning"]["chosen"] == choice["chosen"]
+    nodes.forget_trials(place)
+    assert not list(place.glob("trial-*"))
+    assert not (place / nodes.DRAWN).exists()
+
+
+def test_what_a_trial_was_charged_beyond_its_plan_is_told(tmp_path: Any, digits: Any) -> None:
+    given = settings(tmp_path)
+    point = plan_tuning(parts(digits, given).train, given).points[0]
+    (event,) = given.algorithm("dpsgd").events(point.plan)
+    assert beyond_plan(point.plan, given, "dpsgd", [event]) == ()
+    again = Event(event.sampling_rate, event.noise_multiplier, event.count + 2)
+    assert beyond_plan(point.plan, given, "dpsgd", [again]) == (Event(event.sampling_rate, event.noise_multiplier, 2),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "grouping", "expected"),
+    [
+        ("accuracy", "sex", 230 / 300),
+        ("balanced_accuracy", "sex", (170 / 200 + 60 / 100) / 2),
+        ("worst_group", "sex", 100 / 150),
+        ("worst_group", "class", 60 / 100),
+    ],
+)
+def test_a_score_is_the_figure_that_it_is_named_after(kind: str, grouping: str, expected: float) -> None:
+    women, men = [[90, 10], [10, 40]], [[80, 20], [30, 20]]  # label, predicted
+    counts = np.array([women, men], dtype=float)[..., None]
+    assert score(Noised({"sex": counts}, {"sex": ("f", "m")}, ("0", "1"), 0.0), kind, grouping) == pytest.approx(
+        expected
+    )
+    hidden = Noised({"sex": counts}, {"sex": ("f", "m")}, ("0", "1"), 1e6)
+    assert score(hidden, kind, grouping) == pytest.approx(expected)
+
+
+class Constant:
+    """Stands for the noise: whatever it is to protect, this comes out."""
+
+    def perturb(self, values: torch.Tensor, **how: Any) -> torch.Tensor:
+        return torch.arange(len(values), dtype=values.dtype)
+
+
+def score_sees_nothing_but_noised_counts(digits: Any, given: Settings, monkeypatch: Any) -> bool:
+    """The score of one model by two validation parts, when all that leaves the histogram is the same."""
+    monkeypatch.setattr(nodes, "_random", lambda settings, purpose: Constant())
+    right = torch.eye(10)[digits.labels]
+    tuning = plan_tuning(parts(digits, given).train, given)
+    monkeypatch.setattr(nodes, "network_of", lambda weights: None)
+    found = []
+    for scores in (right, right.roll(1, dims=0)):
+        monkeypatch.setattr(nodes, "predict", lambda network, features, scores=scores: scores)
+        noised = nodes._scored(None, digits, tuning, given, 0)  # type: ignore[arg-type]
+        found.append(nodes.score(noised, "accuracy", "class"))
+    return found[0] == found[1]
+
+
+def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch: Any) -> None:
+    given = settings(tmp_path)
+    assert score_sees_nothing_but_noised_counts(digits, given, monkeypatch)
+    monkeypatch.setattr(Constant, "perturb", lambda self, values, **how: values)
+    assert not score_sees_nothing_but_noised_counts(digits, given, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"privacy": {"noise_multiplier": 2.0}}, "law of the number of trials"),
+        ({"tune": {"grid": {}}}, "tune.grid is empty"),
+        ({"tune": {"grid": {"data": {"keep": [1]}}}}, "Unknown block of settings in tune.grid 'data'"),
+        ({"tune": {"grid": {"training": {"learning_rat": [1]}}}}, "Did you mean 'training.learning_rate'"),
+        ({"data": {"membership": "strata"}}, "data.membership=hash"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_any_trial(
+    tmp_path: Any, digits: Any, more: dict[str, Any], message: str
+) -> None:
+    given = settings(tmp_path, **more)
+    with pytest.raises(EquidpError, match=message):
+        plan_tuning(parts(digits, given).train, given)
