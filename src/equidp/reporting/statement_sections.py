@@ -108,8 +108,8 @@ def trials(privacy: Mapping) -> Section | None:
     alike = "" if privacy.get("secure") else " No two trials may have one seed: their noise would be the same."
     if "law" not in declared:
         text = (
-            f"At most {declared['max']} trainings on these records, this one included, were declared before the first of "
-            "them. ε is that of all their events together, so all of them may be published. Every trial has at most "
+            f"At most {declared['max']} trainings on these records, this one included, were declared before the first "
+            "of them. ε is that of all their events together, so all of them may be published. Every trial has at most "
             f"this run's ledger.{alike}"
         )
         return Section("Several trials", (text,))
