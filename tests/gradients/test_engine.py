@@ -761,7 +761,7 @@ def test_a_model_is_tried_out_without_the_gpus_shortened_floats() -> None:
 
     class Watching(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(torch.backends.cudnn.allow_tf32)
+            seen.append(torch.backends.cudnn.conv.fp32_precision)
             return super().forward(x)
 
     with warnings.catch_warnings():
@@ -769,10 +769,10 @@ def test_a_model_is_tried_out_without_the_gpus_shortened_floats() -> None:
         engine = GradientEngine(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), Watching(8, 3)), cross_entropy)
     features, labels = torch.randn(4, 1, 4, 4), torch.arange(4) % 3
     engine.try_out(features, labels)
-    assert set(seen) == {False}
+    assert set(seen) == {"ieee"}
     seen.clear()
     engine.norms(features, labels)
-    assert set(seen) == {True}
+    assert set(seen) == {"tf32"}
 
 
 def test_an_input_changed_in_place_after_use_is_refused() -> None:

@@ -103,11 +103,11 @@ def test_many_positions_are_summed_as_their_norms_were_formed(layer, features, m
 
 def test_weight_gradients_of_convolutions_do_without_tf32(monkeypatch) -> None:
     """On a GPU; here only the switch can be seen."""
-    seen, before = [], torch.backends.cudnn.allow_tf32
+    seen, before = [], torch.backends.cudnn.conv.fp32_precision
     backward = convolutions.conv2d_weight
 
     def listening(*arguments):
-        seen.append(torch.backends.cudnn.allow_tf32)
+        seen.append(torch.backends.cudnn.conv.fp32_precision)
         return backward(*arguments)
 
     monkeypatch.setattr(compiled, "gradients_of", lambda *_: None)
@@ -115,8 +115,8 @@ def test_weight_gradients_of_convolutions_do_without_tf32(monkeypatch) -> None:
     engine.norms(torch.randn(2, 64, 5, 5), torch.arange(2))
     monkeypatch.setattr(convolutions, "conv2d_weight", listening)
     engine.weighted_sum(torch.ones(2))
-    assert seen == [False]
-    assert torch.backends.cudnn.allow_tf32 == before
+    assert seen == ["ieee"]
+    assert torch.backends.cudnn.conv.fp32_precision == before
 
 
 @pytest.mark.parametrize("entry", [0.1, 1.1])
