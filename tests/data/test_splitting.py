@@ -179,3 +179,14 @@ def test_validation_keeps_whole_units_and_the_wanted_counts() -> None:
     parts = split(make(unit_size=8), seed=1, split_by="unit", evaluate_on="validation", keep={"dog": 30})
     assert not set(parts.train.unit.tolist()) & set(parts.test.unit.tolist())
     assert int((parts.train.labels == 1).sum()) == 30
+
+
+def test_parts_know_each_record_by_its_content() -> None:
+    """What is drawn of a record later, such as its views, may not follow from its row, which others move."""
+    whole = make()
+    parts = splitting.split(whole, seed=0)
+    fewer = splitting.split(whole.take(torch.arange(1, len(whole))), seed=0)
+    assert parts.train.identity is not None
+    known = {int(f): i.tolist() for f, i in zip(parts.train.features, parts.train.identity, strict=True)}
+    assert fewer.train.identity is not None
+    assert all(known[int(f)] == i.tolist() for f, i in zip(fewer.train.features, fewer.train.identity, strict=True))

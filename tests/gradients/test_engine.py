@@ -1190,3 +1190,36 @@ def test_a_parameter_that_the_loss_does_not_depend_on_is_refused_by_its_name() -
     engine = GradientEngine(Idle(), cross_entropy)
     with pytest.raises(EquidpError, match=r"Parameter 'idle\.weight' and 1 more would be trained and gets no gradient"):
         engine.norms(torch.randn(4, 6), torch.arange(4) % 3)
+
+
+class Gain(nn.Module):
+    """A gain `[1, T, D]` for all records of which the mean over records is used: they meet in the backward pass."""
+
+    def __init__(self, *, zero: bool) -> None:
+        super().__init__()
+        self.gain, self.out = nn.Parameter(torch.ones(1, 6, 8)), nn.Linear(8, 2)
+        if zero:
+            nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x * self.gain.mean(0)).mean(1).tanh())
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_records_that_meet_below_a_last_layer_of_zeros_are_found(zero: bool) -> None:
+    engine = GradientEngine(Gain(zero=zero), cross_entropy)
+    with pytest.raises(EquidpError):
+        engine.norms(torch.randn(8, 6, 8), torch.arange(8) % 2)
+
+
+def test_a_model_is_tried_out_again_in_another_mode() -> None:
+    class Mixing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0) if self.training else x
+
+    engine = GradientEngine(nn.Sequential(nn.Linear(4, 4), Mixing(), nn.Linear(4, 2)).eval(), cross_entropy)
+    batch = torch.randn(8, 4), torch.arange(8) % 2
+    engine.norms(*batch)
+    engine.train()
+    with pytest.raises(EquidpError, match="mixes records"):
+        engine.norms(*batch)

@@ -70,7 +70,7 @@ def trainer_for(algorithm: str, model: str, options: dict) -> Trainer:
         learning_rate=0.1,
         public=records,
     )
-    trainer.engine._probed = True  # the probe compares numbers, once per run
+    trainer.engine.try_out = lambda *_: None  # type: ignore[method-assign]  # it compares numbers, once per run
     sampling = trainer.sampling
     sampling.draw = lambda: Draw(torch.arange(8, device=META), torch.rand(8, device=META))  # type: ignore[method-assign]
     if isinstance(sampling, ImportanceSampling):  # what an epoch's beginning releases

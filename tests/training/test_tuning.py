@@ -92,6 +92,20 @@ def test_no_trial_has_a_larger_divergence_than_the_one_that_epsilon_is_of(tmp_pa
     assert tuning.epsilon([Event(0.5, 2.0)]) > tuning.epsilon()
 
 
+def test_a_release_in_multiples_of_the_noise_is_no_other_at_one_noise_only(tmp_path: Any, digits: Any) -> None:
+    """At σ = 1 counts of noise `1x` and of 1.0 are one event, but more noise helps the first alone."""
+    privacy = {"noise_multiplier": 1.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3}
+
+    def planned(*levels: Any) -> Any:
+        grid = {"training": {"epochs": [1, 8]}, "dpsgd_f": {"options": {"count_noise_multiplier": list(levels)}}}
+        given = settings(tmp_path, algorithm="dpsgd_f", privacy=privacy, tune={"grid": grid})
+        return plan_tuning(parts(digits, given).train, given)
+
+    assert len(planned("1x").points) == 2
+    with pytest.raises(EquidpError, match=r"tune\.grid: .*count_noise_multiplier=1\.0.*whatever its noise"):
+        planned("1x", 1.0)
+
+
 @pytest.mark.parametrize(
     "trials",
     [

@@ -77,7 +77,7 @@ class NormHistogram(SideRelease):
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """C_{t+1}."""
         counted = self.kept(noised, facts)
-        found = self.edges(noised.device)[self.chosen(counted, facts)]
+        found = self.edges(noised.device).index_select(0, self.chosen(counted, facts).reshape(1)).squeeze(0)
         return {"clip_norm": torch.where(counted.sum() > 0, found, public["clip_norm"])}
 
     def kept(self, noised: Tensor, facts: StepFacts) -> Tensor:

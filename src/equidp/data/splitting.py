@@ -65,6 +65,7 @@ def split(
             that is to be kept whole.
     """
     _check_fractions(public_fraction, test_fraction)
+    records = identified(records)  # what is drawn of a record later, its views too, follows from the record alone
     units, keep = _units(records, split_by), keep or {}
     validation = test_fraction if evaluate_on == "validation" else 0.0
     draw: Selection

@@ -216,7 +216,7 @@ class BookKeeping:
         together = views if self.device.type != "cpu" or features.numel() <= FEW_FLOATS else 1
         labels, parts = repeated(labels, together), features.chunk(views // together)
         for values, coefficient in iterates:
-            with NOTHING if values is None else self._parameters_at(values):
+            with NOTHING if values is None else self.parameters_at(values):
                 for site, call in chain.from_iterable(self._one_pass(part, labels) for part in parts):
                     calls[site] += (call if coefficient == 1 else call.times(coefficient)).parted(together)
         return calls
@@ -233,8 +233,8 @@ class BookKeeping:
         return tape.calls(_one_each(losses, features))
 
     @contextlib.contextmanager
-    def _parameters_at(self, values: Tensor) -> Iterator[None]:
-        """Point the parameters at another vector for one pass; no copy is made."""
+    def parameters_at(self, values: Tensor) -> Iterator[None]:
+        """Point the parameters at another vector for a while; no copy is made."""
         saved = [p.data for p in self.parameters]
         try:
             for parameter, view in zip(self.parameters, self.views(values.detach()), strict=True):

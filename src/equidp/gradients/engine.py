@@ -53,7 +53,7 @@ class GradientEngine:
         self.rows = rows
         work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
         self._asked = work if rows is None else FixedRows(work, rows)
-        self._probed = False
+        self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
         self._gradient: Tensor | None = None
 
     @property
@@ -111,10 +111,11 @@ class GradientEngine:
                 f"{type(labels).__name__}: put what a record has of several kinds side by side (torch.cat), and let "
                 "the model split it."
             )
-        if not self._probed and len(features):
+        modes = tuple(layer.training for layer in self.model.modules())  # in another one a layer may do another thing
+        if modes != self._probed_in and len(features):
             refuse_short_products(self.device)
             with torch.enable_grad():
-                self._probed = probe(self.passes, features, labels)
+                self._probed_in = modes if probe(self.passes, features, labels) else ()
             self.passes.clear()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

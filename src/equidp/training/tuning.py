@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any
 
 from equidp.accounting.accounted import Accounted
-from equidp.accounting.calibration import noise_within
+from equidp.accounting.calibration import divergences, noise_within
 from equidp.accounting.events import Event, counted, merged
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
@@ -243,15 +243,30 @@ def _within(
     name: str,
     reference: Sequence[Event],
     orders: Sequence[float],
-    known: dict[tuple[Event, ...], float],
+    known: dict[tuple[tuple[Event, ...], ...], float],
 ) -> Point:
-    """The point with the least noise whose divergences are at most the reference's; `known` by its events before."""
+    """The point with the least noise whose divergences are at most the reference's.
+
+    `known`: noises found before, by the events at two noises: a release may have noise of its own, or in multiples of
+    the gradient's, and be the same at one of them.
+    """
     algorithm, plan = point.settings.algorithm(name), point.plan
     as_given = merged(algorithm.events(plan))
     if as_given == tuple(reference):
         return point
-    if as_given not in known:
-        known[as_given] = noise_within(
-            lambda sigma: algorithm.events(dataclasses.replace(plan, noise_multiplier=sigma)), reference, orders
-        )
-    return dataclasses.replace(point, plan=dataclasses.replace(plan, noise_multiplier=known[as_given]))
+
+    def events(sigma: float) -> tuple[Event, ...]:
+        return merged(algorithm.events(dataclasses.replace(plan, noise_multiplier=sigma)))
+
+    key, most = (as_given, events(2 * plan.noise_multiplier)), divergences(reference, orders)
+    least = known.get(key)
+    if least is None or any(a > b for a, b in zip(divergences(events(least), orders), most, strict=True)):
+        try:
+            least = known[key] = noise_within(events, reference, orders)
+        except EquidpError as error:
+            asked = ", ".join(f"{setting}={value}" for setting, value in dict(point.changes).items())
+            raise EquidpError(
+                f"tune.grid: {asked} costs more than the settings without the grid, whatever its noise: leave it "
+                "out, or give its other releases noise in multiples of the gradient's (`1x`)."
+            ) from error
+    return dataclasses.replace(point, plan=dataclasses.replace(plan, noise_multiplier=least))

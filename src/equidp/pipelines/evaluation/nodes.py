@@ -121,6 +121,11 @@ def _released_once(
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["of"] == found.hexdigest():
             return Noised.from_dict(kept["histogram"])
+        if settings.privacy.secure and settings.resume:
+            raise EquidpError(
+                f"{path}: noised figures of other scores were released before this run was interrupted; further ones "
+                "would cost their ε again. Begin anew with resume=false, and count both."
+            )
     random: RandomSource
     if settings.privacy.secure:
         random = SecureRandom("cpu")

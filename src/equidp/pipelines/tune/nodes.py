@@ -99,10 +99,14 @@ def choose_model(
 
 def forget_trials(workplace: Path) -> None:
     """Remove what a finished tuning drew and trained: nothing but the chosen trial is ever told."""
+    for name in (
+        CHARGED,
+        DRAWN,
+        HISTOGRAM,
+    ):  # what is left must not look like a charged tuning
+        (workplace / name).unlink(missing_ok=True)
     for folder in workplace.glob("trial-*"):
         shutil.rmtree(folder)
-    for name in (DRAWN, CHARGED, HISTOGRAM):
-        (workplace / name).unlink(missing_ok=True)
 
 
 def _announce(tuning: Tuning, settings: Settings) -> None:
