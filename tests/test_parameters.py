@@ -46,10 +46,10 @@ def test_plain_values_resolve_to_the_settings_that_they_are_of() -> None:
 def test_an_optimiser_that_is_asked_for_is_not_passed_over_for_the_algorithms_own() -> None:
     alone, asked = resolve(GIVEN), resolve(GIVEN | {"training": {"optimizer": "sgd"}})
     own = alone.algorithm("dp_adambc")
-    assert own.optimizer_beside(alone.training.optimizer) is own.optimizer
+    assert own.optimizer_beside(alone.training.descent) is own.optimizer
     with pytest.raises(EquidpError, match=r"dp_adambc brings its own optimiser, and training.optimizer=sgd.*leave it"):
-        own.optimizer_beside(asked.training.optimizer)
-    assert asked.algorithm("dpsgd").optimizer_beside("sgd") is asked.algorithm("psasc_momentum").optimizer_beside(None)
+        own.optimizer_beside(asked.training.descent)
+    assert asked.algorithm("psasc_momentum").optimizer_beside(asked.training.descent)  # sgd is its own
 
 
 def test_an_algorithm_is_built_once() -> None:

@@ -17,7 +17,8 @@ from equidp.accounting.budget import renyi
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
-from equidp.algorithms.dpis import ImportanceSampling, _best
+from equidp.algorithms.budgeted import _best
+from equidp.algorithms.dpis import ImportanceSampling
 from equidp.errors import EquidpError
 
 

@@ -49,7 +49,7 @@ def test_every_preset_resolves(project):
     bootstrap_project(project)
     loader = settings.CONFIG_LOADER_CLASS(project / "conf", **settings.CONFIG_LOADER_ARGS)
     presets = OmegaConfigLoader.__getitem__(loader, "parameters")["presets"]  # read once: that takes longest
-    assert presets.keys() >= SOURCES.keys() - {"csv", "image_folder"}
+    assert presets.keys() >= SOURCES.keys() - {"csv", "table", "image_folder"}
     for dataset, preset in presets.items():
         assert resolve({**preset, "dataset": dataset}).data.source in SOURCES
 
@@ -207,7 +207,7 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
     [
         ({"dataset": "adlut"}, r"Unknown dataset 'adlut'. Did you mean 'adult'\?"),
         ({"privacy.epsilonn": 3}, r"Unknown setting 'privacy.epsilonn'. Did you mean 'privacy.epsilon'\?"),
-        ({"epsilon": 3}, r"Unknown setting 'epsilon'. Did you mean 'privacy.epsilon'\?"),
+        ({"epsilon": 3}, r"Unknown setting 'epsilon'. Did you mean 'privacy.epsilon' or 'tune.epsilon'\?"),
         ({"clip_norm": 1}, r"Unknown setting 'clip_norm'\. Did you mean '<algorithm>\.options\.clip_norm'\?$"),
         ({"momentum_length": 1}, r"Did you mean 'psasc_momentum\.options\.momentum_length'\?$"),
         ({"guesses": 1}, r"Unknown setting 'guesses'\. Did you mean 'audit\.guesses'\?$"),

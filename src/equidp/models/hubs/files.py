@@ -40,9 +40,9 @@ def weight_files(path: Path, setting: str) -> list[Path]:
 def _pickle(path: Path, setting: str) -> EquidpError:
     old, new = path.as_posix(), path.with_suffix(".safetensors").as_posix()
     return EquidpError(
-        f"{setting}: {path} is a pickle, and reading one may run what somebody hid in it: convert it once, by python "
-        f"-c \"import torch, safetensors.torch as s; s.save_file({{k: v.clone() for k, v in torch.load('{old}', "
-        f"weights_only=True).items()}}, '{new}')\", and give the new file."
+        f"{setting}: {path} is a pickle, and reading one may run what somebody hid in it: convert it once, by "
+        'python -c "import torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in '
+        f"torch.load('{old}', weights_only=True).items()}}, '{new}')\", and give the new file."
     )
 
 

@@ -47,7 +47,8 @@ COMPARED = ("group", "accuracy", "difference", "interval")
 MEMBERSHIP = ("how", "key")
 """Keys of the statement's `membership` that go out: how the training part was drawn, and by which public key."""
 
-SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary", "words")
+SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary", "words",
+    "tokenizer")  # fmt: skip
 """Keys of a schema that go out. They are declared: none is learnt from the records."""
 
 ENCODING = ("label", "classes", "features")
