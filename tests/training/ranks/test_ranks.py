@@ -47,7 +47,7 @@ def test_the_ledger_is_that_of_one_process_so_epsilon_is_too(found, name):
 
 @pytest.mark.parametrize("name", [name for name in algorithms_here() if name not in ("dpis", "asc")])
 def test_with_everybody_in_the_batch_two_ranks_train_what_one_does(found, name):
-    """No coin decides at q = 1 (where rates are fixed), and noise and decisions are rank 0's, whose seed is the run's."""
+    """No coin decides at q = 1 (fixed rates), and noise and decisions are rank 0's, whose seed is the run's."""
     weights, _, _ = alone(name, RECORDS, epochs=4)
 
     assert found[0]["everybody"][name]["weights"] == pytest.approx(weights, rel=1e-4, abs=1e-5)
