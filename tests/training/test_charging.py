@@ -41,6 +41,18 @@ def test_a_run_enters_its_training_and_its_figures_and_one_that_goes_on_enters_n
     assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
 
 
+def test_a_run_that_goes_on_with_other_settings_is_entered_anew_and_within_the_limit(tmp_path: Path) -> None:
+    first = entered(tmp_path, settings())
+    other = settings(resume=True, evaluation={"epsilon": 4.0})
+    with pytest.raises(EquidpError, match=r"Nothing was trained"):
+        entered(tmp_path, settings(resume=True, evaluation={"epsilon": 4.0}, total_epsilon=4.0))
+    second = entered(tmp_path, other)
+    assert second != first
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
+    assert (entered(tmp_path, settings(resume=True)), entered(tmp_path, other)) == (first, second)
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
+
+
 def test_what_a_continued_training_was_charged_more_is_entered(tmp_path: Path) -> None:
     of, plan = settings(), (Event(0.1, 2.0, 20),)
     run = entered(tmp_path, of)

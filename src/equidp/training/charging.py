@@ -21,7 +21,9 @@ from equidp.system.files import replacing
 from equidp.training.statement import figures_entry
 
 CHARGED = "charged.json"
-"""Beside the checkpoints: the run's name in the ledger, so that a run that is continued is entered once."""
+"""Beside the checkpoints: the run's names in the ledger, so that a run that is continued is entered once; of each of the
+settings that it was begun with, one.
+"""
 
 
 def planned(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
@@ -52,6 +54,8 @@ def enter(
 ) -> str:
     """Enter a run's releases, and the figures that it will release, in the data set's ledger; returns the run's name.
 
+    A run that is continued is entered already, if it will be charged what was entered then; else it is entered anew.
+
     Args:
         folder: of all ledgers.
         workplace: of the run, where a run that is continued finds its name.
@@ -63,31 +67,37 @@ def enter(
         EquidpError: `privacy.total_epsilon` would be passed.
     """
     ledger, place = DatasetLedger(folder, settings.dataset), workplace / CHARGED
-    if settings.resume and place.is_file():
-        known = str(json.loads(place.read_text(encoding="utf-8"))["run"])
-        if any(entry.run == known for entry in ledger.entries()):
-            return known
-    run = secrets.token_hex(8)
     found = dict(releases)
     if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
         event = Event.from_dict(figures["mechanism"])
         found["figures", figures["part"]] = {"events": (event,)} | of_law(settings.privacy.trials)
-    entries = [
-        Entry(
-            run=run,
-            what=what,
-            algorithm=algorithm,
-            split=_split(membership, settings, run, held="scores" in {name for name, _ in releases}),
-            part=part,
-            unit=settings.privacy.unit,
-            secure=settings.privacy.secure,
-            **of,
-        )
-        for (what, part), of in found.items()
-    ]
+
+    def entries(run: str) -> list[Entry]:
+        return [
+            Entry(
+                run=run,
+                what=what,
+                algorithm=algorithm,
+                split=_split(membership, settings, run, held="scores" in {name for name, _ in releases}),
+                part=part,
+                unit=settings.privacy.unit,
+                secure=settings.privacy.secure,
+                **of,
+            )
+            for (what, part), of in found.items()
+        ]
+
+    begun: list[str] = []
+    if settings.resume and place.is_file():
+        begun, before = json.loads(place.read_text(encoding="utf-8")).get("runs", []), ledger.entries()
+        for known in begun:
+            # one of other settings was charged for something else
+            if [entry for entry in before if entry.run == known][: len(found)] == entries(known):
+                return known
+    run = secrets.token_hex(8)
     with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
-        part.write_text(json.dumps({"run": run}), encoding="utf-8")
-    ledger.charge(entries, delta=settings.privacy.delta, limit=settings.privacy.total_epsilon)
+        part.write_text(json.dumps({"runs": [*begun, run]}), encoding="utf-8")
+    ledger.charge(entries(run), delta=settings.privacy.delta, limit=settings.privacy.total_epsilon)
     return run
 
 
