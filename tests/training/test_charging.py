@@ -13,7 +13,7 @@ from equidp.accounting.plan import Plan
 from equidp.data.records import Membership
 from equidp.errors import EquidpError
 from equidp.parameters import Settings, resolve
-from equidp.training.charging import enter, enter_more, planned
+from equidp.training.charging import _split, enter, enter_more, planned
 
 PLAN = Plan(records=1000, batch_size=100, epochs=2, groups=2, delta=1e-5, noise_multiplier=2.0)
 HASH = Membership("hash", key="seed=0")
@@ -75,3 +75,21 @@ def test_splits_that_are_no_function_of_each_record_are_splits_of_their_own(tmp_
         entered(tmp_path, settings(), membership)
     found = DatasetLedger(tmp_path, "digits").entries()
     assert len({one.split for one in found}) == 3
+
+
+def test_splits_by_other_identities_are_splits_of_their_own() -> None:
+    """Under one key the parts of two such splits are independent, so a person may be in any two of them."""
+    columns = {name: {"kind": "numeric", "minimum": 0, "maximum": 9} for name in ("age", "income")}
+    table = {"path": "t.csv", "label": "y", "classes": ["a", "b"], "features": columns}
+    some = {"features": {"age": columns["age"]}}
+    swapped = {"features": dict(reversed(columns.items()))}
+    given: list[dict[str, Any]] = [{"options": table | more} for more in ({}, some, swapped, {"id": "pid"})]
+    given += [{"test_fraction": 0.2000004}, {"test_fraction": 0.2}, {}]
+    names = []
+    for data in given:
+        source = {"source": "table"} if "options" in data else {}
+        chosen = {"dataset": "digits", "model": {"name": "logistic"}, "data": data | source}
+        made = resolve(chosen | {"privacy": {"noise_multiplier": 1.0}})
+        names.append(_split(HASH, made, "r", held=False))
+    assert len(set(names)) == 6
+    assert names[-1] == names[-2]

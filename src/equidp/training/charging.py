@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import secrets
 from collections import Counter
@@ -21,9 +22,8 @@ from equidp.system.files import replacing
 from equidp.training.statement import figures_entry
 
 CHARGED = "charged.json"
-"""Beside the checkpoints: the run's names in the ledger, so that a run that is continued is entered once; of each of the
-settings that it was begun with, one.
-"""
+"""Beside the checkpoints: the run's names in the ledger, one for each of the settings that it was begun with, so that a
+run that is continued is entered once."""
 
 
 def planned(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
@@ -120,10 +120,15 @@ def enter_more(
 
 
 def _split(membership: Membership | None, settings: Settings, run: str, *, held: bool) -> str:
-    """A name for the split: of one name only where the parts are the same function of each record."""
+    """A name for the split: of one name only where the parts are the same function of each record.
+
+    Its digest is of the source and its options, too, in their order: a record's identity is made of what these read.
+    """
     how, data = "given" if membership is None else membership.how, settings.data
     if how not in ("hash", "provider"):
         return run
     assert membership is not None
     part = "validation" if held else data.evaluate_on
-    return "/".join((how, membership.key, f"{data.test_fraction:g}", data.split_by, part))
+    facts = (how, membership.key, repr(data.test_fraction), data.split_by, part)
+    made = json.dumps([facts, data.source, data.options, data.id], default=str)
+    return "/".join((*facts, hashlib.sha256(made.encode()).hexdigest()[:16]))
