@@ -80,7 +80,7 @@ def enter(
                 algorithm=algorithm,
                 split=_split(membership, settings, run, held="scores" in {name for name, _ in releases}),
                 part=part,
-                unit=settings.privacy.unit,
+                unit=settings.privacy.unit if settings.privacy.by_unit else "record",
                 secure=settings.privacy.secure,
                 **of,
             )
