@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from equidp.accounting.dataset_ledger import DatasetLedger, total_epsilon
-from equidp.accounting.events import Event
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event, canonical, counted
 from equidp.accounting.plan import Plan
+from equidp.accounting.trials import Trials
 from equidp.data.records import Membership
 from equidp.errors import EquidpError
+from equidp.mechanism.algorithm import Outcome
 from equidp.parameters import Settings, resolve
-from equidp.training.charging import _split, enter, enter_more, planned
+from equidp.training.charging import _split, enter, enter_more, planned, stated_beyond
+from equidp.training.statement import privacy_statement
 
 PLAN = Plan(records=1000, batch_size=100, epochs=2, groups=2, delta=1e-5, noise_multiplier=2.0)
 HASH = Membership("hash", key="seed=0")
@@ -53,13 +58,34 @@ def test_a_run_that_goes_on_with_other_settings_is_entered_anew_and_within_the_l
     assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
 
 
-def test_what_a_continued_training_was_charged_more_is_entered(tmp_path: Path) -> None:
-    of, plan = settings(), (Event(0.1, 2.0, 20),)
+def test_what_a_continued_training_was_charged_more_is_entered_once(tmp_path: Path) -> None:
+    of = settings()
     run = entered(tmp_path, of)
-    enter_more(tmp_path, of, run, plan, already=plan)
-    enter_more(tmp_path, of, run, (Event(0.1, 2.0, 23),), already=plan)
-    assert DatasetLedger(tmp_path, "digits").entries()[2:][0].events == (Event(0.1, 2.0, 3),)
-    assert len(DatasetLedger(tmp_path, "digits").entries()) == 3
+    for more in ((), (Event(0.1, 2.0, 3),), (Event(0.1, 2.0, 3),), (Event(0.1, 2.0, 5),)):
+        enter_more(tmp_path, of, run, more)
+    later = DatasetLedger(tmp_path, "digits").entries()[2:]
+    assert [one.events for one in later] == [(Event(0.1, 2.0, 3),), (Event(0.1, 2.0, 2),)]
+
+
+@pytest.mark.parametrize("cap", [1, 3])
+def test_the_ledger_holds_what_the_statement_of_a_run_that_may_stop_charges_after_a_crash(
+    tmp_path: Path, cap: int
+) -> None:
+    options = {"stop_on": "published_epsilon", "published_epsilon": 2.0}
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "secure": True, "max_trials": cap}
+    chosen = {"dataset": "digits", "model": {"name": "logistic"}, "sa_dpsgd": {"options": options}}
+    of = resolve(chosen | {"privacy": privacy})
+    algorithm, plan = of.algorithm("sa_dpsgd"), dataclasses.replace(PLAN, epochs=10, trials=Trials(cap))
+    due = planned(algorithm, plan)
+    run = enter(tmp_path, tmp_path / "run", of, HASH, {("training", "train"): due}, algorithm="sa_dpsgd")
+    charged = tuple(dataclasses.replace(event, count=20) for event in due["events"])  # 15 of them in a life that died
+    given = {"privacy": of.privacy, "training": of.training, "seed": 0, "membership": HASH}
+    statement = privacy_statement(algorithm, plan, Outcome(charged, accepted_steps=5, steps=5), **given)
+    enter_more(tmp_path, of, run, stated_beyond(statement, plan.trials, due["events"]))
+    found = DatasetLedger(tmp_path, "digits").entries()
+    every = [*(event for one in found for event in one.events), *list(due["events"]) * (cap - 1)]
+    assert epsilon(canonical(every), 1e-5).value == pytest.approx(statement["epsilon"])
+    assert counted(found[1].events) == counted(charged)
 
 
 def test_a_run_beyond_the_data_sets_total_is_refused_before_it_trains(tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ import dataclasses
 import hashlib
 import json
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from equidp.accounting.dataset_ledger import DatasetLedger, Entry
-from equidp.accounting.events import Event, counted
+from equidp.accounting.events import Event, beyond
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.data.records import Membership
@@ -41,6 +40,12 @@ def of_law(trials: Trials) -> dict[str, Any]:
     if trials.law is None:
         return {}
     return {"law": trials.law, "mean": trials.mean, "shape": trials.shape, "orders": trials.orders}
+
+
+def stated_beyond(statement: Mapping[str, Any], trials: Trials, plan: Sequence[Event]) -> tuple[Event, ...]:
+    """What a statement's ε is of, beyond the plan: of a run that may stop early more than it was charged."""
+    stated = map(Event.from_dict, statement.get("charged", statement["ledger"]))
+    return beyond(stated, trials.charged(plan))  # of the other trials under a cap each enters its own
 
 
 def enter(
@@ -101,22 +106,22 @@ def enter(
     return run
 
 
-def enter_more(
-    folder: Path, settings: Settings, run: str, charged: Sequence[Event], *, already: Sequence[Event]
-) -> None:
-    """Enter what a continued training was charged beyond its plan; no limit undoes what has happened.
+def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]) -> None:
+    """Enter all that a continued training is charged beyond its plan, as far as it is not entered; no limit undoes what
+    has happened.
 
     Where the best of several trials is released, each of them may have been charged so much: the entry is then one of
     all its events, in the place of the first (`dataset_ledger`).
     """
-    more = counted(charged) - Counter(counted(already))
-    if not more:
-        return
     ledger = DatasetLedger(folder, settings.dataset)
-    first = next(entry for entry in ledger.entries() if entry.run == run and entry.part == "train")
-    events = tuple(Event(rate, noise, count) for (rate, noise), count in more.items())
-    entry = dataclasses.replace(first, events=events if first.law is None else (*first.events, *events))
-    ledger.charge([entry], delta=settings.privacy.delta)
+    first, *later = [entry for entry in ledger.entries() if entry.run == run and entry.part == "train"]
+    if first.law is None:
+        due = events = beyond(more, [event for entry in later for event in entry.events])
+    else:
+        events = (*first.events, *more)
+        due = beyond(events, later[-1].events if later else first.events)
+    if due:
+        ledger.charge([dataclasses.replace(first, events=events)], delta=settings.privacy.delta)
 
 
 def _split(membership: Membership | None, settings: Settings, run: str, *, held: bool) -> str:

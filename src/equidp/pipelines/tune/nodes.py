@@ -70,7 +70,7 @@ def choose_model(
         if found["score"] > best:
             chosen, best = number, found["score"]
     if more:
-        enter_more(ledgers, settings, run, more, already=())
+        enter_more(ledgers, settings, run, more)
         logger.warning(
             "A trial that was interrupted took steps again: ε is %s instead of %s.",
             epsilon_text(tuning.epsilon(more)),
