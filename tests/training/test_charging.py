@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from equidp.accounting.events import Event, canonical, counted
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.data.records import Membership
+from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
 from equidp.parameters import Settings, resolve
+from equidp.pipelines.ingestion.nodes import divide
+from equidp.pipelines.training.nodes import Trained, plan_training, train_network
 from equidp.training.charging import _split, enter, enter_more, planned, stated_beyond
+from equidp.training.journal import BLOCK
 from equidp.training.statement import privacy_statement
 
 PLAN = Plan(records=1000, batch_size=100, epochs=2, groups=2, delta=1e-5, noise_multiplier=2.0)
@@ -119,3 +124,38 @@ def test_splits_by_other_identities_are_splits_of_their_own() -> None:
         names.append(_split(HASH, made, "r", held=False))
     assert len(set(names)) == 6
     assert names[-1] == names[-2]
+
+
+class Crash(BaseException):
+    """As if the machine stopped."""
+
+
+def test_steps_that_a_secure_run_repeats_are_entered_before_it_goes_on(tmp_path: Path) -> None:
+    kind = source("digits", {})
+    given: dict[str, Any] = {"dataset": "digits", "model": {"name": "logistic"}}
+    given |= {"privacy": {"noise_multiplier": 2.0, "delta": 1e-5, "secure": True}}
+    given |= {"training": {"epochs": 4, "batch_size": 128, "device": "cpu", "checkpoint_every": 2}}
+    first, again = resolve(given), resolve(given | {"resume": True})
+    parts = divide(kind.read(kind.locate(tmp_path)), first.data, 0, [])
+    plan = plan_training(parts.train, first, algorithm="dpsgd")
+
+    def life(of: Settings, last: int) -> Trained:
+        def die(name: str, row: Mapping[str, float]) -> None:
+            if row["epoch"] == last:
+                raise Crash
+
+        place, ledgers = tmp_path / "run", tmp_path / "ledgers"
+        return train_network(*parts_of, plan, place, of, die, ledgers, algorithm="dpsgd")
+
+    def counts() -> list[int]:
+        return [entry.events[0].count for entry in DatasetLedger(tmp_path / "ledgers", "digits").entries()]
+
+    parts_of = (parts.train, parts.test, parts.public)
+    steps = Plan(**plan).steps
+    for of, entered_then in ((first, [steps]), (again, [steps, BLOCK]), (again, [steps, BLOCK, BLOCK])):
+        with pytest.raises(Crash):
+            life(of, 4)  # there is a checkpoint after two epochs, and none after
+        assert counts() == entered_then
+    statement = life(again, 0)[2]
+    assert counts() == [steps, BLOCK, BLOCK, BLOCK]
+    assert sum(event["count"] for event in statement["ledger"]) == sum(counts())

@@ -18,6 +18,7 @@ from equidp.data.records import Membership
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings
 from equidp.system.files import replacing
+from equidp.training.checkpoint import charged_until_now
 from equidp.training.statement import figures_entry
 
 CHARGED = "charged.json"
@@ -46,6 +47,17 @@ def stated_beyond(statement: Mapping[str, Any], trials: Trials, plan: Sequence[E
     """What a statement's ε is of, beyond the plan: of a run that may stop early more than it was charged."""
     stated = map(Event.from_dict, statement.get("charged", statement["ledger"]))
     return beyond(stated, trials.charged(plan))  # of the other trials under a cap each enters its own
+
+
+def repeated(workplace: Path, algorithm: Algorithm, plan: Plan) -> tuple[Event, ...]:
+    """What a secure run that is continued is charged beyond its plan, if it dies before it can tell.
+
+    Its next steps are new releases. So all that was charged and is not of the steps before its checkpoint is beyond; of
+    a run that may stop, whose last life may go on to its cap, then all that was charged.
+    """
+    steps, charged = charged_until_now(workplace)
+    more = beyond(charged, () if steps is None else algorithm.events_until(plan, steps))
+    return more if algorithm.fixed or not more else charged
 
 
 def enter(

@@ -26,7 +26,7 @@ from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
-from equidp.training.charging import enter, enter_more, planned, stated_beyond
+from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.networks import imposed
 from equidp.training.statement import figures_entry
 
@@ -89,6 +89,8 @@ def train_network(
     if chosen.private:
         due = planned(chosen, made)
         run = enter(ledgers, workplace, settings, train.membership, {("training", "train"): due}, algorithm=algorithm)
+        if "events" in due and settings.resume and settings.privacy.secure:
+            enter_more(ledgers, settings, run, repeated(workplace, chosen, made))
         trained = fresh()
         if "events" in due:
             enter_more(ledgers, settings, run, stated_beyond(trained[2], made.trials, due["events"]))

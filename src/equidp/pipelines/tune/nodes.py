@@ -27,7 +27,7 @@ from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.system.files import durable, private, replacing
 from equidp.training import predict, train_model
-from equidp.training.charging import CHARGED, enter, enter_more, of_law
+from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.statement import figures_entry
@@ -65,7 +65,11 @@ def choose_model(
     drawn = _drawn(workplace, tuning, parts, settings)
     chosen, best, more = 0, -1.0, []
     for number, place in enumerate(drawn):
-        found = _trial(number, tuning.points[place], parts, workplace / f"trial-{number}", tuning, settings)
+        folder, point = workplace / f"trial-{number}", tuning.points[place]
+        if settings.resume and settings.privacy.secure and not (folder / TRIAL).is_file():
+            again = repeated(folder, point.settings.algorithm(settings.audited), point.plan)
+            enter_more(ledgers, settings, run, [*more, *again])
+        found = _trial(number, point, parts, folder, tuning, settings)
         more += [Event.from_dict(event) for event in found["beyond_plan"]]
         if found["score"] > best:
             chosen, best = number, found["score"]
