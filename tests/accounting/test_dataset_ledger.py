@@ -75,6 +75,14 @@ def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert ledger.entries() == entries
 
 
+def test_the_name_of_a_new_file_is_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("equidp.accounting.dataset_ledger.sync_folder", synced.append)
+    for _ in range(2):
+        DatasetLedger(tmp_path / "new", "adult").charge([entry()], delta=DELTA)
+        assert synced == [tmp_path / "new", tmp_path]
+
+
 def test_a_run_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     ledger = DatasetLedger(tmp_path, "adult")
     limit = of_noise(2.0) * 1.001

@@ -30,7 +30,7 @@ from equidp.accounting.epsilon import epsilon, epsilon_of
 from equidp.accounting.events import Event, canonical
 from equidp.accounting.trials import Trials, selected
 from equidp.errors import EquidpError
-from equidp.system.files import durable, private, storage_error
+from equidp.system.files import durable, private, storage_error, sync_folder
 
 SECONDS = 60
 """So long one process waits for another's entry."""
@@ -173,6 +173,9 @@ class DatasetLedger:
             file.write("".join(f"{entry.to_json()}\n" for entry in entries).encode())
             file.flush()
             durable(file.fileno())
+        if not content:  # a new file, maybe in a new folder: their names are on disk, too, before the training begins
+            sync_folder(self.path.parent)
+            sync_folder(self.path.parent.parent)
 
 
 def total_epsilon(entries: Iterable[Entry], delta: float) -> float:

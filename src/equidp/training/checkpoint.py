@@ -40,10 +40,10 @@ from equidp.errors import EquidpError
 from equidp.mechanism.device import driver_version
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.trainer import EpochCallback
-from equidp.system.files import durable, private, storage_error
+from equidp.system.files import durable, private, storage_error, sync_folder
 from equidp.system.interrupts import handling
 from equidp.system.threads import alone
-from equidp.training.journal import BLOCK, Journal, JournaledLedger, refuse_other_settings, sync_folder
+from equidp.training.journal import BLOCK, Journal, JournaledLedger, refuse_other_settings
 
 FORMAT = "equidp checkpoint 1"
 CHECKPOINT_FILE = "checkpoint.safetensors"

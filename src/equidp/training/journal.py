@@ -34,7 +34,7 @@ from equidp.accounting.events import Event, merged
 from equidp.accounting.ledger import Ledger
 from equidp.errors import EquidpError
 from equidp.options import dotted
-from equidp.system.files import durable, locked, private, replacing, storage_error
+from equidp.system.files import durable, locked, private, replacing, storage_error, sync_folder
 
 BLOCK = 64
 """Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
@@ -322,17 +322,6 @@ def _change(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if any(DIGEST.fullmatch(value) for value in values):
         return f"{key} was another, by its digest"
     return f"{key} was {values[0]} and is {values[1]}"
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a new or replaced name in a folder durable; where the system cannot, it does so itself."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        durable(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _same(one: Event, other: Event) -> bool:
