@@ -84,7 +84,7 @@ def test_the_ledger_holds_what_the_statement_of_a_run_that_may_stop_charges_afte
     due = planned(algorithm, plan)
     run = enter(tmp_path, tmp_path / "run", of, HASH, {("training", "train"): due}, algorithm="sa_dpsgd")
     charged = tuple(dataclasses.replace(event, count=20) for event in due["events"])  # 15 of them in a life that died
-    given = {"privacy": of.privacy, "training": of.training, "seed": 0, "membership": HASH}
+    given: dict[str, Any] = {"privacy": of.privacy, "training": of.training, "seed": 0, "membership": HASH}
     statement = privacy_statement(algorithm, plan, Outcome(charged, accepted_steps=5, steps=5), **given)
     enter_more(tmp_path, of, run, stated_beyond(statement, plan.trials, due["events"]))
     found = DatasetLedger(tmp_path, "digits").entries()

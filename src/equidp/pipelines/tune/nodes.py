@@ -63,7 +63,7 @@ def choose_model(
     }
     run = enter(ledgers, workplace, settings, parts.train.membership, due, algorithm=settings.audited)
     drawn = _drawn(workplace, tuning, parts, settings)
-    chosen, best, more = 0, -1.0, []
+    chosen, best, more = 0, -1.0, list[Event]()
     for number, place in enumerate(drawn):
         folder, point = workplace / f"trial-{number}", tuning.points[place]
         if settings.resume and settings.privacy.secure and not (folder / TRIAL).is_file():
