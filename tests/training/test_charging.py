@@ -21,7 +21,7 @@ from equidp.mechanism.algorithm import Outcome
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.training.nodes import Trained, plan_training, train_network
-from equidp.training.charging import _split, enter, enter_more, planned, stated_beyond
+from equidp.training.charging import _split, enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.journal import BLOCK
 from equidp.training.statement import privacy_statement
 
@@ -159,3 +159,18 @@ def test_steps_that_a_secure_run_repeats_are_entered_before_it_goes_on(tmp_path:
     statement = life(again, 0)[2]
     assert counts() == [steps, BLOCK, BLOCK, BLOCK]
     assert sum(event["count"] for event in statement["ledger"]) == sum(counts())
+
+
+def test_beyond_its_plan_a_run_that_may_stop_repeats_all_that_it_was_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"stop_on": "published_epsilon", "published_epsilon": 2.0}
+    chosen: dict[str, Any] = {"dataset": "digits", "model": {"name": "logistic"}, "sa_dpsgd": {"options": options}}
+    algorithm = resolve(chosen | {"privacy": {"noise_multiplier": 2.0}}).algorithm("sa_dpsgd")
+    before = algorithm.events_until(PLAN, 5)  # at the checkpoint
+    known: dict[str, Any] = {"now": (5, before)}
+    monkeypatch.setattr("equidp.training.charging.charged_until_now", lambda workplace: known["now"])
+    assert repeated(tmp_path, algorithm, PLAN) == ()
+    after = algorithm.events_until(PLAN, 7)
+    known["now"] = (5, after)
+    assert repeated(tmp_path, algorithm, PLAN) == after
