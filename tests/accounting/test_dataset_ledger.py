@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from equidp.accounting.dataset_ledger import DatasetLedger, Entry, total_epsilon
+from equidp.accounting.dataset_ledger import DatasetLedger, Entry, spent_by_run, total_epsilon
 from equidp.accounting.epsilon import epsilon, epsilon_of
 from equidp.accounting.events import Event
 from equidp.accounting.trials import Trials
 from equidp.errors import EquidpError
+from equidp.reporting.ledger_figure import spent_figure
 
 DELTA = 1e-5
 FOUR = (Event(1.0, 4.0),)
@@ -74,6 +75,14 @@ def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert ledger.entries() == entries
 
 
+def test_the_name_of_a_new_file_is_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("equidp.accounting.dataset_ledger.sync_folder", synced.append)
+    for _ in range(2):
+        DatasetLedger(tmp_path / "new", "adult").charge([entry()], delta=DELTA)
+        assert synced == [tmp_path / "new", tmp_path]
+
+
 def test_a_run_beyond_the_limit_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     ledger = DatasetLedger(tmp_path, "adult")
     limit = of_noise(2.0) * 1.001
@@ -98,6 +107,21 @@ def test_runs_at_once_do_not_pass_the_limit_together(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(run, range(8))) == 4
     assert len(DatasetLedger(tmp_path, "adult").entries()) == 4
+
+
+def test_every_unit_has_a_total_of_its_own_and_no_limit_holds_over_several(tmp_path: Path) -> None:
+    ledger = DatasetLedger(tmp_path, "adult")
+    ledger.charge([entry(run="a")], delta=DELTA)
+    ledger.charge([entry(run="b", unit="person")], delta=DELTA)
+    ledger.charge([entry(run="c")], delta=DELTA)
+    rows = spent_by_run(ledger.entries(), DELTA)
+    assert [unit for *_, unit in rows] == ["record", "person", "record"]
+    expected = [of_noise(4.0), of_noise(4.0), of_noise(4.0 / math.sqrt(2))]
+    assert [total for _, total, *_ in rows] == pytest.approx(expected, rel=1e-3)
+    with pytest.raises(EquidpError, match=r"several units \(record, person\)"):
+        ledger.charge([entry()], delta=DELTA, limit=100.0)
+    chart = spent_figure(rows, "adult", None)
+    assert [(trace.name, list(trace.x)) for trace in chart.data] == [("for a record", [1, 3]), ("for a person", [2])]
 
 
 def test_half_a_line_of_a_crash_goes_and_a_damaged_line_is_refused(tmp_path: Path) -> None:

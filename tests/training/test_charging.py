@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from equidp.accounting.dataset_ledger import DatasetLedger, total_epsilon
-from equidp.accounting.events import Event
+from equidp.accounting.epsilon import epsilon
+from equidp.accounting.events import Event, canonical, counted
 from equidp.accounting.plan import Plan
+from equidp.accounting.trials import Trials
 from equidp.data.records import Membership
+from equidp.data.sources import source
 from equidp.errors import EquidpError
+from equidp.mechanism.algorithm import Outcome
 from equidp.parameters import Settings, resolve
-from equidp.training.charging import enter, enter_more, planned
+from equidp.pipelines.ingestion.nodes import divide
+from equidp.pipelines.training.nodes import Trained, plan_training, train_network
+from equidp.training.charging import _split, enter, enter_more, planned, repeated, stated_beyond
+from equidp.training.journal import BLOCK
+from equidp.training.statement import privacy_statement
 
 PLAN = Plan(records=1000, batch_size=100, epochs=2, groups=2, delta=1e-5, noise_multiplier=2.0)
 HASH = Membership("hash", key="seed=0")
@@ -41,13 +51,46 @@ def test_a_run_enters_its_training_and_its_figures_and_one_that_goes_on_enters_n
     assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
 
 
-def test_what_a_continued_training_was_charged_more_is_entered(tmp_path: Path) -> None:
-    of, plan = settings(), (Event(0.1, 2.0, 20),)
+def test_a_run_that_goes_on_with_other_settings_is_entered_anew_and_within_the_limit(tmp_path: Path) -> None:
+    first = entered(tmp_path, settings())
+    other = settings(resume=True, evaluation={"epsilon": 4.0})
+    with pytest.raises(EquidpError, match=r"Nothing was trained"):
+        entered(tmp_path, settings(resume=True, evaluation={"epsilon": 4.0}, total_epsilon=4.0))
+    second = entered(tmp_path, other)
+    assert second != first
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
+    assert (entered(tmp_path, settings(resume=True)), entered(tmp_path, other)) == (first, second)
+    assert len(DatasetLedger(tmp_path, "digits").entries()) == 4
+
+
+def test_what_a_continued_training_was_charged_more_is_entered_once(tmp_path: Path) -> None:
+    of = settings()
     run = entered(tmp_path, of)
-    enter_more(tmp_path, of, run, plan, already=plan)
-    enter_more(tmp_path, of, run, (Event(0.1, 2.0, 23),), already=plan)
-    assert DatasetLedger(tmp_path, "digits").entries()[2:][0].events == (Event(0.1, 2.0, 3),)
-    assert len(DatasetLedger(tmp_path, "digits").entries()) == 3
+    for more in ((), (Event(0.1, 2.0, 3),), (Event(0.1, 2.0, 3),), (Event(0.1, 2.0, 5),)):
+        enter_more(tmp_path, of, run, more)
+    later = DatasetLedger(tmp_path, "digits").entries()[2:]
+    assert [one.events for one in later] == [(Event(0.1, 2.0, 3),), (Event(0.1, 2.0, 2),)]
+
+
+@pytest.mark.parametrize("cap", [1, 3])
+def test_the_ledger_holds_what_the_statement_of_a_run_that_may_stop_charges_after_a_crash(
+    tmp_path: Path, cap: int
+) -> None:
+    options = {"stop_on": "published_epsilon", "published_epsilon": 2.0}
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "secure": True, "max_trials": cap}
+    chosen = {"dataset": "digits", "model": {"name": "logistic"}, "sa_dpsgd": {"options": options}}
+    of = resolve(chosen | {"privacy": privacy})
+    algorithm, plan = of.algorithm("sa_dpsgd"), dataclasses.replace(PLAN, epochs=10, trials=Trials(cap))
+    due = planned(algorithm, plan)
+    run = enter(tmp_path, tmp_path / "run", of, HASH, {("training", "train"): due}, algorithm="sa_dpsgd")
+    charged = tuple(dataclasses.replace(event, count=20) for event in due["events"])  # 15 of them in a life that died
+    given: dict[str, Any] = {"privacy": of.privacy, "training": of.training, "seed": 0, "membership": HASH}
+    statement = privacy_statement(algorithm, plan, Outcome(charged, accepted_steps=5, steps=5), **given)
+    enter_more(tmp_path, of, run, stated_beyond(statement, plan.trials, due["events"]))
+    found = DatasetLedger(tmp_path, "digits").entries()
+    every = [*(event for one in found for event in one.events), *list(due["events"]) * (cap - 1)]
+    assert epsilon(canonical(every), 1e-5).value == pytest.approx(statement["epsilon"])
+    assert counted(found[1].events) == counted(charged)
 
 
 def test_a_run_beyond_the_data_sets_total_is_refused_before_it_trains(tmp_path: Path) -> None:
@@ -63,3 +106,71 @@ def test_splits_that_are_no_function_of_each_record_are_splits_of_their_own(tmp_
         entered(tmp_path, settings(), membership)
     found = DatasetLedger(tmp_path, "digits").entries()
     assert len({one.split for one in found}) == 3
+
+
+def test_splits_by_other_identities_are_splits_of_their_own() -> None:
+    """Under one key the parts of two such splits are independent, so a person may be in any two of them."""
+    columns = {name: {"kind": "numeric", "minimum": 0, "maximum": 9} for name in ("age", "income")}
+    table = {"path": "t.csv", "label": "y", "classes": ["a", "b"], "features": columns}
+    some = {"features": {"age": columns["age"]}}
+    swapped = {"features": dict(reversed(columns.items()))}
+    given: list[dict[str, Any]] = [{"options": table | more} for more in ({}, some, swapped, {"id": "pid"})]
+    given += [{"test_fraction": 0.2000004}, {"test_fraction": 0.2}, {}]
+    names = []
+    for data in given:
+        source = {"source": "table"} if "options" in data else {}
+        chosen = {"dataset": "digits", "model": {"name": "logistic"}, "data": data | source}
+        made = resolve(chosen | {"privacy": {"noise_multiplier": 1.0}})
+        names.append(_split(HASH, made, "r", held=False))
+    assert len(set(names)) == 6
+    assert names[-1] == names[-2]
+
+
+class Crash(BaseException):
+    """As if the machine stopped."""
+
+
+def test_steps_that_a_secure_run_repeats_are_entered_before_it_goes_on(tmp_path: Path) -> None:
+    kind = source("digits", {})
+    given: dict[str, Any] = {"dataset": "digits", "model": {"name": "logistic"}}
+    given |= {"privacy": {"noise_multiplier": 2.0, "delta": 1e-5, "secure": True}}
+    given |= {"training": {"epochs": 4, "batch_size": 128, "device": "cpu", "checkpoint_every": 2}}
+    first, again = resolve(given), resolve(given | {"resume": True})
+    parts = divide(kind.read(kind.locate(tmp_path)), first.data, 0, [])
+    plan = plan_training(parts.train, first, algorithm="dpsgd")
+
+    def life(of: Settings, last: int) -> Trained:
+        def die(name: str, row: Mapping[str, float]) -> None:
+            if row["epoch"] == last:
+                raise Crash
+
+        place, ledgers = tmp_path / "run", tmp_path / "ledgers"
+        return train_network(*parts_of, plan, place, of, die, ledgers, algorithm="dpsgd")
+
+    def counts() -> list[int]:
+        return [entry.events[0].count for entry in DatasetLedger(tmp_path / "ledgers", "digits").entries()]
+
+    parts_of = (parts.train, parts.test, parts.public)
+    steps = Plan(**plan).steps
+    for of, entered_then in ((first, [steps]), (again, [steps, BLOCK]), (again, [steps, BLOCK, BLOCK])):
+        with pytest.raises(Crash):
+            life(of, 4)  # there is a checkpoint after two epochs, and none after
+        assert counts() == entered_then
+    statement = life(again, 0)[2]
+    assert counts() == [steps, BLOCK, BLOCK, BLOCK]
+    assert sum(event["count"] for event in statement["ledger"]) == sum(counts())
+
+
+def test_beyond_its_plan_a_run_that_may_stop_repeats_all_that_it_was_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"stop_on": "published_epsilon", "published_epsilon": 2.0}
+    chosen: dict[str, Any] = {"dataset": "digits", "model": {"name": "logistic"}, "sa_dpsgd": {"options": options}}
+    algorithm = resolve(chosen | {"privacy": {"noise_multiplier": 2.0}}).algorithm("sa_dpsgd")
+    before = algorithm.events_until(PLAN, 5)  # at the checkpoint
+    known: dict[str, Any] = {"now": (5, before)}
+    monkeypatch.setattr("equidp.training.charging.charged_until_now", lambda workplace: known["now"])
+    assert repeated(tmp_path, algorithm, PLAN) == ()
+    after = algorithm.events_until(PLAN, 7)
+    known["now"] = (5, after)
+    assert repeated(tmp_path, algorithm, PLAN) == after

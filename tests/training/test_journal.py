@@ -215,7 +215,8 @@ def test_a_fresh_start_has_the_old_charges_on_disk_before_it_forgets_them(
     def listen(descriptor: int) -> None:
         synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), path.read_bytes() == old))
 
-    monkeypatch.setattr("equidp.training.journal.durable", listen)
+    for module in ("training.journal", "system.files"):  # the second makes names durable
+        monkeypatch.setattr(f"equidp.{module}.durable", listen)
     Journal(path, SETTINGS, fresh=True).close()
     assert synced[:2] == [(False, True), (True, True)]  # their new file, then its name
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from equidp.accounting.calibration import divergences
+from equidp.accounting.dataset_ledger import DatasetLedger
 from equidp.accounting.events import Event
 from equidp.accounting.trials import Trials
 from equidp.data.sources import source
@@ -19,6 +20,7 @@ from equidp.evaluation.histogram import Noised
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
+from equidp.training.checkpoint import Checkpointer
 from equidp.training.tuning import beyond_plan, plan_tuning, score
 
 DELTA, ORDERS = 1e-5, np.concatenate([np.arange(1.1, 11, 0.1), np.arange(11, 64), [128.0, 256, 512, 1024]])
@@ -178,6 +180,30 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     nodes.forget_trials(place)
     assert not list(place.glob("trial-*"))
     assert not (place / nodes.DRAWN).exists()
+
+
+def test_what_a_secure_trial_does_again_is_entered_before_it_begins(
+    tmp_path: Any, digits: Any, monkeypatch: Any
+) -> None:
+    privacy = {"noise_multiplier": 2.0, "delta": DELTA, "trials_law": "geometric", "trials_mean": 3, "secure": True}
+    kept = {"privacy": privacy, "tune": {"grid": {"dpsgd": {"options": {"clip_norm": [0.1, 1.0]}}}}}
+    honest, ledgers = nodes.train_model, tmp_path / "ledgers"
+
+    def killed(*args: Any, **more: Any) -> Any:
+        honest(*args, **more)
+        raise Crash
+
+    monkeypatch.setattr(nodes, "train_model", killed)
+    monkeypatch.setattr(Checkpointer, "save", lambda self, trainer: None)
+    counts = []
+    for resume in (False, True, True):
+        given = settings(tmp_path, resume=resume, **kept)
+        with pytest.raises(Crash):
+            nodes.choose_model(digits, tmp_path / "killed", given, {"dpsgd": given.algorithm("dpsgd")}, ledgers)
+        found = [one for one in DatasetLedger(ledgers, "digits").entries() if one.part == "train"]
+        counts.append([sum(event.count for event in one.events) for one in found])
+    once = counts[0][0]
+    assert counts == [[once], [once, 2 * once], [once, 2 * once, 3 * once]]
 
 
 def test_what_a_trial_was_charged_beyond_its_plan_is_told(tmp_path: Any, digits: Any) -> None:

@@ -30,7 +30,7 @@ from equidp.accounting.epsilon import epsilon, epsilon_of
 from equidp.accounting.events import Event, canonical
 from equidp.accounting.trials import Trials, selected
 from equidp.errors import EquidpError
-from equidp.system.files import durable, private, storage_error
+from equidp.system.files import durable, private, storage_error, sync_folder
 
 SECONDS = 60
 """So long one process waits for another's entry."""
@@ -173,14 +173,26 @@ class DatasetLedger:
             file.write("".join(f"{entry.to_json()}\n" for entry in entries).encode())
             file.flush()
             durable(file.fileno())
+        if not content:  # a new file, maybe in a new folder: their names are on disk, too, before the training begins
+            sync_folder(self.path.parent)
+            sync_folder(self.path.parent.parent)
 
 
 def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
-    """ε at δ of all counting entries together, for the person that it is largest for; 0 of none."""
+    """ε at δ of all counting entries together, for the person that it is largest for; 0 of none.
+
+    Raises:
+        EquidpError: they protect several units.
+    """
     splits: dict[str, dict[str, list[Entry]]] = {}
-    for entry in entries:
-        if entry.secure:
-            splits.setdefault(entry.split, {}).setdefault(entry.part, []).append(entry)
+    counting = [entry for entry in entries if entry.secure]
+    if len(units := dict.fromkeys(entry.unit for entry in counting)) > 1:
+        raise EquidpError(
+            f"The data set's secure runs protect several units ({', '.join(units)}), whose ε have no common total: "
+            "keep to one privacy.unit, or leave privacy.total_epsilon out."
+        )
+    for entry in counting:
+        splits.setdefault(entry.split, {}).setdefault(entry.part, []).append(entry)
     if not splits:
         return 0.0
     worst = [_largest([_added(of) for of in parts.values()]) for parts in splits.values()]
@@ -194,13 +206,15 @@ def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
     return min(found, max(epsilon(events, delta).value for events in together))
 
 
-def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, float, bool]]:
-    """Of each run, in order: what it was, the total after it, and whether it counts."""
-    rows, so_far = [], []
+def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, float, bool, str]]:
+    """Of each run, in order: what it was, its unit's total after it, whether it counts, and its unit."""
+    rows, so_far = [], list[Entry]()
     for run, of in itertools.groupby(entries, key=lambda entry: entry.run):
         own = list(of)
         so_far += own
-        rows.append((f"{own[0].what} of {own[0].algorithm} ({run})", total_epsilon(so_far, delta), own[0].secure))
+        first, alike = own[0], [entry for entry in so_far if entry.unit == own[0].unit]
+        told = f"{first.what} of {first.algorithm} ({run})"
+        rows.append((told, total_epsilon(alike, delta), first.secure, first.unit))
     return rows
 
 

@@ -110,6 +110,12 @@ def counted(events: Iterable[Event]) -> Counter[tuple[float, float]]:
     return counts
 
 
+def beyond(charged: Iterable[Event], planned: Iterable[Event]) -> tuple[Event, ...]:
+    """What was charged more often than it was planned."""
+    more = counted(charged) - counted(planned)
+    return tuple(Event(rate, noise, count) for (rate, noise), count in more.items())
+
+
 def canonical(events: Sequence[Event]) -> tuple[Event, ...]:
     """Composition is order-free: equal events anywhere are counted together, which also makes caching effective."""
     return merged(sorted(merged(events), key=lambda e: (e.sampling_rate, e.noise_multiplier)))

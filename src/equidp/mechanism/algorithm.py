@@ -253,6 +253,11 @@ class Algorithm:
         epochs[0] = [*self.sampler.releases(plan), *epochs[0]]
         return epochs
 
+    def events_until(self, plan: Plan, steps: int) -> tuple[Event, ...]:
+        """What the first steps, taken or refused, charge."""
+        plan = self.adapt(plan)
+        return (*self.sampler.releases(plan), *self._charges(plan, 0, steps))
+
     def _charges(self, plan: Plan, start: int, stop: int) -> list[Event]:
         """What the steps from `start` to before `stop` charge, run-length encoded."""
         rate, extra = self.sampler.sampling_rate(plan), self.acceptance.candidate_events(plan)
@@ -351,7 +356,7 @@ class Algorithm:
         if self.fixed:
             return planned == found
         if steps is not None:
-            planned = counted((*self.sampler.releases(plan), *self._charges(plan, 0, steps)))
+            planned = counted(self.events_until(plan, steps))
         return found <= planned
 
     def published_epsilon(self, plan: Plan, outcome: Outcome | None = None) -> Published | None:

@@ -67,6 +67,17 @@ def durable(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
+def sync_folder(folder: Path) -> None:
+    """Make a new or replaced name in a folder durable; where the system cannot, it does so itself."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        durable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def locked(file: IO[bytes]) -> bool:
     """Lock an open file until it is closed, or this process ends; False if another process holds it."""
     try:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from equidp.accounting.dataset_ledger import DatasetLedger, Entry
-from equidp.accounting.events import Event, counted
+from equidp.accounting.events import Event, beyond
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.data.records import Membership
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings
 from equidp.system.files import replacing
+from equidp.training.checkpoint import charged_until_now
 from equidp.training.statement import figures_entry
 
 CHARGED = "charged.json"
-"""Beside the checkpoints: the run's name in the ledger, so that a run that is continued is entered once."""
+"""Beside the checkpoints: the run's names in the ledger, one for each of the settings that it was begun with, so that a
+run that is continued is entered once."""
 
 
 def planned(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
@@ -41,6 +43,23 @@ def of_law(trials: Trials) -> dict[str, Any]:
     return {"law": trials.law, "mean": trials.mean, "shape": trials.shape, "orders": trials.orders}
 
 
+def stated_beyond(statement: Mapping[str, Any], trials: Trials, plan: Sequence[Event]) -> tuple[Event, ...]:
+    """What a statement's ε is of, beyond the plan: of a run that may stop early more than it was charged."""
+    stated = map(Event.from_dict, statement.get("charged", statement["ledger"]))
+    return beyond(stated, trials.charged(plan))  # of the other trials under a cap each enters its own
+
+
+def repeated(workplace: Path, algorithm: Algorithm, plan: Plan) -> tuple[Event, ...]:
+    """What a secure run that is continued is charged beyond its plan, if it dies before it can tell.
+
+    Its next steps are new releases. So all that was charged and is not of the steps before its checkpoint is beyond; of
+    a run that may stop, whose last life may go on to its cap, then all that was charged.
+    """
+    steps, charged = charged_until_now(workplace)
+    more = beyond(charged, () if steps is None else algorithm.events_until(plan, steps))
+    return more if algorithm.fixed or not more else charged
+
+
 def enter(
     folder: Path,
     workplace: Path,
@@ -51,6 +70,8 @@ def enter(
     algorithm: str,
 ) -> str:
     """Enter a run's releases, and the figures that it will release, in the data set's ledger; returns the run's name.
+
+    A run that is continued is entered already, if it will be charged what was entered then; else it is entered anew.
 
     Args:
         folder: of all ledgers.
@@ -63,57 +84,68 @@ def enter(
         EquidpError: `privacy.total_epsilon` would be passed.
     """
     ledger, place = DatasetLedger(folder, settings.dataset), workplace / CHARGED
-    if settings.resume and place.is_file():
-        known = str(json.loads(place.read_text(encoding="utf-8"))["run"])
-        if any(entry.run == known for entry in ledger.entries()):
-            return known
-    run = secrets.token_hex(8)
     found = dict(releases)
     if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
         event = Event.from_dict(figures["mechanism"])
         found["figures", figures["part"]] = {"events": (event,)} | of_law(settings.privacy.trials)
-    entries = [
-        Entry(
-            run=run,
-            what=what,
-            algorithm=algorithm,
-            split=_split(membership, settings, run, held="scores" in {name for name, _ in releases}),
-            part=part,
-            unit=settings.privacy.unit,
-            secure=settings.privacy.secure,
-            **of,
-        )
-        for (what, part), of in found.items()
-    ]
+
+    def entries(run: str) -> list[Entry]:
+        return [
+            Entry(
+                run=run,
+                what=what,
+                algorithm=algorithm,
+                split=_split(membership, settings, run, held="scores" in {name for name, _ in releases}),
+                part=part,
+                unit=settings.privacy.unit if settings.privacy.by_unit else "record",
+                secure=settings.privacy.secure,
+                **of,
+            )
+            for (what, part), of in found.items()
+        ]
+
+    begun: list[str] = []
+    if settings.resume and place.is_file():
+        begun, before = json.loads(place.read_text(encoding="utf-8")).get("runs", []), ledger.entries()
+        for known in begun:
+            # one of other settings was charged for something else
+            if [entry for entry in before if entry.run == known][: len(found)] == entries(known):
+                return known
+    run = secrets.token_hex(8)
     with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
-        part.write_text(json.dumps({"run": run}), encoding="utf-8")
-    ledger.charge(entries, delta=settings.privacy.delta, limit=settings.privacy.total_epsilon)
+        part.write_text(json.dumps({"runs": [*begun, run]}), encoding="utf-8")
+    ledger.charge(entries(run), delta=settings.privacy.delta, limit=settings.privacy.total_epsilon)
     return run
 
 
-def enter_more(
-    folder: Path, settings: Settings, run: str, charged: Sequence[Event], *, already: Sequence[Event]
-) -> None:
-    """Enter what a continued training was charged beyond its plan; no limit undoes what has happened.
+def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]) -> None:
+    """Enter all that a continued training is charged beyond its plan, as far as it is not entered; no limit undoes what
+    has happened.
 
     Where the best of several trials is released, each of them may have been charged so much: the entry is then one of
     all its events, in the place of the first (`dataset_ledger`).
     """
-    more = counted(charged) - Counter(counted(already))
-    if not more:
-        return
     ledger = DatasetLedger(folder, settings.dataset)
-    first = next(entry for entry in ledger.entries() if entry.run == run and entry.part == "train")
-    events = tuple(Event(rate, noise, count) for (rate, noise), count in more.items())
-    entry = dataclasses.replace(first, events=events if first.law is None else (*first.events, *events))
-    ledger.charge([entry], delta=settings.privacy.delta)
+    first, *later = [entry for entry in ledger.entries() if entry.run == run and entry.part == "train"]
+    if first.law is None:
+        due = events = beyond(more, [event for entry in later for event in entry.events])
+    else:
+        events = (*first.events, *more)
+        due = beyond(events, later[-1].events if later else first.events)
+    if due:
+        ledger.charge([dataclasses.replace(first, events=events)], delta=settings.privacy.delta)
 
 
 def _split(membership: Membership | None, settings: Settings, run: str, *, held: bool) -> str:
-    """A name for the split: of one name only where the parts are the same function of each record."""
+    """A name for the split: of one name only where the parts are the same function of each record.
+
+    Its digest is of the source and its options, too, in their order: a record's identity is made of what these read.
+    """
     how, data = "given" if membership is None else membership.how, settings.data
     if how not in ("hash", "provider"):
         return run
     assert membership is not None
     part = "validation" if held else data.evaluate_on
-    return "/".join((how, membership.key, f"{data.test_fraction:g}", data.split_by, part))
+    facts = (how, membership.key, repr(data.test_fraction), data.split_by, part)
+    made = json.dumps([facts, data.source, data.options, data.id], default=str)
+    return "/".join((*facts, hashlib.sha256(made.encode()).hexdigest()[:16]))

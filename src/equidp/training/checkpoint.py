@@ -40,10 +40,10 @@ from equidp.errors import EquidpError
 from equidp.mechanism.device import driver_version
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.trainer import EpochCallback
-from equidp.system.files import durable, private, storage_error
+from equidp.system.files import durable, private, storage_error, sync_folder
 from equidp.system.interrupts import handling
 from equidp.system.threads import alone
-from equidp.training.journal import BLOCK, Journal, JournaledLedger, refuse_other_settings, sync_folder
+from equidp.training.journal import BLOCK, Journal, JournaledLedger, refuse_other_settings
 
 FORMAT = "equidp checkpoint 1"
 CHECKPOINT_FILE = "checkpoint.safetensors"
@@ -345,15 +345,36 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], settings: Mapping[s
         raise storage_error(path, error) from error
 
 
-def read_checkpoint(path: Path, settings: Mapping[str, Any]) -> Saved:
-    """Read and verify.
+def charged_until_now(folder: Path) -> tuple[int | None, tuple[Event, ...]]:
+    """Of an interrupted run: the steps done at its checkpoint, None without one, and everything that it was charged.
+
+    Raises:
+        EquidpError: if a file is damaged, or the run is at work.
+    """
+    path, kept = folder / CHECKPOINT_FILE, folder / JOURNAL_FILE
+    if not kept.is_file():
+        return None, ()
+    journal = Journal(kept, None)
+    try:
+        if not path.exists():
+            return None, journal.charged_since(0)
+        saved = read_checkpoint(path, None)
+        events = (*saved.done, *journal.charged_since(saved.journal_lines, saved.ahead))
+        return int(saved.state["steps_done"]), events
+    finally:
+        journal.close()
+
+
+def read_checkpoint(path: Path, settings: Mapping[str, Any] | None) -> Saved:
+    """Read and verify; `settings` None compares none.
 
     Raises:
         EquidpError: if it is truncated, altered, unreadable, or of other settings (which are named).
     """
     body, tensors = _read_verified(path)
     facts = json.loads(body)
-    refuse_other_settings(path, facts["settings"], settings)
+    if settings is not None:
+        refuse_other_settings(path, facts["settings"], settings)
     content = _unpack(facts["content"], tensors)
     return Saved(
         state=content["state"],

@@ -34,7 +34,7 @@ from equidp.accounting.events import Event, merged
 from equidp.accounting.ledger import Ledger
 from equidp.errors import EquidpError
 from equidp.options import dotted
-from equidp.system.files import durable, locked, private, replacing, storage_error
+from equidp.system.files import durable, locked, private, replacing, storage_error, sync_folder
 
 BLOCK = 64
 """Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
@@ -54,7 +54,7 @@ class Journal:
 
     Args:
         path: the file; its folder is created.
-        settings: what the first line must say, so that a journal of other settings is not continued.
+        settings: what the first line must say, so that a journal of other settings is not continued; None only reads.
         fresh: put an older journal aside, under another name because what it charged was spent on these data.
         block: how many equal events are charged ahead.
 
@@ -62,7 +62,9 @@ class Journal:
         EquidpError: if the file is damaged, of other settings, in use, or cannot be written.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, fresh: bool = False, block: int = BLOCK) -> None:
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any] | None, *, fresh: bool = False, block: int = BLOCK
+    ) -> None:
         self.path, self.block = path, block
         self.abandoned: Path | None = None
         """Where an older journal, with charges, was put aside."""
@@ -173,8 +175,10 @@ class Journal:
             self._file.truncate(0)
             self.abandoned = aside
 
-    def _open(self, settings: Mapping[str, Any]) -> None:
+    def _open(self, settings: Mapping[str, Any] | None) -> None:
         self._entries = self._read()
+        if settings is None:
+            return
         if self._entries:
             refuse_other_settings(self.path, self._entries[0]["settings"], settings)
             return
@@ -318,17 +322,6 @@ def _change(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if any(DIGEST.fullmatch(value) for value in values):
         return f"{key} was another, by its digest"
     return f"{key} was {values[0]} and is {values[1]}"
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a new or replaced name in a folder durable; where the system cannot, it does so itself."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        durable(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _same(one: Event, other: Event) -> bool:

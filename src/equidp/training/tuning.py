@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,7 @@ from typing import Any
 
 from equidp.accounting.accounted import Accounted
 from equidp.accounting.calibration import divergences, noise_within
-from equidp.accounting.events import Event, counted, merged
+from equidp.accounting.events import Event, beyond, merged
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.algorithms import ALGORITHMS
@@ -142,8 +141,7 @@ def score(noised: Noised, kind: str, grouping: str) -> float:
 
 def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence[Event]) -> tuple[Event, ...]:
     """What a trial was charged beyond its plan."""
-    more = counted(ledger) - Counter(counted(settings.algorithm(algorithm).events(plan)))
-    return tuple(Event(rate, noise, count) for (rate, noise), count in more.items())
+    return beyond(ledger, settings.algorithm(algorithm).events(plan))
 
 
 def tuned_statement(

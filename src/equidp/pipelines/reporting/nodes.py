@@ -65,13 +65,15 @@ def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
     if not entries:
         raise EquidpError(f"{ledger.path} has no entry: train on {settings.dataset} first.")
     rows = spent_by_run(entries, delta)
-    logger.info(
-        "%s: ε = %s at δ = %g, of %d secure runs.",
-        ledger.path,
-        epsilon_text(rows[-1][1]),
-        delta,
-        len({entry.run for entry in entries if entry.secure}),
-    )
+    for unit, total in {unit: total for _, total, _, unit in rows}.items():
+        logger.info(
+            "%s: ε = %s at δ = %g for a %s, of %d secure runs.",
+            ledger.path,
+            epsilon_text(total),
+            delta,
+            unit,
+            len({entry.run for entry in entries if entry.secure and entry.unit == unit}),
+        )
     return spent_figure(rows, settings.dataset, settings.privacy.total_epsilon)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.data.records import Records, Split
 from equidp.data.sources import published_options
@@ -27,7 +26,7 @@ from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
-from equidp.training.charging import enter, enter_more, planned
+from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.networks import imposed
 from equidp.training.statement import figures_entry
 
@@ -90,10 +89,11 @@ def train_network(
     if chosen.private:
         due = planned(chosen, made)
         run = enter(ledgers, workplace, settings, train.membership, {("training", "train"): due}, algorithm=algorithm)
+        if "events" in due and settings.resume and settings.privacy.secure:
+            enter_more(ledgers, settings, run, repeated(workplace, chosen, made))
         trained = fresh()
         if "events" in due:
-            spent = [Event.from_dict(event) for event in trained[2]["ledger"]]
-            enter_more(ledgers, settings, run, spent, already=due["events"])
+            enter_more(ledgers, settings, run, stated_beyond(trained[2], made.trials, due["events"]))
         return trained
     kept = trained_once(workplace, digest(train, _baseline_facts(algorithm, plan, settings)), lambda: fresh()[:2])
     outcome = Outcome((), made.steps, made.steps)

@@ -27,7 +27,7 @@ from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.system.files import durable, private, replacing
 from equidp.training import predict, train_model
-from equidp.training.charging import CHARGED, enter, enter_more, of_law
+from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
 from equidp.training.statement import figures_entry
@@ -63,14 +63,18 @@ def choose_model(
     }
     run = enter(ledgers, workplace, settings, parts.train.membership, due, algorithm=settings.audited)
     drawn = _drawn(workplace, tuning, parts, settings)
-    chosen, best, more = 0, -1.0, []
+    chosen, best, more = 0, -1.0, list[Event]()
     for number, place in enumerate(drawn):
-        found = _trial(number, tuning.points[place], parts, workplace / f"trial-{number}", tuning, settings)
+        folder, point = workplace / f"trial-{number}", tuning.points[place]
+        if settings.resume and settings.privacy.secure and not (folder / TRIAL).is_file():
+            again = repeated(folder, point.settings.algorithm(settings.audited), point.plan)
+            enter_more(ledgers, settings, run, [*more, *again])
+        found = _trial(number, point, parts, folder, tuning, settings)
         more += [Event.from_dict(event) for event in found["beyond_plan"]]
         if found["score"] > best:
             chosen, best = number, found["score"]
     if more:
-        enter_more(ledgers, settings, run, more, already=())
+        enter_more(ledgers, settings, run, more)
         logger.warning(
             "A trial that was interrupted took steps again: ε is %s instead of %s.",
             epsilon_text(tuning.epsilon(more)),
