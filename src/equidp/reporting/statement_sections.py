@@ -42,8 +42,8 @@ def released_figures(privacy: Mapping) -> Section | None:
         together = (
             f"Person A, whose {unit} is in the training part, is protected by ε = {epsilon_text(privacy['epsilon'])}, "
             f"whatever is computed from the model, these figures too. Person B, whose {unit} is in the {part} part, is "
-            f"protected by ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. If a "
-            "record is replaced by another, the two may be in different parts, and then they do."
+            f"protected by ε = {epsilon_text(entry['epsilon'])}. No {unit} is in both, so the two do not add up. Where "
+            "a record is replaced by another, the two may be in different parts: then both ε count, and they add up."
         )
     again = (
         " Records of the validation part go back into the final training: for them that training's ε is added."
@@ -60,8 +60,8 @@ def released_figures(privacy: Mapping) -> Section | None:
             f"by at most {entry['sensitivity']:.4g}; the noise is {entry['mechanism']['noise_multiplier']:.6g} times "
             "that.",
             together + again,
-            f"The exact figures of the {part} part (metrics.json, history.parquet, report.html) stay inside: beside "
-            "them this noise protects nobody.",
+            f"The exact figures of the {part} part (metrics.json, accuracy.json, cost_of_privacy.json, "
+            "history.parquet, report.html) stay inside: beside them this noise protects nobody.",
         ),
     )
 

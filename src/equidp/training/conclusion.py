@@ -90,7 +90,7 @@ def forget(workplace: Path) -> None:
     with unless_in_use(journal) as free:
         if free:
             checkpoint.unlink(missing_ok=True)
-            for kept in (HISTOGRAM, CHARGED):
+            for kept in (CHARGED, HISTOGRAM):  # what is left must not look like a charged run
                 (workplace / kept).unlink(missing_ok=True)
             if not windows:
                 journal.unlink(missing_ok=True)
