@@ -47,7 +47,7 @@ def records(options: dict, folder: Path):
         ("25,no\n50,yes\n", {"columns": ["x", "y"]}),
         ("x,y\n25,no\n50,yes\n".encode("utf-16"), {"encoding": "utf-16"}),
         ("x,y,é\n25,no,ü\n50,yes,ß\n".encode("latin-1"), {"encoding": "latin-1"}),
-        (gzip.compress(b"x,y\n25,no\n50,yes\n"), {"path": "t.csv.gz"}),
+        (gzip.compress(b"x,y\n25,no\n50,yes\n", mtime=0), {"path": "t.csv.gz"}),
         ("x,y\n25,0\n50,1\n", {"class_map": {"no": ["0"], "yes": ["1"]}}),
         ("x,y\n25,9.99\n50,10\n", {"class_edges": [10]}),
         ('x;y\n"25.000,00";no\n50.000;yes\n', {"separator": ";", "decimal": ",", "thousands": "."}),
