@@ -11,7 +11,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 
 LAYERS = (
-    {"errors", "options", "registry"},
+    {"errors", "options", "packaged", "registry"},
     {"system"},
     {"gradients", "accounting"},
     {"mechanism"},
@@ -20,7 +20,7 @@ LAYERS = (
     {"parameters"},
     {"training"},
     {"reporting"},
-    {"audit", "sweep"},
+    {"audit", "new_project", "sweep"},
     {"pipelines", "hooks", "cli", "new_dataset", "settings", "pipeline_registry", "config_loader", "__main__"},
 )
 """Names below `equidp`, from low to high; a module imports from its own layer and from those below."""

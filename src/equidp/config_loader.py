@@ -1,8 +1,8 @@
 """Kedro's configuration, with each dataset's preset applied and every setting validated before anything runs.
 
-Lowest to highest: defaults in code, the dataset's preset, blocks in conf/base or conf/local, `--params`. Presets are
-merged here rather than by interpolation in YAML, because Kedro resolves conf/base before it sees conf/local: a preset
-for a dataset of one's own, kept in conf/local, would not be found.
+Lowest to highest: defaults in code, the dataset's preset, blocks in conf/base or conf/local, `--params`; the package's
+conf/base lies below a project's. Presets are merged here rather than by interpolation in YAML, because Kedro resolves
+conf/base before it sees conf/local: a preset for a dataset of one's own, kept in conf/local, would not be found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kedro.config import OmegaConfigLoader
+from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.project import LOGGING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -29,6 +29,7 @@ from omegaconf.resolvers import oc
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError, unknown_name
 from equidp.hooks.mlflow_yml import checked
+from equidp.packaged import conf
 from equidp.parameters import SECTIONS, TOP_LEVEL, Settings, block, check_names, resolve
 
 
@@ -59,6 +60,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
         kwargs["custom_resolvers"] = {"oc.env": oc.env, **(kwargs.get("custom_resolvers") or {})}  # for all settings
         if not _has_folder(Path(conf_source), kwargs.get("default_run_env", "local")):
             kwargs["default_run_env"] = kwargs.get("base_env", "base")  # an image or an archive without conf/local
+        self._packaged = _packaged(Path(conf_source), kwargs)
         super().__init__(conf_source, *args, **kwargs)
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
             self.runtime_params = {**self.runtime_params, "run_label": ""}
@@ -81,7 +83,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 OmegaConf.register_new_resolver(
                     "setting", lambda name: functools.reduce(getitem, name.split("."), parameters), replace=True
                 )
-            found = super().__getitem__(key)
+            found = self._read(key)
             return checked(found) if key == "mlflow" else found
         except OmegaConfBaseException as error:
             place = f" ({error.full_key})" if error.full_key else ""
@@ -100,6 +102,20 @@ class EquidpConfigLoader(OmegaConfigLoader):
         self["parameters"]  # resolved once, and errors worded as for every other part of the configuration
         return self._settings
 
+    def _read(self, key: str) -> dict[str, Any]:
+        """The project's settings over the package's: block by block where the merge is soft, by name otherwise."""
+        if self._packaged is None or key == "credentials" or key in self:
+            return super().__getitem__(key)
+        self._packaged.runtime_params = self.runtime_params
+        below = self._packaged[key]
+        try:
+            own = super().__getitem__(key)
+        except MissingConfigException:  # none of this kind
+            return below
+        if self.merge_strategy.get(key) != "soft":
+            return {**below, **own}
+        return OmegaConf.to_container(OmegaConf.merge(below, own))  # type: ignore[return-value]
+
     def _resolved(self) -> Settings:
         settings = resolve(self._layered())
         if settings.report.experiment is not None:
@@ -109,7 +125,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
 
     def _layered(self) -> dict[str, Any]:
         """Preset, files and command line merged, the last one winning."""
-        files = super().__getitem__("parameters")
+        files = self._read("parameters")
         if files.get("presets", {}) is None:  # a bare `presets:` in one file replaces those of all the others
             raise EquidpError(
                 f"presets: is empty in a file of settings in {self.conf_source}, which hides the presets of all "
@@ -146,6 +162,17 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _packaged(source: Path, given: Mapping[str, Any]) -> OmegaConfigLoader | None:
+    """The package's settings, which lie below a project's; None where the project has the same files itself."""
+    base = conf() / "base"
+    names = [path.relative_to(base) for path in base.rglob("*.yml")]
+    own = source / "base"
+    if all((own / name).is_file() and (own / name).read_bytes() == (base / name).read_bytes() for name in names):
+        return None
+    kept = {name: value for name, value in given.items() if name not in ("env", "base_env", "default_run_env")}
+    return OmegaConfigLoader(str(base.parent), **{**kept, "base_env": "base", "default_run_env": "base"})
 
 
 def _has_folder(source: Path, name: str) -> bool:

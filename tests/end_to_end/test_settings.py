@@ -180,7 +180,8 @@ def test_a_dataset_of_ones_own_is_a_preset_in_conf_local(project):
     assert params["data"]["keep"] == {"3": 20.0}
 
 
-def test_a_registered_dataset_without_a_preset_is_told_where_one_belongs(project):
+def test_a_registered_dataset_without_a_preset_is_told_where_one_belongs(project, monkeypatch):
+    monkeypatch.setattr("equidp.config_loader.conf", lambda: project / "conf")  # or the package's has one
     presets = project / "conf/base/parameters/presets.yml"
     presets.write_text(re.sub(r"(?m)^  digits:", "  digits_of_old:", presets.read_text()))
     with pytest.raises(EquidpError, match=r"Dataset 'digits' has a source but no preset: give it a block in"):

@@ -1,0 +1,85 @@
+"""The command `equidp`: `equidp new my-study` makes a project, whose files an upgrade of the package leaves alone.
+
+A project holds its data, its results and the settings that differ from the package's (`equidp.packaged.conf`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from string import Template
+
+import click
+import yaml
+
+from equidp import __version__
+from equidp.errors import EquidpError
+from equidp.packaged import TEMPLATE, conf
+from equidp.system.files import replacing_folder
+
+FOLDERS = (
+    "conf/local", "data/01_raw", "data/02_intermediate", "data/03_primary", "data/04_feature", "data/05_model_input",
+    "data/06_models", "data/07_model_output", "data/08_reporting", "src",
+)  # fmt: skip
+"""Folders that are empty at first."""
+
+NAMES = {
+    "gitignore": ".gitignore", "telemetry": ".telemetry", "pyproject": "pyproject.toml", "preset.yml": "{dataset}.yml",
+}  # fmt: skip
+"""Files of the template that a tool would take for its own under their real names."""
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+@click.group()
+@click.version_option(__version__)
+def main() -> None:
+    """Differentially private training on imbalanced data. Make a project here; inside it, the command is `kedro`."""
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def new(folder: Path) -> None:
+    """Make a project in a new FOLDER, whose name becomes the project's.
+
+    \b
+    equidp new my-study && cd my-study && kedro run --pipeline=dpsgd_f
+    """
+    create(folder)
+    click.echo(f"{folder} is made. Now: cd {folder} && kedro run --pipeline=dpsgd_f, then read {folder}/README.md.")
+
+
+def create(folder: Path) -> None:
+    """Make a project in a folder that does not exist yet, whole or not at all.
+
+    Raises:
+        EquidpError: the folder exists, its name is no project's, or the disk refuses.
+    """
+    name = folder.name
+    dataset = name.lower().replace("-", "_")
+    if not NAME.fullmatch(name):
+        raise EquidpError(
+            f"{name!r} cannot be a project's name: take letters, digits, - and _, and begin with a letter, such as "
+            "my-study."
+        )
+    presets = yaml.safe_load((conf() / "base" / "parameters" / "presets.yml").read_text(encoding="utf-8"))["presets"]
+    if dataset in presets:
+        raise EquidpError(f"{dataset!r} is a data set that equidp knows: name the project otherwise, {name}-study say.")
+    if os.path.lexists(folder):
+        raise EquidpError(f"{folder} exists: choose another name, or remove it.")
+    if not folder.absolute().parent.is_dir():
+        raise EquidpError(f"{folder.parent} is no folder: make it first.")
+    words = {"name": name, "dataset": dataset, "version": __version__, "kedro": version("kedro")}
+    with replacing_folder(folder) as part:
+        for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
+            place = part / source.relative_to(TEMPLATE)
+            place = place.with_name(NAMES.get(place.name, place.name).format(dataset=dataset))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(Template(source.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+        shutil.copy(conf() / "logging.yml", part / "conf")
+        for empty in FOLDERS:
+            (part / empty).mkdir(parents=True, exist_ok=True)
+            (part / empty / ".gitkeep").touch()

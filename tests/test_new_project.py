@@ -1,0 +1,187 @@
+"""`equidp new` makes a project that runs without the repository, and that an upgrade of the package leaves alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from equidp.config_loader import EquidpConfigLoader
+from equidp.errors import EquidpError
+from equidp.new_dataset import marked
+from equidp.new_project import create, main
+from equidp.settings import CONFIG_LOADER_ARGS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new project, and the working directory in it."""
+    folder = tmp_path / "my-study"
+    create(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("EQUIDP_RAW_DIR", raising=False)
+    return folder
+
+
+def loader(folder: Path, **params: object) -> EquidpConfigLoader:
+    return EquidpConfigLoader(str(folder / "conf"), runtime_params=params, **CONFIG_LOADER_ARGS)
+
+
+def test_a_new_project_has_the_packages_settings_below_its_own(study: Path) -> None:
+    (study / "conf/base/parameters/mine.yml").write_text(
+        "training: {epochs: 7}\n"
+        "presets: {my_digits: {data: {source: digits}, privacy: {epsilon: 2.0, delta: 1.0e-4}}}\n"
+    )
+    (study / "conf/base/catalog.yml").write_text("visits: {type: MemoryDataset}\n")
+    (study / "conf/base/globals.yml").write_text("seed: 5\n")
+    found = loader(study, dataset="my_digits")
+    assert (found["parameters"]["seed"], found["parameters"]["training"]["epochs"]) == (5, 7)
+    assert found["parameters"]["raw_dir"] == "data/01_raw"  # the package's
+    assert {"visits", "{algorithm}.model"} <= set(found["catalog"])
+    assert found["mlflow"]["server"]["mlflow_tracking_uri"] == f"sqlite:///{study / 'mlflow.db'}"
+    assert set(found["sweeps"]) == set(loader(ROOT)["sweeps"])
+    assert loader(study, dataset="adult", training={"epochs": 9})["parameters"]["training"]["epochs"] == 9
+
+
+def test_the_preset_to_fill_is_refused_until_it_is_filled_and_stops_no_other_data_set(study: Path) -> None:
+    preset = study / "conf/base/parameters/my_study.yml"
+    assert len(marked(preset.read_text())) == 5
+    assert loader(study)["parameters"]["dataset"] == "digits"
+    with pytest.raises(EquidpError, match="FROM_CODEBOOK"):
+        loader(study, dataset="my_study")["parameters"]
+
+
+def test_a_project_that_has_the_packages_own_files_reads_them_once() -> None:
+    assert loader(ROOT)._packaged is None  # a checkout: the package's settings are its conf/
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("there", "there exists: choose another name, or remove it."),
+        ("2024", "'2024' cannot be a project's name"),
+        ("my study", "'my study' cannot be a project's name"),
+        ("..", "cannot be a project's name"),
+        ("Adult", "'adult' is a data set that equidp knows"),
+        ("no/such/study", "is no folder: make it first."),
+        ("file/study", "is no folder: make it first."),
+    ],
+)
+def test_a_bad_folder_is_refused_in_a_sentence(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(main, ["new", str(tmp_path / name)])
+    assert done.exit_code == 1
+    assert words in done.output
+    assert len(done.output.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(EquidpError, match="Cannot write"):
+        create(tmp_path / "study")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_refuses_leaves_no_half_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy", full)
+    with pytest.raises(EquidpError, match="Cannot write"):
+        create(tmp_path / "study")
+    assert list(tmp_path.iterdir()) == []
+
+
+def built(source: Path, into: Path) -> Path:
+    """The wheel of a checkout's code and settings, built offline from its sdist."""
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    return next(into.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_a_wheel_makes_a_project_that_runs_and_that_an_upgrade_leaves_alone(tmp_path: Path) -> None:
+    """Not of seconds, as it builds twice and runs twice; the environment has this one's libraries, and no equidp but the wheel's."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "constraints.txt",
+    ):
+        shutil.copy(ROOT / name, source)
+    for name in ("src", "conf"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "local"))
+    first = built(source, tmp_path / "first")
+    carried = zipfile.ZipFile(first).namelist()
+    for name in ("conf/base/catalog.yml", "conf/logging.yml", "template/gitignore", "reporting/assets", "py.typed"):
+        assert any(file.startswith(f"equidp/{name}") for file in carried), name
+    assert not any("local" in file for file in carried)
+
+    python = environment(tmp_path / "venv")
+    home = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def call(*words: str, where: Path = tmp_path) -> str:
+        done = subprocess.run([str(word) for word in words], cwd=where, env=home, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def install(wheel: Path) -> None:
+        target = ["--python", str(python), "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
+        call(sys.executable, "-m", "pip", *target, str(wheel))
+
+    install(first)
+    call(python.parent / "equidp", "new", "my-study")
+    study = tmp_path / "my-study"
+    call(python, "-m", "kedro", "run", "--pipeline=dpsgd_f", "--params=training.epochs=1", where=study)
+    assert (study / "data/08_reporting/digits/dpsgd_f/seed=0/report.html").is_file()
+    (study / "conf/base/parameters/mine.yml").write_text("training: {epochs: 1}\n")
+    mine = digests(study)
+
+    code = source / "src/equidp/__init__.py"
+    code.write_text(code.read_text().replace("0.1.0", "0.1.1"))
+    presets = source / "conf/base/parameters/presets.yml"
+    tomorrow = "data: {source: digits}, model: {name: logistic}, privacy: {epsilon: 2.0, delta: 1.0e-4}"
+    presets.write_text(f"{presets.read_text()}\n  digits_of_tomorrow: {{{tomorrow}}}\n")
+    install(built(source, tmp_path / "second"))
+    assert "0.1.1" in call(python.parent / "equidp", "--version")
+    call(python, "-m", "kedro", "run", "--pipeline=dpsgd_f", "--params=dataset=digits_of_tomorrow", where=study)
+    assert (study / "data/08_reporting/digits_of_tomorrow/dpsgd_f/seed=0/report.html").is_file()
+    assert digests(study) == mine
+
+
+def environment(folder: Path) -> Path:
+    """The interpreter of a fresh environment that finds this one's libraries."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    here = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], **PIPED)
+    # a .pth file of a .pth file's folder is not read: the editable install of this checkout stays outside
+    Path(here.stdout.strip(), "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+PIPED = {"check": True, "capture_output": True, "text": True}
+
+
+def digests(study: Path) -> dict[str, str]:
+    """The files of a project that are its user's."""
+    made = {"data", "mlartifacts", ".viz", "mlflow.db"}
+    files = [path for path in study.rglob("*") if path.is_file() and path.relative_to(study).parts[0] not in made]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
