@@ -1,4 +1,4 @@
-"""One combination of parts that no paper has, beside its parents: the example of docs/algorithms.md.
+"""One combination of parts that no paper has, beside its parents: the example of docs/algorithms/custom.md.
 
     python benchmarks/combination.py [--seeds 10]
 

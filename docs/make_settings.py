@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the classes that validate the settings: `python docs/make_settings.py`."""
+"""Writes the pages of settings from the classes that validate them: `python docs/make_settings.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equidp.algorithms import ALGORITHMS
 from equidp.models import MODELS, ModelOptions
 from equidp.parameters import PIPELINE_SECTIONS, SECTIONS
 
-PAGE = Path(__file__).with_name("settings.md")
+DOCS = Path(__file__).parent
 
 HEAD = """# Settings
 
@@ -23,6 +23,9 @@ Made by `python docs/make_settings.py`; do not edit. These are the defaults in c
 `privacy.noise_multiplier` exactly one is given; giving one replaces a preset's other. An unknown name is refused with
 the nearest valid one.
 
+Of one algorithm alone: [settings of the algorithms](settings-algorithms.md). Of one model, and where the papers'
+presets have their values from: [models and presets](settings-models.md).
+
 | setting | default | what it is |
 |---|---|---|
 | `dataset` | `digits` | name of a preset |
@@ -31,6 +34,18 @@ the nearest valid one.
 | `run_label` | | a level in the output path when set |
 | `resume` | `false` | continue what an interrupted run left |
 | `algorithm` | `dpsgd_f` | what the pipelines `audit`, `tune` and `release` take |
+"""
+
+ALGORITHMS_HEAD = """# Settings of the algorithms
+
+Made by `python docs/make_settings.py`; do not edit. What each does: [the algorithms](algorithms.md).
+
+"""
+
+MODELS_HEAD = """# Models and presets
+
+Made by `python docs/make_settings.py`; do not edit.
+
 """
 
 PAPERS = """
@@ -100,15 +115,19 @@ convolutions and three pools are nine; that is the one taken.
 """
 
 
-def page() -> str:
-    """The page's text."""
-    blocks = [block(name, *kinds) for name, kinds in {**SECTIONS, **PIPELINE_SECTIONS}.items()]
-    blocks += [
+def pages() -> dict[Path, str]:
+    """The pages' texts."""
+    shared = [block(name, *kinds) for name, kinds in {**SECTIONS, **PIPELINE_SECTIONS}.items()]
+    own = [
         block(f"{name}.options" if kind.below_options else name, kind)
         for name, kind in ALGORITHMS.items()
         if kind.model_fields
     ]
-    return HEAD + "\n".join(["", *blocks, *models()]) + papers()
+    return {
+        DOCS / "settings.md": HEAD + "\n".join(["", *shared]),
+        DOCS / "settings-algorithms.md": ALGORITHMS_HEAD + "\n".join(own),
+        DOCS / "settings-models.md": MODELS_HEAD + "\n".join(models()) + papers(),
+    }
 
 
 def papers() -> str:
@@ -173,4 +192,5 @@ def told_text(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -114,7 +114,7 @@ def built(source: Path, into: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_wheel_makes_a_project_that_runs_and_that_an_upgrade_leaves_alone(tmp_path: Path) -> None:
-    """Not of seconds, as it builds twice and runs twice; the environment has this one's libraries, and no equidp but the wheel's."""
+    """The environment has this one's libraries, and no equidp but the wheel's."""
     source = tmp_path / "source"
     source.mkdir()
     for name in (

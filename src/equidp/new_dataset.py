@@ -63,7 +63,7 @@ def draft(path: Path, raw_dir: Path, name: str, label: str) -> str:
         EquidpError: the file is not there, or lies elsewhere, or has no such column.
     """
     if path.is_dir():
-        raise EquidpError(f"{path} is a folder: name a table. Images are declared by hand (docs/datasets.md).")
+        raise EquidpError(f"{path} is a folder: name a table. Images are declared by hand (docs/images.md).")
     if not path.is_file():
         raise EquidpError(f"{path} is missing: name a csv, parquet or feather file.")
     if not path.resolve().is_relative_to(raw_dir.resolve()):

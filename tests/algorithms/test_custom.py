@@ -21,14 +21,14 @@ COMBINATIONS = [dict(zip(KINDS, names, strict=True)) for names in itertools.prod
 
 
 def test_the_page_names_every_part() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "algorithms" / "custom.md").read_text(encoding="utf-8")
     for kind, parts in PARTS.items():
         (row,) = re.findall(rf"^\| `{kind}` \|(.*)\|$", page, flags=re.M)
         assert set(re.findall(r"`(\w+)`", row)) == set(parts), kind
 
 
 def test_the_page_names_the_settings_that_no_algorithm_has() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "algorithms" / "custom.md").read_text(encoding="utf-8")
     known = {field for kind in ALGORITHMS.values() for field in kind.model_fields}
     own = {field for parts in PARTS.values() for part in parts.values() for field in part.model_fields} - known
     (named,) = re.findall(r"in the algorithm that introduced it. Exceptions: (.*?)\. ", page, flags=re.S)

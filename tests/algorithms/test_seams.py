@@ -255,12 +255,12 @@ class TestReleasedWeights:
 
 
 def test_the_complete_example_of_the_docs_trains_and_charges_what_it_announced(lab: Any) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    code = page.split("## Adding one")[1].split("```python\n")[1].split("```")[0]
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
     module = ModuleType("dpsgd_sign")
     sys.modules[module.__name__] = module  # where pydantic looks for the names in annotations
     try:
-        exec(compile(code, "docs/algorithms.md", "exec"), module.__dict__)
+        exec(compile(code, "docs/extending.md", "exec"), module.__dict__)
         algorithm, plan = module.SignDPSGD().build(), lab.plan(epochs=3)
     finally:
         del sys.modules[module.__name__]

@@ -72,7 +72,8 @@ def exposure(
     """AUC and TPR at 1 % FPR of an attack on one group, each with a bootstrap interval.
 
     Args:
-        member, non_member: scores of the two sides.
+        member: scores of the training records.
+        non_member: scores of the others.
         units: numbers of both sides, equal for records of one unit; None where each is a unit's only one.
         resamples: bootstrap resamples of whole units, members and non-members apart.
         confidence: of the intervals (percentiles).

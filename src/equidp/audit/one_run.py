@@ -39,7 +39,8 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
         canaries: m, each in or out by a fair coin.
         guesses: r ≤ m; the auditor does not guess the others.
         correct: v ≤ r.
-        epsilon, delta: of the claim.
+        epsilon: of the claim.
+        delta: of the claim.
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(f"{correct} right of {guesses} guesses about {canaries} canaries is impossible.")

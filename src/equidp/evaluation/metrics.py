@@ -82,9 +82,11 @@ def cost_intervals(
     """Intervals over test records of the cost of privacy in accuracy, overall and in every group.
 
     Args:
-        private, baseline: `[n, classes]` scores of the same records.
+        private: `[n, classes]` scores.
+        baseline: the same of the same records.
         labels: `[n]` class indices.
-        groups, units: as for `evaluate`.
+        groups: as for `evaluate`.
+        units: as for `evaluate`.
     """
     # as `evaluate` takes them: an interval is of the very predictions that the accuracies beside it count
     right = [_predicted(_as_probabilities(of, np.shape(of)[1])) == labels for of in (private, baseline)]

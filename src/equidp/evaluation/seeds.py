@@ -63,7 +63,8 @@ def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -
     """Mean and interval of first − second over the seeds that both have.
 
     Args:
-        first, second: value by seed.
+        first: value by seed.
+        second: value by seed.
 
     Raises:
         ValueError: if no seed is in both.

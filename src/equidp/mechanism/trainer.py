@@ -49,9 +49,9 @@ class Trainer(Looking):
         population: the training data.
         random: the streams for sampling and noise.
         ledger: receives every event before the step becomes visible.
-        learning_rate, optimizer: of the update, post-processing of the noisy mean; a name, or a `Descent` with settings
-            and a schedule. The attribute `optimizer` is torch's: unless there is a schedule, one of torch's may lead
-            its rate; and another one of `engine.parameters` may take its place.
+        learning_rate: of the update, which is post-processing of the noisy mean.
+        optimizer: a name, or a `Descent` with settings and a schedule. The attribute `optimizer` is torch's: unless
+            there is a schedule, one of torch's may lead its rate; another one of `engine.parameters` may take its place.
         physical_batch_size: at most so many units in memory at once (on a GPU records); None for the whole batch.
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
         new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.

@@ -287,7 +287,7 @@ def test_encode_takes_rows_with_the_declared_names(tmp_path: Path) -> None:
 
 
 def test_the_example_in_the_docs_is_a_valid_declaration() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "datasets.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
     example = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     data = example["presets"]["clinic"]["data"]
     schema = source(data["source"], data["options"]).schema

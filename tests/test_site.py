@@ -1,0 +1,55 @@
+"""The documentation site builds without a warning; its pages are short, and each algorithm has its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equidp.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+LONG = {"results.md", "settings-algorithms.md"}
+"""Pages that a script writes."""
+
+HEADINGS = ("The step", "When to use it", "Settings", "ε")
+
+
+def test_the_site_builds_with_every_warning_an_error(tmp_path: Path) -> None:
+    """Links within the site and to its sections are checked by this, and docstrings of the API."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in ("index", "tables/index", "algorithms/dpsgd_f/index", "api/training/index", "changelog/index"):
+        assert (tmp_path / "site" / f"{page}.html").is_file()
+    assert "train_model" in (tmp_path / "site/api/training/index.html").read_text(encoding="utf-8")
+    hosts = re.findall(
+        r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', (tmp_path / "site/index.html").read_text()
+    )
+    assert hosts == []  # a reader's visit is told to nobody
+
+
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
+def test_a_page_is_short(page: str) -> None:
+    if page not in LONG:
+        assert len((DOCS / page).read_text(encoding="utf-8").splitlines()) <= 250
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "custom"])
+def test_an_algorithm_has_a_page_that_the_overview_leads_to(name: str) -> None:
+    overview = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+    (place,) = re.findall(rf"\[`{name}`\]\((algorithms/\w+\.md)\)", overview)
+    page = (DOCS / place).read_text(encoding="utf-8")
+    assert f"`{name}`" in page.splitlines()[0]
+    assert [title for title in HEADINGS if f"\n## {title}\n" not in page] == []
+    # the settings that the page names are the algorithm's, with the names that its class has
+    named = set(re.findall(r"`(\w+)` (?:\([^)]*\) )?=", page.partition("\n## Settings\n")[2].partition("\n## ")[0]))
+    known = {field for other in ALGORITHMS.values() for field in other.model_fields} | {"adaptive_clip"}
+    assert named <= known
