@@ -51,7 +51,7 @@ class Trainer(Looking):
         ledger: receives every event before the step becomes visible.
         learning_rate: of the update, which is post-processing of the noisy mean.
         optimizer: a name, or a `Descent` with settings and a schedule. The attribute `optimizer` is torch's: unless
-            there is a schedule, one of torch's may lead its rate; another one of `engine.parameters` may take its place.
+            there is a schedule, one of torch's may lead its rate; another of `engine.parameters` may take its place.
         physical_batch_size: at most so many units in memory at once (on a GPU records); None for the whole batch.
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
         new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.
