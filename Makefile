@@ -8,7 +8,7 @@ ARGS ?=
 CHECKS := tests/test_layers.py tests/test_options.py tests/test_pipeline_registry.py tests/test_startup.py tests/accounting \
 	tests/evaluation tests/sweep/test_grid.py tests/sweep/test_project.py tests/sweep/test_summary.py tests/system
 
-.PHONY: run test check lint viz ui bench gpu clean
+.PHONY: run test check lint viz ui site bench gpu clean
 
 run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's digits
 	$(BIN)/kedro run $(ARGS)
@@ -29,6 +29,9 @@ viz: $(STAMP)            ## the pipelines in the browser, on 127.0.0.1
 
 ui: $(STAMP)             ## the runs in MLflow's UI, on 127.0.0.1
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 $(ARGS)
+
+site: $(STAMP)           ## the documentation, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 bench: $(STAMP)          ## speed and memory against plain SGD and Opacus
 	$(BIN)/python benchmarks/speed.py $(ARGS)

@@ -1,4 +1,4 @@
-"""What the README tells a user to type exists: commands, pipelines, settings, make targets, pages."""
+"""What the README and the first page of the site tell a user to type exists: commands, settings, targets, pages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from equidp.pipeline_registry import register_pipelines
 from equidp.sweep.grid import choose_grid, nested
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands(program: str) -> list[str]:
@@ -54,7 +54,7 @@ def resolved(project: Path, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_readme_shows_the_commands_this_file_checks() -> None:
-    assert {call.split()[1] for call in commands("kedro")} <= {"run", "sweep", "new-dataset"}
+    assert {call.split()[1] for call in commands("kedro")} <= {"run", "sweep", "new-dataset", "viz"}
     assert len(commands("kedro")) >= 7
     assert len(commands("make")) >= 5
 
