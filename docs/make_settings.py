@@ -18,7 +18,8 @@ DOCS = Path(__file__).parent
 HEAD = """# Settings
 
 Made by `python docs/make_settings.py`; do not edit. These are the defaults in code. Each dataset's preset
-(`conf/base/parameters/presets.yml`) comes over them, then blocks of the same names in `conf/local`, then `--params`:
+(`conf/base/parameters/presets.yml`) comes over them, then blocks of the same names in the `conf/base` of a project of
+your own and in `conf/local`, then `--params`:
 `kedro run --pipeline=dpsgd_f --params=dataset=adult,privacy.epsilon=3,training.epochs=5`. Of `privacy.epsilon` and
 `privacy.noise_multiplier` exactly one is given; giving one replaces a preset's other. An unknown name is refused with
 the nearest valid one.

@@ -58,7 +58,14 @@ class Epsilon:
 
 
 def epsilon(events: Sequence[Event], delta: float, *, interval: float = REPORT_INTERVAL) -> Epsilon:
-    """ε of events that were fixed before training, by RDP (improved conversion) and by PLD."""
+    """ε of events that were fixed before training, by RDP (improved conversion) and by PLD.
+
+    Examples:
+        >>> from equidp.accounting.events import Event
+        >>> found = epsilon([Event(sampling_rate=0.01, noise_multiplier=1.0, count=1000)], delta=1e-5)
+        >>> round(found.rdp, 2), round(found.pld, 2), found.value == found.pld
+        (2.1, 1.83, True)
+    """
     runs = canonical(events)
     return Epsilon(rdp_epsilon(runs, delta), pld_epsilon(runs, delta, interval))
 

@@ -84,6 +84,10 @@ def fuse(*noise_multipliers: float) -> float:
     Given the sample, releases with L2 shifts 1/σ_j, adaptively chosen, are dominated by one Gaussian whose shift is the
     root of the sum of squares (equal to it when one record can move all of them fully); Poisson sampling preserves
     domination. An infinite multiplier contributes nothing.
+
+    Examples:
+        >>> round(fuse(1.0, 10.0), 4)  # group counts with ten times the gradient's noise
+        0.995
     """
     for noise_multiplier in noise_multipliers:
         _refuse_no_noise(noise_multiplier)

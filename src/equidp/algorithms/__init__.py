@@ -60,6 +60,10 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
 
     Raises:
         EquidpError: for an unknown algorithm, an unknown option, or a value out of range.
+
+    Examples:
+        >>> algorithm_settings("dpsgd", {"clip_norm": 0.5}).build().name
+        'dpsgd'
     """
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)

@@ -59,6 +59,10 @@ def epsilon_lower_bound(
     """The smallest ε ≥ 0 that `correct` right guesses do not refute at `confidence`.
 
     The number of guesses must have been fixed before the scores were seen.
+
+    Examples:
+        >>> round(epsilon_lower_bound(canaries=1000, guesses=100, correct=95, delta=1e-5), 1)
+        2.2
     """
     level = 1.0 - confidence
     low, high = 0.0, 1.0
