@@ -29,7 +29,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "my-study"
     create(folder)
     monkeypatch.chdir(folder)
-    monkeypatch.delenv("EQUIDP_RAW_DIR", raising=False)
+    for name in ("EQUIDP_RAW_DIR", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
