@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from hypothesis import settings
+from omegaconf import OmegaConf
 
 # the thread count decides the order of sums, and runs in here are compared with runs in processes of their own; and
 # pytest's own processes share the cores: threads on top of them nearly double the time of the whole
@@ -33,6 +38,24 @@ def raw_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("no real files: set EQUIDP_RAW_DIR to a folder laid out like data/01_raw")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Settings are parsed once for each content: Kedro parses every file anew for every session, in pure Python."""
+    load, known = OmegaConf.load, {}
+
+    def found(file: str | Path | IO[Any]) -> Any:
+        if isinstance(file, str | Path):
+            return load(file)
+        text = file.read()
+        if text not in known:
+            known[text] = load(io.StringIO(text))
+        return copy.deepcopy(known[text])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(OmegaConf, "load", staticmethod(found))
+        yield
 
 
 @pytest.fixture(scope="session")

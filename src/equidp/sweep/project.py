@@ -27,6 +27,7 @@ NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "rel
 NEWER = (
     "cuda_graphs", "deterministic", "momentum", "weight_decay", "adam_epsilon", "schedule", "schedule_at",
     "schedule_factor", "average", "augmentations", "augmentation_kinds", "augmentation_padding", "augmentation_noise",
+    "trainable",
 )  # fmt: skip
 """Settings of training that came after the first recorded cells."""
 
@@ -165,15 +166,24 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
     if not private:
         # a non-private run is the same for every ε
         kept["privacy"] = {"unit": kept["privacy"]["unit"]}
-    else:  # cells that release no figures stay what they were before there were any
-        idle = {"total_epsilon"} | ({"evaluation"} if kept["privacy"]["evaluation"]["epsilon"] is None else set())
-        kept["privacy"] = {name: value for name, value in kept["privacy"].items() if name not in idle}
+    else:
+        kept["privacy"] = _privacy_that_matters(kept["privacy"])
     # an option of the baseline that is not given is as good as absent, so that a new one leaves old cells what they are
     given = {name: value for name, value in kept[BASELINE]["options"].items() if value is not None}
     kept[BASELINE] = {**kept[BASELINE], "options": given}
     kept["training"] = _training_that_matters(kept["training"])
     kept["data"] = _data_that_matters(kept["data"])
     return {"algorithm": algorithm, "version": __version__, **kept}
+
+
+def _privacy_that_matters(privacy: Mapping[str, Any]) -> dict[str, Any]:
+    """The privacy settings without newer ones that are left alone, so that names of older cells stay the same."""
+    idle = {"total_epsilon"} | ({"evaluation"} if privacy["evaluation"]["epsilon"] is None else set())
+    kept = {name: value for name, value in privacy.items() if name not in idle}
+    if kept["trials_law"] is not None:
+        return kept
+    trials = kept.pop("max_trials")
+    return {name: value for name, value in kept.items() if not name.startswith("trials_")} | {"trials": trials}
 
 
 def _training_that_matters(training: Mapping[str, Any]) -> dict[str, Any]:
