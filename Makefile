@@ -8,13 +8,16 @@ ARGS ?=
 CHECKS := tests/test_layers.py tests/test_options.py tests/test_pipeline_registry.py tests/test_startup.py tests/accounting \
 	tests/evaluation tests/sweep/test_grid.py tests/sweep/test_project.py tests/sweep/test_summary.py tests/system
 
-.PHONY: run test check lint viz ui site bench gpu clean
+.PHONY: run test slow check lint viz ui site bench gpu clean
 
 run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's digits
 	$(BIN)/kedro run $(ARGS)
 
 test: $(STAMP) lint      ## lint, types, tests
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+slow: $(STAMP)           ## the tests that `make test` leaves out: they take as long as a fourth of it
+	$(BIN)/pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 check: $(STAMP) lint     ## lint, types, and the tests of behaviour that need no training: for the inner loop
 	$(BIN)/pytest -m "not slow" $(CHECKS) $(ARGS)

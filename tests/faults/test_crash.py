@@ -19,7 +19,7 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("crash")
 
 
-@pytest.mark.parametrize(("name", "secure"), [("dpis", False), ("dpsgd_f", True)])
+@pytest.mark.parametrize(("name", "secure"), [pytest.param("dpis", False, marks=pytest.mark.slow), ("dpsgd_f", True)])
 def test_a_run_that_is_killed_and_resumed(crash: ModuleType, name: str, secure: bool) -> None:
     tally = crash.kill_and_resume(name, kills=3, secure=secure, seed=1)
     assert tally.failures == []

@@ -87,6 +87,7 @@ def test_reading_results(checkout: Path) -> None:
     assert found["recognised"] == pytest.approx(found["eights"], abs=0.2)
 
 
+@pytest.mark.slow
 def test_reading_results_of_a_checkout_with_several_runs(checkout: Path) -> None:
     """What the notebook says of runs that one already has: to copy the checkout onto itself ended in a traceback."""
     path = checkout / "notebooks/reading_results.ipynb"

@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
+from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from rich.console import Console
 
+from equidp.cli import sweep
 from equidp.options import dotted
 from equidp.sweep.command import INTERRUPTED, fan_out, time_left, unnamed
 
@@ -56,14 +60,14 @@ def test_a_mistyped_name_is_refused_in_one_line_before_anything_starts(project):
 
 
 def test_an_option_that_no_cell_reads_is_refused(project):
-    done = kedro_sweep(project, "--algorithms=dpsgd", "--params=dpsgd_f.options.base_clip_norm=1", "--dry-run")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: --params sets dpsgd_f.options.base_clip_norm, and no cell of this sweep")
-    read = kedro_sweep(
-        project, "--algorithms=dpsgd,dpsgd_f", "--params=dpsgd_f.options.base_clip_norm=2,sgd.options.learning_rate=1",
-        "--dry-run",
-    )  # fmt: skip
-    assert (read.returncode, read.stdout.count("base_clip_norm=2"), read.stdout.count("sgd.options")) == (0, 1, 2)
+    bootstrap_project(project)
+    call = partial(CliRunner().invoke, sweep, obj=SimpleNamespace(project_path=project))
+    done = call(["--algorithms=dpsgd", "--params=dpsgd_f.options.base_clip_norm=1", "--dry-run"])
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: --params sets dpsgd_f.options.base_clip_norm, and no cell of this sweep")
+    params = "--params=dpsgd_f.options.base_clip_norm=2,sgd.options.learning_rate=1"
+    read = call(["--algorithms=dpsgd,dpsgd_f", params, "--dry-run"])
+    assert (read.exit_code, read.stdout.count("base_clip_norm=2"), read.stdout.count("sgd.options")) == (0, 1, 2)
 
 
 def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):

@@ -106,6 +106,7 @@ def lives(tmp_path_factory):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(found, lives):
     whole = found[0]["whole"]
     assert re.search(r"Rank \d of 2 was killed by signal 9.*resume=true", str(lives.killed))
@@ -125,6 +126,7 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
 
 
+@pytest.mark.slow
 def test_ranks_of_one_machine_open_no_port_to_others(lives):
     """Whoever reaches torch's store over TCP can have the asking process run code: it unpickles what is there."""
     assert os.getpid() not in {pid for pid, _, _ in lives.heard}
