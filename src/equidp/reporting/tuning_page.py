@@ -75,7 +75,7 @@ def _declared(choice: Mapping[str, Any], privacy: Mapping[str, Any]) -> list[tup
         *rows,
         ("number of trials", f"drawn from {LAWS[law['law']]}, mean {law['mean']:g}"),
         ("score", f"{choice['score'].replace('_', ' ')} of the validation part, by a histogram with Gaussian noise"),
-        ("target of ε for choice and model", privacy["target_epsilon"]),
+        *([] if privacy["target_epsilon"] is None else [("target of ε", privacy["target_epsilon"])]),
         ("ε of choice and model, for a training record", epsilon_text(choice["epsilon"])),
         ("ε of choice and scores, for a validation record", cost),
         ("noise of the histogram, over its sensitivity", f"{held['mechanism']['noise_multiplier']:.6g}"),
