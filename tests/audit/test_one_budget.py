@@ -1,4 +1,4 @@
-"""Canaries in what is released of test and validation records: honest figures stay below their ε, planted faults do not.
+"""Canaries in what is released of test and validation records: what is honest stays below its ε, planted faults do not.
 
 Each canary is a record of an auditor's own, in the part or not by a fair coin, and alone in its group of every
 grouping: the place where a histogram says most about one record. The auditor reads the released counts and guesses.

@@ -22,7 +22,9 @@ DUE = {("training", "train"): {"events": (Event(1.0, 4.0),)}}
 
 
 def table(dataset: str = "clinic", path: str = "2024.csv", unit: str = "", **more: Any) -> Settings:
-    options = {"path": path, "label": "y", "classes": ["a", "b"], "features": COLUMNS} | ({"unit": unit} if unit else {})
+    options = {"path": path, "label": "y", "classes": ["a", "b"], "features": COLUMNS} | (
+        {"unit": unit} if unit else {}
+    )
     privacy = {"noise_multiplier": 4.0, "secure": True} | more.pop("privacy", {})
     data = {"source": "table", "options": options} | ({"split_by": "unit"} if unit else {}) | more.pop("data", {})
     privacy |= {"unit": more.pop("word", "unit")} if unit else {}

@@ -50,6 +50,10 @@ def released_figures(privacy: Mapping) -> Section | None:
         if part == "validation"
         else ""
     )
+    exact = (
+        f"The exact figures of the {part} part (metrics.json, accuracy.json, cost_of_privacy.json, history.parquet, "
+        "report.html) stay inside: beside them this noise protects nobody."
+    )
     return Section(
         f"Figures of the {part} part",
         (
@@ -60,8 +64,7 @@ def released_figures(privacy: Mapping) -> Section | None:
             f"by at most {entry['sensitivity']:.4g}; the noise is {entry['mechanism']['noise_multiplier']:.6g} times "
             "that.",
             together + again,
-            f"The exact figures of the {part} part (metrics.json, accuracy.json, cost_of_privacy.json, "
-            "history.parquet, report.html) stay inside: beside them this noise protects nobody.",
+            *([] if privacy.get("tuning") else [exact]),
         ),
     )
 
@@ -127,6 +130,6 @@ def trials(privacy: Mapping) -> Section | None:
         f"The number of trainings was drawn before the first of them from {LAWS[declared['law']]}, with mean "
         f"{declared['mean']:g}{shape} (Papernot and Steinke 2022). ε is that of the choice and the chosen model, "
         "provided that nothing else about the trials is ever shown, not even their number, and that every trial has at "
-        f"most this run's ledger.{alike} {_SCORE}"
+        f"most this run's ledger." + ("" if privacy.get("tuning") else f"{alike} {_SCORE}")
     )
     return Section("Several trials", (text,))

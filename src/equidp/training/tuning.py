@@ -190,8 +190,20 @@ def tuned_statement(
                 "tables": list(tables(settings.data.groups)),
             },
         },
+        "assumptions": [*privacy["assumptions"][:-1], _assumed(tuning)],
         "notes": [*privacy["notes"], _note(tuning, privacy["epsilon"])],
     }
+
+
+def _assumed(tuning: Tuning) -> str:
+    """In place of what a training says of trials that the user makes one by one."""
+    if tuning.score_event is None:
+        return "All trainings of the grid are charged; publishing further runs composes their ledgers."
+    return (
+        "The number of trials, and the settings of each, were drawn before the first of them and whatever the records. "
+        "All trials have one training part, and a validation part that none of them trains on. Nothing but the chosen "
+        "one is ever shown. Publishing further runs composes their ledgers."
+    )
 
 
 def _note(tuning: Tuning, alone: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -64,13 +65,16 @@ def choose_model(
     held = settings.data.model_copy(update={"evaluate_on": "validation"})
     parts = divide(features, held, settings.seed, algorithms.values())
     tuning = plan_tuning(parts.train, settings)
-    _announce(tuning, settings)
+    # of the test part one histogram alone is drawn: no law is needed, and figures need less noise
+    single = settings.privacy.model_copy(update=dict.fromkeys(("trials_law", "trials_mean", "trials_shape")))
+    once = dataclasses.replace(settings, privacy=single)
+    _announce(tuning, once)
     _refuse_unfinished(workplace, settings)
     due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
     if tuning.score_event is not None:
         due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
     membership = parts.train.membership
-    run = enter(ledgers, workplace, settings, provenance, membership, due, algorithm=settings.audited)
+    run = enter(ledgers, workplace, once, provenance, membership, due, algorithm=settings.audited)
     drawn = _drawn(workplace, tuning, parts, settings)
     scores, more = list[float](), list[Event]()
     for number, place in enumerate(drawn):
@@ -94,9 +98,9 @@ def choose_model(
     privacy = tuned_statement(found["privacy"], tuning, settings, point, more)
     test = divide(features, settings.data, settings.seed, algorithms.values())
     figures = release_figures(
-        score_test(weights, test.test), test.test, parts.train, workplace, settings, algorithm="tuned"
+        score_test(weights, test.test), test.test, parts.train, workplace, once, algorithm="tuned"
     )
-    privacy |= figures_entry(settings.privacy, settings.data)
+    privacy |= figures_entry(once.privacy, once.data)
     choice = {
         "algorithm": settings.audited,
         "secure": settings.privacy.secure,
@@ -156,6 +160,7 @@ def _announce(tuning: Tuning, settings: Settings) -> None:
             epsilon_text(tuning.epsilon()),
             tuning.plan.delta,
         )
+        _announce_figures(settings)
         return
     logger.info(
         "tune: %d combinations, a number of trials drawn from the %s law of mean %g. For a %s of the training part "
@@ -168,6 +173,13 @@ def _announce(tuning: Tuning, settings: Settings) -> None:
         tuning.plan.delta,
         epsilon_text(tuning.score_epsilon),
     )
+    _announce_figures(settings)
+
+
+def _announce_figures(settings: Settings) -> None:
+    if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
+        cost = epsilon_text(figures["epsilon"])
+        logger.info("tune: for a %s of the test part released figures cost ε = %s.", settings.privacy.unit, cost)
 
 
 def _random(settings: Settings, purpose: str) -> RandomSource:
