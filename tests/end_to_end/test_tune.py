@@ -36,7 +36,17 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
     assert released["tuning"]["chosen"] == choice["chosen"]
     assert released["evaluation"]["trials"] == {"max": 1}
     assert not (folder / "nonprivate").exists()
-    assert mlflow_runs(project)[-1].data.params["tune.grid.training.learning_rate"] == "0.5+2.0"
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    for told in (
+        "Declared before the first trial", "0.5, 2.0", "the geometric law, mean 2", f"{choice['value']:.4f}", "Person C",
+        "of the validation part, with noise", "Nothing of the other trials is told", "Released figures",
+    ):  # fmt: skip
+        assert told in page
+    assert "All other figures of this page are exact" not in page
+    assert "nonprivate" not in page[page.index("<main>") : page.index('id="privacy"')]
+    logged = mlflow_runs(project)[-1].data
+    assert logged.params["tune.grid.training.learning_rate"] == "0.5+2.0"
+    assert {"released/accuracy", "released/epsilon"} <= logged.metrics.keys()
 
     kedro_run(project, "tune", **QUICK, **{"tune.exact": True})
     assert "validation part: ε" not in capsys.readouterr().out
@@ -44,3 +54,7 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
     assert not (folder / "release").exists()
     assert not (folder / "metrics_release.json").exists()
     assert len(read_json(folder / "nonprivate" / "trials.json")["trials"]) == 2
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    for told in ("Settings were chosen without privacy (tune.exact)", "nonprivate/trials", "every combination once"):
+        assert told in page
+    assert "with noise" not in page[page.index('id="choice"') : page.index('id="trials"')]

@@ -202,3 +202,11 @@ def test_an_exact_choice_trains_every_combination_and_states_them_all(tmp_path: 
 def test_an_exact_choice_is_for_research_alone(privacy: dict[str, Any]) -> None:
     with pytest.raises(EquidpError, match=r"tune\.exact=true chooses without privacy"):
         plan_tuning(records(), settings(privacy=privacy, tune={"exact": True}))
+
+
+@pytest.mark.parametrize("diagnostics", [True, False])
+def test_other_trials_leave_only_among_diagnostics(diagnostics: bool) -> None:
+    given = resolve({"dataset": "digits", "privacy": {"epsilon": 1.0}, "training": {"diagnostics": diagnostics}})
+    points = type("Tuning", (), {"points": [type("Point", (), {"changes": {"a": 1}})]})
+    found = nodes._every_trial(points, [0], [0.5], given)  # type: ignore[arg-type]
+    assert found == ({"trials": [{"settings": {"a": 1}, "score": 0.5}]} if diagnostics else {})

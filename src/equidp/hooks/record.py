@@ -170,6 +170,8 @@ class RunRecorder:
             for name in names:
                 if name in made and (path := written_to(catalog, name)).is_file():
                     runs.log_artifact(owner, path)
+        if "tuned.metrics_release" in made and (released := catalog.load("tuned.metrics_release")):
+            runs.log_metrics(TUNE, flat_released(released))
         for algorithm in algorithms_in(pipeline):
             if algorithm in runs.tracked():
                 _log_algorithm(algorithm, made, catalog, inside=self._inside)

@@ -50,7 +50,7 @@ def tuning_page(
         declared=_table("Declared before the first trial", _declared(choice, privacy)),
         chosen=_table("Chosen", list(choice["chosen"].items())),
         trials=_every(trials),
-        released=released_page(released) if released else None,
+        released=released_page(released, beside_exact=False) if released else None,
         statement=privacy_sections(privacy),
     )
 
@@ -76,7 +76,7 @@ def _declared(choice: Mapping[str, Any], privacy: Mapping[str, Any]) -> list[tup
         ("number of trials", f"drawn from {LAWS[law['law']]}, mean {law['mean']:g}"),
         ("score", f"{choice['score'].replace('_', ' ')} of the validation part, by a histogram with Gaussian noise"),
         *([] if privacy["target_epsilon"] is None else [("target of ε", privacy["target_epsilon"])]),
-        ("ε of choice and model, for a training record", epsilon_text(choice["epsilon"])),
+        ("ε of choice and model, for a training record", epsilon_text(choice["epsilon_declared"])),
         ("ε of choice and scores, for a validation record", cost),
         ("noise of the histogram, over its sensitivity", f"{held['mechanism']['noise_multiplier']:.6g}"),
     ]

@@ -105,6 +105,7 @@ def choose_model(
         "algorithm": settings.audited,
         "secure": settings.privacy.secure,
         "epsilon": privacy["epsilon"],
+        "epsilon_declared": tuning.epsilon(),  # before the first trial; less, if a trial repeated steps
         "delta": privacy["delta"],
         "trials": tuning.plan.trials.to_dict(),
         **privacy["tuning"],
