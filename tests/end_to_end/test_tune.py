@@ -38,8 +38,8 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
     assert not (folder / "nonprivate").exists()
     page = (folder / "report.html").read_text(encoding="utf-8")
     for told in (
-        "Declared before the first trial", "0.5, 2.0", "the geometric law, mean 2", f"{choice['value']:.4f}", "Person C",
-        "of the validation part, with noise", "Nothing of the other trials is told", "Released figures",
+        "Declared before the first trial", "0.5, 2.0", "the geometric law, mean 2", f"{choice['value']:.4f}",
+        "Person C", "of the validation part, with noise", "Nothing of the other trials is told", "Released figures",
     ):  # fmt: skip
         assert told in page
     assert "All other figures of this page are exact" not in page
