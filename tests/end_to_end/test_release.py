@@ -33,7 +33,7 @@ def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_re
     assert json.loads(found["privacy.json"])["evaluation"]["mechanism"] == figures["mechanism"]
     assert "Person B" in found["privacy.md"]
     assert "Released figures" in (folder.parent / "report.html").read_text(encoding="utf-8")
-    ledger = (project / "data" / "privacy_ledger" / "digits.jsonl").read_text(encoding="utf-8").splitlines()
+    ledger = (project / "data" / "privacy_ledger" / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["part"] for line in ledger] == ["train", "test"]
     assert {item.path for item in MlflowClient().list_artifacts(run.info.run_id, "release")} == {
         f"release/{name}" for name in found

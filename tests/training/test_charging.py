@@ -37,7 +37,7 @@ def settings(*, resume: bool = False, **privacy: Any) -> Settings:
 def entered(tmp_path: Path, of: Settings, membership: Membership | None = HASH) -> str:
     due = planned(of.algorithm("dpsgd"), PLAN)
     place = tmp_path / "run"
-    return enter(tmp_path, place, of, membership, {("training", "train"): due}, algorithm="dpsgd")
+    return enter(tmp_path, place, of, {}, membership, {("training", "train"): due}, algorithm="dpsgd")
 
 
 def test_a_run_enters_its_training_and_its_figures_and_one_that_goes_on_enters_nothing(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_ledger_holds_what_the_statement_of_a_run_that_may_stop_charges_afte
     of = resolve(chosen | {"privacy": privacy})
     algorithm, plan = of.algorithm("sa_dpsgd"), dataclasses.replace(PLAN, epochs=10, trials=Trials(cap))
     due = planned(algorithm, plan)
-    run = enter(tmp_path, tmp_path / "run", of, HASH, {("training", "train"): due}, algorithm="sa_dpsgd")
+    run = enter(tmp_path, tmp_path / "run", of, {}, HASH, {("training", "train"): due}, algorithm="sa_dpsgd")
     charged = tuple(dataclasses.replace(event, count=20) for event in due["events"])  # 15 of them in a life that died
     given: dict[str, Any] = {"privacy": of.privacy, "training": of.training, "seed": 0, "membership": HASH}
     statement = privacy_statement(algorithm, plan, Outcome(charged, accepted_steps=5, steps=5), **given)
@@ -121,7 +121,7 @@ def test_splits_by_other_identities_are_splits_of_their_own() -> None:
         source = {"source": "table"} if "options" in data else {}
         chosen = {"dataset": "digits", "model": {"name": "logistic"}, "data": data | source}
         made = resolve(chosen | {"privacy": {"noise_multiplier": 1.0}})
-        names.append(_split(HASH, made, "r", held=False))
+        names.append(_split(HASH, made, "r", "raw", held=False))
     assert len(set(names)) == 6
     assert names[-1] == names[-2]
 
@@ -145,7 +145,7 @@ def test_steps_that_a_secure_run_repeats_are_entered_before_it_goes_on(tmp_path:
                 raise Crash
 
         place, ledgers = tmp_path / "run", tmp_path / "ledgers"
-        return train_network(*parts_of, plan, place, of, die, ledgers, algorithm="dpsgd")
+        return train_network(*parts_of, plan, place, of, die, ledgers, {}, algorithm="dpsgd")
 
     def counts() -> list[int]:
         return [entry.events[0].count for entry in DatasetLedger(tmp_path / "ledgers", "digits").entries()]

@@ -141,7 +141,7 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     clip_norms = {"grid": {"dpsgd": {"options": {"clip_norm": [0.1, 1.0]}}}}
     given = settings(tmp_path, seed=3, tune=clip_norms)
     algorithms = {"dpsgd": given.algorithm("dpsgd")}
-    whole = nodes.choose_model(digits, tmp_path / "whole", given, algorithms, tmp_path / "ledgers")
+    whole = nodes.choose_model(digits, tmp_path / "whole", given, algorithms, tmp_path / "ledgers", {})
     count = len(list((tmp_path / "whole").glob("trial-*")))
     assert count > 1  # else this seed tests nothing
 
@@ -157,16 +157,21 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     monkeypatch.setattr(nodes, "train_model", killed)
     place = tmp_path / "killed"
     with pytest.raises(Crash):
-        nodes.choose_model(digits, place, given, algorithms, tmp_path / "ledgers")
+        nodes.choose_model(digits, place, given, algorithms, tmp_path / "ledgers", {})
     drawn = (place / nodes.DRAWN).read_bytes()
     with pytest.raises(EquidpError, match="its trials count"):
-        nodes.choose_model(digits, place, given, algorithms, tmp_path / "ledgers")
+        nodes.choose_model(digits, place, given, algorithms, tmp_path / "ledgers", {})
     again = settings(tmp_path, seed=3, tune=clip_norms, resume=True)
     with pytest.raises(EquidpError, match="other settings"):
         nodes.choose_model(
-            digits, place, settings(tmp_path, seed=4, tune=clip_norms, resume=True), algorithms, tmp_path / "ledgers"
+            digits,
+            place,
+            settings(tmp_path, seed=4, tune=clip_norms, resume=True),
+            algorithms,
+            tmp_path / "ledgers",
+            {},
         )
-    weights, privacy, choice, _ = nodes.choose_model(digits, place, again, algorithms, tmp_path / "ledgers")
+    weights, privacy, choice, *_ = nodes.choose_model(digits, place, again, algorithms, tmp_path / "ledgers", {})
     assert (place / nodes.DRAWN).read_bytes() == drawn
     assert len(begun) == 2 + count - 1  # the finished trial was not trained again
     assert privacy["epsilon"] == whole[1]["epsilon"]
@@ -199,7 +204,7 @@ def test_what_a_secure_trial_does_again_is_entered_before_it_begins(
     for resume in (False, True, True):
         given = settings(tmp_path, resume=resume, **kept)
         with pytest.raises(Crash):
-            nodes.choose_model(digits, tmp_path / "killed", given, {"dpsgd": given.algorithm("dpsgd")}, ledgers)
+            nodes.choose_model(digits, tmp_path / "killed", given, {"dpsgd": given.algorithm("dpsgd")}, ledgers, {})
         found = [one for one in DatasetLedger(ledgers, "digits").entries() if one.part == "train"]
         counts.append([sum(event.count for event in one.events) for one in found])
     once = counts[0][0]

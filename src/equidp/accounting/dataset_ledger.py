@@ -4,6 +4,12 @@ One JSON line for each release: a training, a tuning, or figures of a part. It i
 begins, so that whatever was begun is counted; a file lock lets one process at a time read, decide and write. Nothing is
 ever removed. Runs in research mode are listed and do not count: whoever knows their seed can remove their noise.
 
+*Which entries are of one data set.* One file holds all of them, as what two names stand for may show only when they
+meet. Every entry has several names of its data: that of the preset, where the raw data lie, a digest of them, and what
+the user calls them. Entries that share any one of these are of one data set, and so are those that a third one
+connects. So a second preset, a copy of the file elsewhere, and next year's file in the same place all count together.
+A file that was moved, changed and given another preset is not known again, unless the user names it.
+
 *The total.* By hash, a record is in one part of a split. So of the entries of one split it pays for those of one part
 alone; over splits with other keys or shares its parts may be any, and the worst ones add up. With R_p the Rényi
 divergence of everything charged to part p, the total's is Σ_splits max_p R_p, at every order. Where all entries are
@@ -18,7 +24,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import dp_accounting as dp
@@ -31,6 +37,8 @@ from equidp.accounting.events import Event, canonical
 from equidp.accounting.trials import Trials, selected
 from equidp.errors import EquidpError
 from equidp.system.files import durable, private, storage_error, sync_folder
+
+FILE = "ledger.jsonl"
 
 SECONDS = 60
 """So long one process waits for another's entry."""
@@ -49,8 +57,9 @@ class Entry:
         algorithm: its name.
         split: names the split, so that parts of one split are disjoint.
         part: `train`, `test` or `validation`.
-        unit: what is protected.
+        unit: what is protected: `record`, or a dataset's own word for a unit, which for a table is the column.
         secure: whether it counts.
+        data: names of its data set, the preset's first; `DatasetLedger` writes its own.
         events: everything charged; under a law, that of one trial.
         law, mean, shape, orders: of `Trials`, where the release is the best of a random number of trials.
         order, total: a Rényi budget in the place of events.
@@ -70,6 +79,7 @@ class Entry:
     orders: tuple[float, ...] | None = None
     order: float | None = None
     total: float | None = None
+    data: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> str:
         """One line."""
@@ -80,7 +90,8 @@ class Entry:
         """Read `to_json`'s line."""
         facts = json.loads(line)
         orders = None if facts["orders"] is None else tuple(facts["orders"])
-        return cls(**{**facts, "events": tuple(map(Event.from_dict, facts["events"])), "orders": orders})
+        events, data = tuple(map(Event.from_dict, facts["events"])), tuple(facts["data"])
+        return cls(**{**facts, "events": events, "orders": orders, "data": data})
 
     @property
     def plain(self) -> bool:
@@ -104,25 +115,25 @@ class Entry:
 
 
 class DatasetLedger:
-    """The file of one data set.
+    """The entries of one data set, and the file that all data sets share.
 
     Args:
-        folder: where the ledgers are.
-        dataset: the data set's name.
+        folder: where the file is.
+        names: of the data set, the preset's first.
     """
 
-    def __init__(self, folder: Path, dataset: str) -> None:
-        self.path = folder / f"{dataset}.jsonl"
+    def __init__(self, folder: Path, *names: str) -> None:
+        self.path, self.names = folder / FILE, names
 
     def entries(self) -> tuple[Entry, ...]:
-        """Every entry, in order.
+        """Every entry of the data set, in order.
 
         Raises:
             EquidpError: for a line that cannot be read.
         """
         if not self.path.is_file():
             return ()
-        found = []
+        found = list[Entry]()
         for number, line in enumerate(_whole(self.path.read_bytes()).decode().splitlines(), start=1):
             try:
                 found.append(Entry.from_json(line))
@@ -131,7 +142,7 @@ class DatasetLedger:
                     f"{self.path}, line {number}: the entry is damaged, so what was spent cannot be told; put back a "
                     "copy of the file."
                 ) from error
-        return tuple(found)
+        return _linked(found, self.names)
 
     def charge(self, entries: Sequence[Entry], *, delta: float, limit: float | None = None) -> None:
         """Append entries; returns only when they are on disk.
@@ -143,6 +154,7 @@ class DatasetLedger:
         Raises:
             EquidpError: the limit would be passed, the file is held, damaged, or cannot be written.
         """
+        entries = [replace(entry, data=self.names) for entry in entries]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=SECONDS):
@@ -178,12 +190,23 @@ class DatasetLedger:
             sync_folder(self.path.parent.parent)
 
 
+def _linked(entries: Sequence[Entry], names: Iterable[str]) -> tuple[Entry, ...]:
+    """The entries that have one of these names, or one that such an entry has, and so on."""
+    known, before = set(names), 0
+    while len(known) > before:
+        before = len(known)
+        known.update(*(entry.data for entry in entries if not known.isdisjoint(entry.data)))
+    return tuple(entry for entry in entries if not known.isdisjoint(entry.data))
+
+
 def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
     """ε at δ of all counting entries together, for the person that it is largest for; 0 of none.
 
     Raises:
         EquidpError: they protect several units.
     """
+    # no total holds over units: what one unit's runs guarantee bounds nothing for another, as two columns of ids may
+    # divide the same rows in any way
     splits: dict[str, dict[str, list[Entry]]] = {}
     counting = [entry for entry in entries if entry.secure]
     if len(units := dict.fromkeys(entry.unit for entry in counting)) > 1:
@@ -213,7 +236,7 @@ def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, floa
         own = list(of)
         so_far += own
         first, alike = own[0], [entry for entry in so_far if entry.unit == own[0].unit]
-        told = f"{first.what} of {first.algorithm} ({run})"
+        told = " ".join((f"{first.what} of {first.algorithm}", *(f"on {name}" for name in first.data[:1]), f"({run})"))
         rows.append((told, total_epsilon(alike, delta), first.secure, first.unit))
     return rows
 

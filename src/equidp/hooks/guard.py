@@ -46,7 +46,7 @@ AUDIT, COMPARISON, TUNE = "audit", "comparison", "tune"
 SHARED_ARTIFACTS = {
     AUDIT: ("audit_findings", "audit_bounds", "audit_exposure", "audit_report"),
     COMPARISON: ("comparison.report", "comparison.table"),
-    TUNE: ("tuned.choice", "tuned.privacy", "tuned.statement"),
+    TUNE: ("tuned.choice", "tuned.privacy", "tuned.statement", "tuned.report", "tuned.metrics_release"),
 }
 """What belongs to no algorithm's run of its own."""
 
@@ -157,8 +157,9 @@ class GuardHook:
         waits from here on.
         """
         name, _, kind = dataset_name.rpartition(".")
-        if kind == "model" and name in self._trained:
-            said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in SAID)}
+        if kind == "model" and name in (*self._trained, "tuned"):
+            kinds = (*SAID, *(("choice", "trials") if name == "tuned" else ()))
+            said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in kinds)}
             from equidp.reporting.tables import BASELINE
 
             # a baseline comes with every run, and of its figures no more than a run makes is missed

@@ -37,8 +37,9 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
         for name in ("audit_findings", "audit_report"):
             terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
     if "tuned.choice" in pipeline.all_outputs():
-        _print_choice(catalog.load("tuned.choice"))
-    for name in sorted({"tuned.choice", "tuned.statement", "ledger_figure"} & pipeline.all_outputs()):
+        _print_choice(catalog.load("tuned.choice"), catalog.load("tuned.metrics_release"))
+    kept = {"tuned.choice", "tuned.statement", "tuned.metrics_release", "tuned.trials", "ledger_figure"}
+    for name in sorted(name for name in kept & pipeline.all_outputs() if written_to(catalog, name).exists()):
         terminal().print(f"{name}: {written_to(catalog, name)}", soft_wrap=True)
     if finished := evaluated(pipeline):
         from equidp.reporting.tables import print_table, results_table
@@ -70,18 +71,20 @@ def print_groups(groups: pd.DataFrame, path: Path) -> None:
     terminal().print(f"groups: {path}", soft_wrap=True)
 
 
-def _print_choice(choice: dict[str, Any]) -> None:
+def _print_choice(choice: dict[str, Any], released: dict[str, Any]) -> None:
     """What was chosen, by which figure, and who pays what for it."""
     from equidp.reporting.statement_sections import epsilon_text
 
-    held = choice["validation"]
+    parts = {"training": choice, "validation": choice["validation"] or {}, "test": released}
+    costs = [f"{part} part: ε = {epsilon_text(of['epsilon'])}" for part, of in parts.items() if of]
     settings = ", ".join(f"{name}={value}" for name, value in choice["chosen"].items())
+    how = "exact: a choice without privacy, for research" if choice["exact"] else "with noise"
     terminal().print(
-        f"chosen: {settings} ({choice['score'].replace('_', ' ')} {choice['value']:.3f} with noise). Training part: "
-        f"ε = {epsilon_text(choice['epsilon'])}; validation part: ε = {epsilon_text(held['epsilon'])}; "
-        f"δ = {choice['delta']:.2g}.",
+        f"chosen: {settings} ({choice['score'].replace('_', ' ')} {choice['value']:.3f}, {how}).\n"
+        f"{'; '.join(costs)}; δ = {choice['delta']:.2g}.",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
 
 

@@ -168,8 +168,10 @@ class RunRecorder:
         made = pipeline.all_outputs()  # of a pipeline cut by --to-nodes other files are an earlier run's
         for owner, names in SHARED_ARTIFACTS.items():
             for name in names:
-                if name in made:
-                    runs.log_artifact(owner, written_to(catalog, name))
+                if name in made and (path := written_to(catalog, name)).is_file():
+                    runs.log_artifact(owner, path)
+        if "tuned.metrics_release" in made and (released := catalog.load("tuned.metrics_release")):
+            runs.log_metrics(TUNE, flat_released(released))
         for algorithm in algorithms_in(pipeline):
             if algorithm in runs.tracked():
                 _log_algorithm(algorithm, made, catalog, inside=self._inside)

@@ -142,6 +142,8 @@ class PrivacySettings(Block):
     """η of `negative_binomial` (0: logarithmic, 1: geometric); null: 0.5."""
     total_epsilon: Annotated[float, Field(gt=0)] | None = None
     """Most that all secure runs on this data set may come to, at `delta`: a run beyond is refused; null: no limit."""
+    ledger: Annotated[str, BeforeValidator(_as_text)] = ""
+    """A name that data sets share if the same people are in them: their runs then have one total."""
     evaluation: FiguresSettings = FiguresSettings()
     """Figures of the evaluated part."""
 
@@ -358,6 +360,9 @@ class TuneSettings(Block):
     epsilon: Annotated[float, Field(gt=0)] = 1.0
     """ε of choice and scores together, for the validation records; `privacy.epsilon` is that of choice and model for
     the training records."""
+    exact: bool = False
+    """For research, a choice without privacy: every combination is trained once, each at `privacy.epsilon` alone, and
+    the exact figure chooses."""
 
     @property
     def values(self) -> dict[str, list[Any]]:

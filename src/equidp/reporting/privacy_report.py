@@ -302,7 +302,9 @@ def _outside(privacy: Mapping) -> Section:
         ),
         (
             "The test records",
-            "Accuracies, losses and group sizes of the test part are exact, and not protected"
+            "No exact figures of them were made."
+            if privacy.get("tuning")
+            else "Accuracies, losses and group sizes of the test part are exact, and not protected"
             + ("; those of metrics_release.json have noise." if privacy.get("evaluation") else "."),
         ),
         (
@@ -312,8 +314,11 @@ def _outside(privacy: Mapping) -> Section:
         ),
         (
             "Choice of settings",
-            "Each training with other settings on the same data spends its own ε; choosing the best by the reused test "
-            "set also makes its accuracy too good. Figures of a validation part (data.evaluate_on=validation) are "
+            "The choice among the declared grid is covered, as told below. What was learnt from these records to "
+            "declare it is not."
+            if privacy.get("tuning")
+            else "Each training with other settings on the same data spends its own ε; choosing the best by the reused "
+            "test set also makes its accuracy too good. Figures of a validation part (data.evaluate_on=validation) are "
             "exact, and the final run trains on its records.",
         ),
         (

@@ -13,14 +13,14 @@ from equidp.reporting.statement_sections import epsilon_text
 HIDDEN = "hidden by noise"
 
 
-def released_page(document: Mapping[str, Any]) -> tuple[list[str], list[PageTable]]:
-    """Sentences and tables of `metrics_release.json`."""
+def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> tuple[list[str], list[PageTable]]:
+    """Sentences and tables of `metrics_release.json`; `beside_exact`: the page has exact figures, too."""
     sentences = [
         f"From one histogram of the {document['part']} part with Gaussian noise: ε = "
         f"{epsilon_text(document['epsilon'])} at δ = {document['delta']:g} for each {document['unit']} of that part. "
         "Behind each figure stands its 95 % interval, which holds sampling and noise. Worst groups and differences are "
         f"over the groups known to have {MIN_TEST_RECORDS} records or more; their intervals hold for all of these "
-        "groups together. All other figures of this page are exact.",
+        "groups together." + (" All other figures of this page are exact." if beside_exact else ""),
         *document["notes"],
     ]
     names = [name for name in FIGURES if any(one is not None for one in _column(document["intervals"], name))]

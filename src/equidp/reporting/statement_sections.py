@@ -50,6 +50,10 @@ def released_figures(privacy: Mapping) -> Section | None:
         if part == "validation"
         else ""
     )
+    exact = (
+        f"The exact figures of the {part} part (metrics.json, accuracy.json, cost_of_privacy.json, history.parquet, "
+        "report.html) stay inside: beside them this noise protects nobody."
+    )
     return Section(
         f"Figures of the {part} part",
         (
@@ -60,8 +64,7 @@ def released_figures(privacy: Mapping) -> Section | None:
             f"by at most {entry['sensitivity']:.4g}; the noise is {entry['mechanism']['noise_multiplier']:.6g} times "
             "that.",
             together + again,
-            f"The exact figures of the {part} part (metrics.json, accuracy.json, cost_of_privacy.json, "
-            "history.parquet, report.html) stay inside: beside them this noise protects nobody.",
+            *([] if privacy.get("tuning") else [exact]),
         ),
     )
 
@@ -73,6 +76,15 @@ def tuning(privacy: Mapping) -> Section | None:
         return None
     held, score = entry["validation"], str(entry["score"]).replace("_", " ")
     score = score.replace("worst group", "accuracy of its worst group")
+    if held is None:
+        return Section(
+            "How the settings were chosen",
+            (
+                f"Without privacy of the choice, for research (tune.exact): every combination of a declared grid "
+                f"({', '.join(entry['grid'])}) was trained, and the best exact {score} of a validation part chose. The "
+                "ε above is that of all these trainings together. Records of the validation part have no guarantee.",
+            ),
+        )
     return Section(
         "How the settings were chosen",
         (
@@ -92,12 +104,12 @@ _SCORE = (
     "into this training."
 )
 
-
-_LAWS = {
+LAWS = {
     "geometric": "the geometric law",
     "negative_binomial": "the truncated negative binomial law",
     "poisson": "the Poisson law, drawn again while it is 0",
 }
+"""Of the number of trials, in words."""
 
 
 def trials(privacy: Mapping) -> Section | None:
@@ -115,9 +127,9 @@ def trials(privacy: Mapping) -> Section | None:
         return Section("Several trials", (text,))
     shape = f", η = {declared['shape']:g}" if "shape" in declared else ""
     text = (
-        f"The number of trainings was drawn before the first of them from {_LAWS[declared['law']]}, with mean "
+        f"The number of trainings was drawn before the first of them from {LAWS[declared['law']]}, with mean "
         f"{declared['mean']:g}{shape} (Papernot and Steinke 2022). ε is that of the choice and the chosen model, "
         "provided that nothing else about the trials is ever shown, not even their number, and that every trial has at "
-        f"most this run's ledger.{alike} {_SCORE}"
+        f"most this run's ledger." + ("" if privacy.get("tuning") else f"{alike} {_SCORE}")
     )
     return Section("Several trials", (text,))

@@ -15,6 +15,7 @@ from equidp.accounting.events import Event, beyond
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.data.records import Membership
+from equidp.data.sources import source
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings
 from equidp.system.files import replacing
@@ -24,6 +25,10 @@ from equidp.training.statement import figures_entry
 CHARGED = "charged.json"
 """Beside the checkpoints: the run's names in the ledger, one for each of the settings that it was begun with, so that a
 run that is continued is entered once."""
+
+
+DIGEST = 64
+"""Length of a digest of raw files; sources without files have a word in its place."""
 
 
 def planned(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
@@ -60,10 +65,30 @@ def repeated(workplace: Path, algorithm: Algorithm, plan: Plan) -> tuple[Event, 
     return more if algorithm.fixed or not more else charged
 
 
+def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | None = None) -> DatasetLedger:
+    """The ledger of a run's data set, by every name that it has.
+
+    Args:
+        folder: of the ledger.
+        provenance: where the records came from, if they were read; without it their digest is known from entries alone.
+    """
+    data, names = settings.data, [settings.dataset]
+    where = [f"{option}={data.options[option]}" for option in ("connection", "catalog") if data.options.get(option)]
+    if path := data.options.get("path"):
+        where.append(f"path={(Path(settings.raw_dir) / str(path)).resolve()}")
+    names += where or [f"source={data.source}"]  # where nothing says which data a source reads, they are its own
+    if len(digest := (provenance or {}).get("raw_fingerprint", "")) == DIGEST:  # else a word that many sources share
+        names.append(f"digest={digest}")
+    if settings.privacy.ledger:
+        names.append(f"ledger={settings.privacy.ledger}")
+    return DatasetLedger(folder, *names)
+
+
 def enter(
     folder: Path,
     workplace: Path,
     settings: Settings,
+    provenance: Mapping[str, Any],
     membership: Membership | None,
     releases: Mapping[tuple[str, str], Mapping[str, Any]],
     *,
@@ -74,8 +99,9 @@ def enter(
     A run that is continued is entered already, if it will be charged what was entered then; else it is entered anew.
 
     Args:
-        folder: of all ledgers.
+        folder: of the ledger.
         workplace: of the run, where a run that is continued finds its name.
+        provenance: where the records came from.
         membership: how the training part was drawn.
         releases: by (what, part), what each is charged.
         algorithm: its name.
@@ -83,7 +109,9 @@ def enter(
     Raises:
         EquidpError: `privacy.total_epsilon` would be passed.
     """
-    ledger, place = DatasetLedger(folder, settings.dataset), workplace / CHARGED
+    ledger, place = ledger_of(folder, settings, provenance), workplace / CHARGED
+    protected = source(settings.data.source, settings.data.options).words()[int(settings.privacy.by_unit)]
+    raw = str(provenance.get("raw_fingerprint"))
     found = dict(releases)
     if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
         event = Event.from_dict(figures["mechanism"])
@@ -95,9 +123,9 @@ def enter(
                 run=run,
                 what=what,
                 algorithm=algorithm,
-                split=_split(membership, settings, run, held="scores" in {name for name, _ in releases}),
+                split=_split(membership, settings, run, raw, held=("tuning", "train") in releases),
                 part=part,
-                unit=settings.privacy.unit if settings.privacy.by_unit else "record",
+                unit=protected if settings.privacy.by_unit else "record",
                 secure=settings.privacy.secure,
                 **of,
             )
@@ -125,21 +153,24 @@ def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]
     Where the best of several trials is released, each of them may have been charged so much: the entry is then one of
     all its events, in the place of the first (`dataset_ledger`).
     """
-    ledger = DatasetLedger(folder, settings.dataset)
-    first, *later = [entry for entry in ledger.entries() if entry.run == run and entry.part == "train"]
+    entries = DatasetLedger(folder, settings.dataset).entries()
+    first, *later = [entry for entry in entries if entry.run == run and entry.part == "train"]
     if first.law is None:
         due = events = beyond(more, [event for entry in later for event in entry.events])
     else:
         events = (*first.events, *more)
         due = beyond(events, later[-1].events if later else first.events)
     if due:
-        ledger.charge([dataclasses.replace(first, events=events)], delta=settings.privacy.delta)
+        again = dataclasses.replace(first, events=events)
+        DatasetLedger(folder, *first.data).charge([again], delta=settings.privacy.delta)
 
 
-def _split(membership: Membership | None, settings: Settings, run: str, *, held: bool) -> str:
+def _split(membership: Membership | None, settings: Settings, run: str, raw: str, *, held: bool) -> str:
     """A name for the split: of one name only where the parts are the same function of each record.
 
     Its digest is of the source and its options, too, in their order: a record's identity is made of what these read.
+    It is of the raw data, too, where that identity is not a declared id: a person whose row was changed since may be in
+    another part than before.
     """
     how, data = "given" if membership is None else membership.how, settings.data
     if how not in ("hash", "provider"):
@@ -147,5 +178,6 @@ def _split(membership: Membership | None, settings: Settings, run: str, *, held:
     assert membership is not None
     part = "validation" if held else data.evaluate_on
     facts = (how, membership.key, repr(data.test_fraction), data.split_by, part)
-    made = json.dumps([facts, data.source, data.options, data.id], default=str)
+    stays = how == "hash" and (data.id or data.split_unit == "unit")
+    made = json.dumps([facts, data.source, data.options, data.id, "" if stays else raw], default=str)
     return "/".join((*facts, hashlib.sha256(made.encode()).hexdigest()[:16]))

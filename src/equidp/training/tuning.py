@@ -19,12 +19,17 @@ by a random number that each trial draws, which is such an order.
 
 *After a crash* in a secure run, steps that are done again are charged again. What any trial's ledger has beyond its
 plan is added to the reference, for all trials.
+
+*Without privacy of the choice* (`tune.exact`, research alone): every combination is trained, and the exact figure
+chooses. A training record then pays for all trainings together, as the validation records that chose are others; a
+validation record has no guarantee.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,14 +75,14 @@ class Tuning:
 
     Attributes:
         points: the grid; the first one's training is the reference.
-        reference: events whose divergences no trial exceeds.
-        score_event: the noised histogram of the validation part.
+        reference: events whose divergences no trial exceeds; of an exact choice those of all trials together.
+        score_event: the noised histogram of the validation part; None where the choice is exact.
         law: of the number of trials; the plans have it by the orders at which no trial exceeds the reference.
     """
 
     points: tuple[Point, ...]
     reference: tuple[Event, ...]
-    score_event: Event
+    score_event: Event | None
     law: Trials
 
     def epsilon(self, more: Sequence[Event] = ()) -> float:
@@ -86,7 +91,9 @@ class Tuning:
 
     @property
     def score_epsilon(self) -> float:
-        """ε of choice and scores for a validation record."""
+        """ε of choice and scores for a validation record; infinite where the choice is exact."""
+        if self.score_event is None:
+            return math.inf
         return self.law.epsilon((self.score_event,), self.plan.delta).value
 
     @property
@@ -105,7 +112,12 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
         EquidpError: no law of the number of trials, a grid that cannot be trained, or a target that cannot be met.
     """
     _refuse_untunable(settings)
-    first, *others = _combinations(settings)
+    combinations = _combinations(settings)
+    if settings.tune.exact:
+        alone = tuple(_point(changes, train, settings) for changes in combinations)
+        every = merged(event for of in alone for event in of.settings.algorithm(settings.audited).events(of.plan))
+        return Tuning(alone, every, None, settings.privacy.trials)
+    first, *others = combinations
     point = _point(first, train, settings)
     reference = merged(point.settings.algorithm(settings.audited).events(point.plan))
     trials = point.plan.trials.telling(reference, point.plan.delta)
@@ -156,7 +168,7 @@ def tuned_statement(
         **privacy,
         "epsilon": epsilon.value,
         "epsilon_rdp": epsilon.rdp,
-        "epsilon_pld": None,
+        "epsilon_pld": epsilon.pld,
         "epsilon_replace_one": accounted.replace_one(),
         "target_epsilon": settings.privacy.epsilon,
         "target_epsilon_as": None if settings.privacy.epsilon is None else "sound",
@@ -166,7 +178,9 @@ def tuned_statement(
             "score": settings.tune.score,
             "grid": settings.tune.values,
             "chosen": dict(chosen.changes),
-            "validation": {
+            "exact": settings.tune.exact,
+            "validation": tuning.score_event
+            and {
                 "epsilon": tuning.score_epsilon,
                 "delta": plan.delta,
                 "unit": settings.privacy.unit,
@@ -176,19 +190,45 @@ def tuned_statement(
                 "tables": list(tables(settings.data.groups)),
             },
         },
-        "notes": [
-            *privacy["notes"],
-            f"At the Rényi orders {' and '.join(f'{order:g}' for order in plan.trials.orders or ())} no trial has a "
-            "larger divergence than the events listed as charged; ε is that of the choice among a random number of "
-            "such trials, by these orders.",
-        ],
+        "assumptions": [*privacy["assumptions"][:-1], _assumed(tuning)],
+        "notes": [*privacy["notes"], _note(tuning, privacy["epsilon"])],
     }
+
+
+def _assumed(tuning: Tuning) -> str:
+    """In place of what a training says of trials that the user makes one by one."""
+    if tuning.score_event is None:
+        return "All trainings of the grid are charged; publishing further runs composes their ledgers."
+    return (
+        "The number of trials, and the settings of each, were drawn before the first of them and whatever the records. "
+        "All trials have one training part, and a validation part that none of them trains on. Nothing but the chosen "
+        "one is ever shown. Publishing further runs composes their ledgers."
+    )
+
+
+def _note(tuning: Tuning, alone: float) -> str:
+    if tuning.score_event is None:
+        return (
+            f"A choice without privacy (tune.exact): {len(tuning.points)} trainings, of which the best exact figure of "
+            f"the validation part chose. ε is that of all of them together. The chosen training alone has ε = "
+            f"{alone:.4g}, which says nothing about the choice. Validation records have no guarantee."
+        )
+    return (
+        f"At the Rényi orders {' and '.join(f'{order:g}' for order in tuning.plan.trials.orders or ())} no trial has a "
+        "larger divergence than the events listed as charged; ε is that of the choice among a random number of such "
+        "trials, by these orders."
+    )
 
 
 def _refuse_untunable(settings: Settings) -> None:
     """Refuse what the theorem does not hold for."""
     name, privacy = settings.audited, settings.privacy
-    if privacy.trials_law is None:
+    if settings.tune.exact and (privacy.secure or not privacy.trials.single):
+        raise EquidpError(
+            "tune.exact=true chooses without privacy, among all combinations, for research: leave privacy.secure and "
+            "the declared number of trials out."
+        )
+    if privacy.trials_law is None and not settings.tune.exact:
         raise EquidpError(
             "tune needs the law of the number of trials: give privacy.trials_law (geometric, negative_binomial or "
             "poisson) and privacy.trials_mean."
@@ -201,6 +241,8 @@ def _refuse_untunable(settings: Settings) -> None:
         raise EquidpError("tune holds a validation part of its own: leave data.evaluate_on=validation out.")
     if privacy.epsilon_as == "published":
         raise EquidpError("tune states the guaranteed ε: leave privacy.epsilon_as=published out.")
+    if settings.release.unprotected:
+        raise EquidpError("tune makes no exact figures and no audit: leave release.unprotected out.")
     if settings.training.devices != 1:
         raise EquidpError("tune trains in one process: leave training.devices out.")
     algorithm = settings.algorithm(name)

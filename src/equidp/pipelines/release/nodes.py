@@ -15,6 +15,13 @@ def write_release(model: Weights, privacy: dict[str, Any], *others: Any) -> dict
     return write_asked_release(model, privacy, *others) if wanted(others[-1].release, privacy) else {}
 
 
+def write_tuned_release(
+    model: Weights, privacy: dict[str, Any], metrics_release: dict[str, Any], settings: Settings
+) -> dict[str, bytes]:
+    """The files that may go out with a model that `tune` chose: of its exact figures and of audits there are none."""
+    return write_release(model, privacy, {}, metrics_release, {}, settings)
+
+
 def write_asked_release(
     model: Weights,
     privacy: dict[str, Any],

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from equidp.accounting.dataset_ledger import DatasetLedger, spent_by_run
+from equidp.accounting.dataset_ledger import spent_by_run
 from equidp.errors import EquidpError
 from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
@@ -20,6 +20,7 @@ from equidp.reporting.page import html_report
 from equidp.reporting.privacy_report import privacy_report
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tables import BASELINE, results_table
+from equidp.training.charging import ledger_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,18 +61,26 @@ def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
     Raises:
         EquidpError: no run on it is entered yet, or an entry is damaged.
     """
-    ledger = DatasetLedger(folder, settings.dataset)
+    ledger = ledger_of(folder, settings)
     entries, delta = ledger.entries(), settings.privacy.delta
     if not entries:
-        raise EquidpError(f"{ledger.path} has no entry: train on {settings.dataset} first.")
+        raise EquidpError(f"{ledger.path} has no entry of {settings.dataset}: train on it first.")
     rows = spent_by_run(entries, delta)
-    for unit, total in {unit: total for _, total, _, unit in rows}.items():
+    totals = {unit: total for _, total, _, unit in rows}
+    if len({unit for *_, counts, unit in rows if counts}) > 1:
+        logger.warning(
+            "Secure runs protect several units (%s). Each total holds the runs of its own unit alone: a person pays "
+            "for the others too, and no figure holds for all together.",
+            ", ".join(totals),
+        )
+    for unit, total in totals.items():
         logger.info(
-            "%s: ε = %s at δ = %g for a %s, of %d secure runs.",
+            "%s: ε = %s at δ = %g for a %s of %s, of %d secure runs.",
             ledger.path,
             epsilon_text(total),
             delta,
             unit,
+            ", ".join(dict.fromkeys(entry.data[0] for entry in entries)),
             len({entry.run for entry in entries if entry.secure and entry.unit == unit}),
         )
     return spent_figure(rows, settings.dataset, settings.privacy.total_epsilon)

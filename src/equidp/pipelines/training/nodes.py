@@ -75,6 +75,7 @@ def train_network(
     settings: Settings,
     on_epoch: OnEpoch,
     ledgers: Path,
+    provenance: dict[str, Any],
     *,
     algorithm: str,
 ) -> Trained:
@@ -88,7 +89,8 @@ def train_network(
     fresh = partial(_trained, algorithm, made, Split(train, test, public), settings, workplace, follow)
     if chosen.private:
         due = planned(chosen, made)
-        run = enter(ledgers, workplace, settings, train.membership, {("training", "train"): due}, algorithm=algorithm)
+        every = {("training", "train"): due}
+        run = enter(ledgers, workplace, settings, provenance, train.membership, every, algorithm=algorithm)
         if "events" in due and settings.resume and settings.privacy.secure:
             enter_more(ledgers, settings, run, repeated(workplace, chosen, made))
         trained = fresh()

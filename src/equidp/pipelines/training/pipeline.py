@@ -7,7 +7,7 @@ from equidp.pipelines import given, wired
 from equidp.pipelines.ingestion.nodes import mapped, split_records
 from equidp.pipelines.training import nodes
 
-PARTS, ALL = ["train", "test", "public"], {"settings", "on_epoch", "privacy_ledger"}
+PARTS, ALL = ["train", "test", "public"], {"settings", "on_epoch", "privacy_ledger", "provenance"}
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
@@ -16,7 +16,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
     An algorithm that trains on a fixed map of the records has its own features, split by the same draw.
     """
     plan, train = (given(f, algorithm=algorithm) for f in (nodes.plan_training, nodes.train_network))
-    trained = [*PARTS, "plan", "workplace", "settings", "on_epoch", "privacy_ledger"]
+    trained = [*PARTS, "plan", "workplace", "settings", "on_epoch", "privacy_ledger", "provenance"]
     body = [
         (plan, ["train", "settings"], "plan", "plan_training"),
         (train, trained, ["model", "history", "privacy"], "train_model"),

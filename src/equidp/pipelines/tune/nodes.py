@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -23,8 +24,11 @@ from equidp.models.weights import Weights, load_weights, network_of, save_weight
 from equidp.parameters import Settings
 from equidp.pipelines.evaluation.nodes import release_figures
 from equidp.pipelines.ingestion.nodes import divide
+from equidp.pipelines.provenance import provenance_facts
+from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.tuning_page import tuning_page
 from equidp.system.files import durable, private, replacing
 from equidp.training import predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
@@ -42,12 +46,18 @@ logger = logging.getLogger(__name__)
 
 
 def choose_model(
-    features: Records, workplace: Path, settings: Settings, algorithms: Mapping[str, Algorithm], ledgers: Path
-) -> tuple[Weights, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    features: Records,
+    workplace: Path,
+    settings: Settings,
+    algorithms: Mapping[str, Algorithm],
+    ledgers: Path,
+    provenance: Mapping[str, Any],
+) -> tuple[Weights, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The model that private selection chose, privacy.json, tune.json, and figures of the test part if asked for.
 
     Returns:
-        Of the chosen trial alone. Its folder, and those of the others, go once it is told.
+        Of the chosen trial alone. Its folder, and those of the others, go once it is told. Last, what must stay inside:
+        all trials, if the choice is exact or `training.diagnostics` asks for it; else an empty dict.
 
     Raises:
         EquidpError: settings that cannot be tuned, or an unfinished tuning that is not continued.
@@ -55,15 +65,18 @@ def choose_model(
     held = settings.data.model_copy(update={"evaluate_on": "validation"})
     parts = divide(features, held, settings.seed, algorithms.values())
     tuning = plan_tuning(parts.train, settings)
-    _announce(tuning, settings)
+    # of the test part one histogram alone is drawn: no law is needed, and figures need less noise
+    single = settings.privacy.model_copy(update=dict.fromkeys(("trials_law", "trials_mean", "trials_shape")))
+    once = dataclasses.replace(settings, privacy=single)
+    _announce(tuning, once)
     _refuse_unfinished(workplace, settings)
-    due = {
-        ("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials),
-        ("scores", "validation"): {"events": (tuning.score_event,)} | of_law(tuning.law),
-    }
-    run = enter(ledgers, workplace, settings, parts.train.membership, due, algorithm=settings.audited)
+    due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
+    if tuning.score_event is not None:
+        due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
+    membership = parts.train.membership
+    run = enter(ledgers, workplace, once, provenance, membership, due, algorithm=settings.audited)
     drawn = _drawn(workplace, tuning, parts, settings)
-    chosen, best, more = 0, -1.0, list[Event]()
+    scores, more = list[float](), list[Event]()
     for number, place in enumerate(drawn):
         folder, point = workplace / f"trial-{number}", tuning.points[place]
         if settings.resume and settings.privacy.secure and not (folder / TRIAL).is_file():
@@ -71,8 +84,8 @@ def choose_model(
             enter_more(ledgers, settings, run, [*more, *again])
         found = _trial(number, point, parts, folder, tuning, settings)
         more += [Event.from_dict(event) for event in found["beyond_plan"]]
-        if found["score"] > best:
-            chosen, best = number, found["score"]
+        scores.append(found["score"])
+    chosen = scores.index(max(scores))  # the first of equal ones
     if more:
         enter_more(ledgers, settings, run, more)
         logger.warning(
@@ -85,20 +98,42 @@ def choose_model(
     privacy = tuned_statement(found["privacy"], tuning, settings, point, more)
     test = divide(features, settings.data, settings.seed, algorithms.values())
     figures = release_figures(
-        score_test(weights, test.test), test.test, parts.train, workplace, settings, algorithm="tuned"
+        score_test(weights, test.test), test.test, parts.train, workplace, once, algorithm="tuned"
     )
-    privacy |= figures_entry(settings.privacy, settings.data)
+    privacy |= figures_entry(once.privacy, once.data)
     choice = {
         "algorithm": settings.audited,
         "secure": settings.privacy.secure,
         "epsilon": privacy["epsilon"],
+        "epsilon_declared": tuning.epsilon(),  # before the first trial; less, if a trial repeated steps
         "delta": privacy["delta"],
         "trials": tuning.plan.trials.to_dict(),
         **privacy["tuning"],
-        "histogram": found["histogram"],
-        "value": best,
+        "histogram": None if settings.tune.exact else found["histogram"],
+        "value": scores[chosen],
     }
-    return weights, privacy, choice, figures
+    return weights, privacy, choice, figures, _every_trial(tuning, drawn, scores, settings)
+
+
+def _every_trial(tuning: Tuning, drawn: list[int], scores: list[float], settings: Settings) -> dict[str, Any]:
+    if not (settings.tune.exact or settings.training.diagnostics):
+        return {}
+    told = zip(drawn, scores, strict=True)
+    return {"trials": [{"settings": dict(tuning.points[place].changes), "score": score} for place, score in told]}
+
+
+def write_page(
+    choice: dict[str, Any],
+    privacy: dict[str, Any],
+    released: dict[str, Any],
+    trials: dict[str, Any],
+    provenance: dict[str, Any],
+    settings: Settings,
+) -> str:
+    """The HTML page of the tuning, one self-contained file."""
+    shown = shown_settings(settings, [settings.audited]) | {"tune": settings.tune.model_dump(mode="json")}
+    title = f"Tuning of {settings.audited} on {settings.dataset}"
+    return tuning_page(title, choice, privacy, released, trials, shown, provenance_facts(provenance))
 
 
 def forget_trials(workplace: Path) -> None:
@@ -116,6 +151,18 @@ def forget_trials(workplace: Path) -> None:
 def _announce(tuning: Tuning, settings: Settings) -> None:
     """What everything will cost, before the first trial."""
     trials, unit = tuning.plan.trials, settings.privacy.unit
+    if tuning.score_event is None:
+        logger.warning(
+            "tune.exact: a choice without privacy, for research. All %d combinations are trained, and the exact figure "
+            "chooses: for a %s of the training part they cost ε = %s at δ = %g together; those of the validation part "
+            "have no guarantee.",
+            len(tuning.points),
+            unit,
+            epsilon_text(tuning.epsilon()),
+            tuning.plan.delta,
+        )
+        _announce_figures(settings)
+        return
     logger.info(
         "tune: %d combinations, a number of trials drawn from the %s law of mean %g. For a %s of the training part "
         "choice and model cost ε = %s at δ = %g; for one of the validation part choice and scores cost ε = %s.",
@@ -127,6 +174,13 @@ def _announce(tuning: Tuning, settings: Settings) -> None:
         tuning.plan.delta,
         epsilon_text(tuning.score_epsilon),
     )
+    _announce_figures(settings)
+
+
+def _announce_figures(settings: Settings) -> None:
+    if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
+        cost = epsilon_text(figures["epsilon"])
+        logger.info("tune: for a %s of the test part released figures cost ε = %s.", settings.privacy.unit, cost)
 
 
 def _random(settings: Settings, purpose: str) -> RandomSource:
@@ -161,9 +215,13 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
                 "resume=true."
             )
         return list(kept["points"])
-    random = _random(settings, "drawn")
-    count = tuning.plan.trials.draw(float(random.uniform(1)))
-    points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
+    points = list(range(len(tuning.points)))
+    if tuning.score_event is not None:
+        random = _random(settings, "drawn")
+        count = tuning.plan.trials.draw(float(random.uniform(1)))
+        points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
+    for folder in workplace.glob("trial-*"):  # what a finished tuning left, if it ended while it forgot
+        shutil.rmtree(folder)
     _write(path, {"asked": asked.hexdigest(), "points": points})
     return list(points)
 
@@ -203,7 +261,9 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
 
 
 def _scored(weights: Weights, validation: Records, tuning: Tuning, settings: Settings, number: int) -> Noised:
-    """The noised histogram of the validation part: predicted classes alone, as scores need no more."""
+    """The histogram of the validation part, noised unless the choice is exact: predicted classes alone, as scores need
+    no more.
+    """
     scores: np.ndarray = predict(network_of(weights), validation.features).numpy()
     units = validation.unit
     return noised_histogram(
@@ -212,7 +272,7 @@ def _scored(weights: Weights, validation: Records, tuning: Tuning, settings: Set
         group_arrays(validation, settings.data.groups),
         classes=validation.schema.classes,
         bins=len(validation.schema.classes),
-        noise_multiplier=tuning.score_event.noise_multiplier,
+        noise_multiplier=0.0 if tuning.score_event is None else tuning.score_event.noise_multiplier,
         random=_random(settings, f"score/{number}"),
         units=units.numpy() if units is not None and settings.privacy.by_unit else None,
     )

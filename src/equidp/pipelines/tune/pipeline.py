@@ -1,7 +1,8 @@
-"""features → trials → the chosen model, its statement, its figures."""
+"""features → trials → the chosen model, its statement, its figures, a page, and what may go out."""
 
 from kedro.pipeline import Node, Pipeline
 
+from equidp.pipelines.release.nodes import write_tuned_release
 from equidp.pipelines.tune import nodes
 from equidp.reporting.privacy_report import privacy_report
 
@@ -14,8 +15,8 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 nodes.choose_model,
-                inputs=["features", "tuned.workplace", "settings", "algorithms", "privacy_ledger"],
-                outputs=["tuned.model", "tuned.privacy", "tuned.choice", "tuned.metrics_release"],
+                inputs=["features", "tuned.workplace", "settings", "algorithms", "privacy_ledger", "provenance"],
+                outputs=["tuned.model", "tuned.privacy", "tuned.choice", "tuned.metrics_release", "tuned.trials"],
                 name="choose_model",
                 namespace=GROUP,
             ),
@@ -24,6 +25,21 @@ def create_pipeline() -> Pipeline:
                 inputs=["tuned.privacy", "params:dataset"],
                 outputs="tuned.statement",
                 name="write_statement_tuned",
+                namespace=GROUP,
+            ),
+            Node(
+                nodes.write_page,
+                inputs=[f"tuned.{kind}" for kind in ("choice", "privacy", "metrics_release", "trials")]
+                + ["provenance", "settings"],
+                outputs="tuned.report",
+                name="write_report_tuned",
+                namespace=GROUP,
+            ),
+            Node(
+                write_tuned_release,
+                inputs=["tuned.model", "tuned.privacy", "tuned.metrics_release", "settings"],
+                outputs="tuned.release",
+                name="write_release_tuned",
                 namespace=GROUP,
             ),
         ]

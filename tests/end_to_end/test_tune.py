@@ -1,0 +1,60 @@
+"""`kedro run --pipeline=tune`: what a secure tuning leaves, what it says, and what a later one removes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, read_json, report_folder
+
+QUICK: dict[str, Any] = {
+    "algorithm": "dpsgd",
+    "training.epochs": 1,
+    "training.batch_size": 256,
+    "training.device": "cpu",
+    "privacy.noise_multiplier": 2.0,
+    "privacy.delta": 1e-5,
+    "tune.grid.training.learning_rate": "0.5+2.0",
+}
+LAW = {"privacy.trials_law": "geometric", "privacy.trials_mean": 2}
+
+
+def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
+    project: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    secure = {"privacy.secure": True, "privacy.evaluation.epsilon": 1.0}
+    kedro_run(project, "tune", **QUICK, **LAW, **secure)
+    folder, workplace = report_folder(project, "tuned"), project / "data/06_models/digits/tuned/seed=0/workplace"
+    said = capsys.readouterr().out
+    assert "training part: ε = " in said
+    assert "test part: ε = " in said
+    assert f"tuned.report: {folder / 'report.html'}" in said
+    assert not list(workplace.iterdir())
+    released = read_json(folder / "release" / "privacy.json")
+    choice = read_json(folder / "tune.json")
+    assert released["epsilon"] == choice["epsilon"]
+    assert released["tuning"]["chosen"] == choice["chosen"]
+    assert released["evaluation"]["trials"] == {"max": 1}
+    assert not (folder / "nonprivate").exists()
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    for told in (
+        "Declared before the first trial", "0.5, 2.0", "the geometric law, mean 2", f"{choice['value']:.4f}",
+        "Person C", "of the validation part, with noise", "Nothing of the other trials is told", "Released figures",
+    ):  # fmt: skip
+        assert told in page
+    assert "All other figures of this page are exact" not in page
+    assert "nonprivate" not in page[page.index("<main>") : page.index('id="privacy"')]
+    logged = mlflow_runs(project)[-1].data
+    assert logged.params["tune.grid.training.learning_rate"] == "0.5+2.0"
+    assert {"released/accuracy", "released/epsilon"} <= logged.metrics.keys()
+
+    kedro_run(project, "tune", **QUICK, **{"tune.exact": True})
+    assert "validation part: ε" not in capsys.readouterr().out
+    assert "a choice without privacy, for research" in caplog.text
+    assert not (folder / "release").exists()
+    assert not (folder / "metrics_release.json").exists()
+    assert len(read_json(folder / "nonprivate" / "trials.json")["trials"]) == 2
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    for told in ("Settings were chosen without privacy (tune.exact)", "nonprivate/trials", "every combination once"):
+        assert told in page
+    assert "with noise" not in page[page.index('id="choice"') : page.index('id="trials"')]

@@ -1,0 +1,55 @@
+"""A run's noised histogram is drawn once: what a continued run may take from the folder, and what it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equidp.data.sources import source
+from equidp.errors import EquidpError
+from equidp.parameters import resolve
+from equidp.pipelines.evaluation.nodes import release_figures
+from equidp.pipelines.ingestion.nodes import divide
+from equidp.training.conclusion import HISTOGRAM
+
+
+@pytest.fixture(scope="module")
+def parts() -> Any:
+    kind = source("digits", {})
+    return divide(kind.records(kind.locate(Path())), resolve_digits().data, 0, [])
+
+
+def resolve_digits(*, secure: bool = True, resume: bool = False) -> Any:
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "secure": secure, "evaluation": {"epsilon": 1.0}}
+    return resolve({"dataset": "digits", "model": {"name": "logistic"}, "privacy": privacy, "resume": resume})
+
+
+def counts(parts: Any, place: Path, scores: Any, **how: bool) -> Any:
+    given = resolve_digits(**how)
+    return release_figures(scores, parts.test, parts.train, place, given, algorithm="dpsgd")["histogram"]["counts"]
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_continued_run_takes_the_same_histogram_and_a_secure_one_no_other(
+    parts: Any, tmp_path: Path, secure: bool
+) -> None:
+    scores = np.eye(10)[parts.test.labels.numpy()]
+    first = counts(parts, tmp_path, scores, secure=secure)
+    assert counts(parts, tmp_path, scores, secure=secure, resume=True) == first
+    others = np.roll(scores, 1, axis=1)
+    kept = (tmp_path / HISTOGRAM).read_bytes()
+    if secure:
+        with pytest.raises(EquidpError, match=r"would cost their ε again\. Begin anew with resume=false, and count"):
+            counts(parts, tmp_path, others, secure=True, resume=True)
+        assert (tmp_path / HISTOGRAM).read_bytes() == kept
+    assert counts(parts, tmp_path, others, secure=secure) != first
+
+
+def test_a_secure_histogram_that_was_lost_is_drawn_anew_with_other_noise(parts: Any, tmp_path: Path) -> None:
+    scores = np.eye(10)[parts.test.labels.numpy()]
+    first = counts(parts, tmp_path, scores)
+    (tmp_path / HISTOGRAM).unlink()
+    assert counts(parts, tmp_path, scores) != first

@@ -1,0 +1,212 @@
+"""What may go wrong with a tuning: it is killed, it forgets halfway, its trials are counted by what they score."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equidp.accounting.dataset_ledger import DatasetLedger
+from equidp.data.sources import source
+from equidp.errors import EquidpError
+from equidp.mechanism.secure import SecureRandom
+from equidp.parameters import Settings, resolve
+from equidp.pipelines.tune import nodes
+from equidp.training import conclusion
+from equidp.training.charging import CHARGED
+from equidp.training.checkpoint import JOURNAL_FILE
+from equidp.training.tuning import plan_tuning
+
+LAW = {"trials_law": "geometric", "trials_mean": 3}
+
+
+def settings(*, privacy: dict[str, Any] | None = None, tune: dict[str, Any] | None = None, **more: Any) -> Settings:
+    noise = {"noise_multiplier": 2.0, "delta": 1e-5} | (LAW if privacy is None else privacy)
+    grid = {"grid": {"training": {"learning_rate": [0.1, 1.0]}}} | (tune or {})
+    given = {"dataset": "digits", "algorithm": "dpsgd", "model": {"name": "logistic"}, "privacy": noise, "tune": grid}
+    return resolve(given | {"training": {"epochs": 2, "batch_size": 256, "device": "cpu"}} | more)
+
+
+def records() -> Any:
+    kind = source("digits", {})
+    return kind.records(kind.locate(Path()))
+
+
+def tuned(place: Path, of: Settings) -> Any:
+    return nodes.choose_model(records(), place / "run", of, {"dpsgd": of.algorithm("dpsgd")}, place / "ledgers", {})
+
+
+# ------------------------------------------------------------------------------------------------------------- kill −9
+
+
+def life(place: Path, death: str, resume: bool) -> None:
+    """A process that tunes, writes a byte for every step of every trial before its noise is drawn, and dies."""
+    torch.set_num_threads(1)
+    trial, train, perturb, write = [Path()], nodes.train_model, SecureRandom.perturb, nodes._write
+
+    def die(at: str) -> None:
+        if at == death:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def training(*args: Any, workplace: Path, **more: Any) -> Any:
+        trial[0] = place / f"{workplace.name}.steps"
+        found = train(*args, workplace=workplace, **more)
+        trial[0] = Path()
+        return found
+
+    def noised(self: Any, values: Any, **how: Any) -> Any:
+        if trial[0].name:
+            with trial[0].open("ab") as witness:
+                witness.write(b".")
+            die(f"step {trial[0].stat().st_size}")
+        return perturb(self, values, **how)
+
+    def written(path: Path, content: Any) -> None:
+        die(f"before {path.name}")
+        write(path, content)
+        die(f"after {path.name}")
+
+    nodes.train_model, SecureRandom.perturb, nodes._write = training, noised, written  # type: ignore[assignment]
+    tuned(place, settings(privacy=LAW | {"secure": True}, resume=resume))
+
+
+def most_steps(place: Path) -> int:
+    """Of any trial."""
+    return max((path.stat().st_size for path in place.glob("*.steps")), default=0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
+def test_a_secure_tuning_that_is_killed_goes_on_and_no_trial_has_more_steps_than_were_charged(tmp_path: Path) -> None:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["equidp.pipelines.tune.nodes", "sklearn.datasets"])
+    deaths = (f"before {nodes.DRAWN}", "step 7", "step 9", f"after {nodes.TRIAL}", "")
+    drawn: set[bytes] = set()
+    for number, death in enumerate(deaths):
+        child = context.Process(target=life, args=(tmp_path, death, number > 0))
+        child.start()
+        child.join()
+        assert child.exitcode == (-signal.SIGKILL if death else 0)
+        entered = [one for one in DatasetLedger(tmp_path / "ledgers", "digits").entries() if one.part == "train"]
+        assert len({one.run for one in entered}) == 1
+        assert most_steps(tmp_path) <= max(sum(event.count for event in one.events) for one in entered)
+        kept = tmp_path / "run" / nodes.DRAWN
+        assert kept.is_file() == (number > 0)
+        drawn |= {kept.read_bytes()} if number else set()
+    assert len(drawn) == 1
+    assert most_steps(tmp_path) > entered[0].events[0].count  # else nothing was done twice
+
+
+# ------------------------------------------------------------------------------------------------------- what is kept
+
+
+def left_after_each_removal(place: Path, monkeypatch: pytest.MonkeyPatch, forget: Any) -> list[set[str]]:
+    seen, unlink = [], Path.unlink
+
+    def removing(self: Path, **how: Any) -> None:
+        unlink(self, **how)
+        seen.append({path.name for path in place.iterdir()})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", removing)
+        forget(place)
+    return seen
+
+
+@pytest.mark.parametrize(("forget", "witness"), [(conclusion.forget, JOURNAL_FILE), (nodes.forget_trials, nodes.DRAWN)])
+def test_what_says_that_a_run_is_entered_goes_before_what_says_what_it_was_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: Any, witness: str
+) -> None:
+    """A death in between would else leave a run that goes on without a charge, and begins anew."""
+    for name in (CHARGED, witness):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    left = left_after_each_removal(tmp_path, monkeypatch, forget)
+    assert not left[-1]
+    assert all(witness in names or CHARGED not in names for names in left)
+    assert any(witness in names and CHARGED not in names for names in left)
+
+
+def test_trials_of_a_tuning_that_died_while_it_forgot_are_none_of_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = tmp_path / "run" / "trial-0"
+    stale.mkdir(parents=True)
+    (stale / nodes.TRIAL).write_text('{"score": 1.0, "beyond_plan": []}', encoding="utf-8")
+    assert trials_run(tmp_path, 0.5, monkeypatch) >= 1
+    assert not stale.exists()
+
+
+# --------------------------------------------------------------------------------------------------- planted: counting
+
+
+def trials_run(place: Path, score: float, monkeypatch: pytest.MonkeyPatch, drawn: Any = None) -> int:
+    """How many trials there are if each of them scores so."""
+    run: list[int] = []
+
+    def trial(number: int, *others: Any) -> dict[str, Any]:
+        run.append(number)
+        return {"score": score, "beyond_plan": []}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(nodes, "_trial", trial)
+        if drawn is not None:
+            patched.setattr(nodes, "_drawn", lambda *given: drawn(score))
+        with pytest.raises(FileNotFoundError):  # no trial left a model
+            tuned(place, settings(seed=3))
+    return len(run)
+
+
+def until_good(score: float) -> Iterator[int]:
+    """As published tuning does: a trial more while the best is not good enough."""
+    yield 0
+    while score < 0.8:
+        yield 0
+        score += 0.2
+
+
+def number_follows_scores(place: Path, monkeypatch: pytest.MonkeyPatch, drawn: Any = None) -> bool:
+    found = {trials_run(place / str(score), score, monkeypatch, drawn) for score in (0.1, 0.9)}
+    return len(found) > 1
+
+
+def test_trials_that_are_counted_afterwards_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not number_follows_scores(tmp_path / "honest", monkeypatch)
+    assert number_follows_scores(tmp_path / "fault", monkeypatch, until_good)
+
+
+# ------------------------------------------------------------------------------------------------------ without privacy
+
+
+def test_an_exact_choice_trains_every_combination_and_states_them_all(tmp_path: Path) -> None:
+    given = settings(privacy={}, tune={"exact": True})
+    _, privacy, choice, _, inside = tuned(tmp_path, given)
+    (twice,) = privacy["charged"]
+    assert twice["count"] == 2 * privacy["ledger"][0]["count"]
+    assert privacy["epsilon"] == privacy["epsilon_pld"]
+    assert "no guarantee" in privacy["notes"][-1]
+    scores = [one["score"] for one in inside["trials"]]
+    assert [one["settings"]["training.learning_rate"] for one in inside["trials"]] == [0.1, 1.0]
+    assert choice["chosen"] == inside["trials"][scores.index(max(scores))]["settings"]
+    assert (choice["exact"], choice["histogram"], choice["validation"]) == (True, None, None)
+    (entered,) = DatasetLedger(tmp_path / "ledgers", "digits").entries()
+    assert (entered.secure, entered.events[0].count) == (False, twice["count"])
+
+
+@pytest.mark.parametrize("privacy", [{"secure": True}, LAW, {"max_trials": 2}])
+def test_an_exact_choice_is_for_research_alone(privacy: dict[str, Any]) -> None:
+    with pytest.raises(EquidpError, match=r"tune\.exact=true chooses without privacy"):
+        plan_tuning(records(), settings(privacy=privacy, tune={"exact": True}))
+
+
+@pytest.mark.parametrize("diagnostics", [True, False])
+def test_other_trials_leave_only_among_diagnostics(diagnostics: bool) -> None:
+    given = resolve({"dataset": "digits", "privacy": {"epsilon": 1.0}, "training": {"diagnostics": diagnostics}})
+    points = type("Tuning", (), {"points": [type("Point", (), {"changes": {"a": 1}})]})
+    found = nodes._every_trial(points, [0], [0.5], given)  # type: ignore[arg-type]
+    assert found == ({"trials": [{"settings": {"a": 1}, "score": 0.5}]} if diagnostics else {})
