@@ -58,6 +58,11 @@ def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Te
         EquidpError: where it needs the classes, and the grouping is another.
     """
     ids, names = records.grouping(grouping)
+    if algorithm.objective.by_class and not records.schema.classes:
+        raise EquidpError(
+            f"{algorithm.name} allows for how rare each class is, and {records.schema.task} has no classes: choose "
+            "another algorithm (docs/algorithms.md says which need them)."
+        )
     if algorithm.objective.by_class and names != records.schema.classes:
         raise EquidpError(
             f"{algorithm.name} allows for how rare each class is, so its groups have to be the classes, not "
@@ -72,6 +77,6 @@ def units_in(train: Records, privacy: PrivacySettings) -> int:
     Where each record's own hash says whether it trains, it is the expected number: rates, steps and noise must not tell
     how many there are. Else it is how many there are, and taken as public.
     """
-    there = Population(train, train.labels, by_unit=privacy.by_unit).size
+    there = Population(train, train.class_ids, by_unit=privacy.by_unit).size
     planned = None if train.membership is None else train.membership.expects(by_unit=privacy.by_unit)
     return there if planned is None else planned

@@ -89,7 +89,7 @@ def prepare(
 ) -> Prepared:
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     device, algorithm = device_of(training), algorithm.averaged(training.average)
-    loss = record_loss(training.class_weights, split.train.schema.classes, device)
+    loss = record_loss(training, split.train.schema, device)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
     views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)

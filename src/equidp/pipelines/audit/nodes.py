@@ -41,7 +41,7 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
         build_model=lambda schema: make_model(schema, settings.model, algorithm, settings.seed),
         algorithm=algorithm,
         plan=plan,
-        loss=record_loss(loop.class_weights, train.schema.classes, device),
+        loss=record_loss(loop, train.schema, device),
         learning_rate=loop.rate(plan.steps),
         optimizer=loop.descent,
         grouping=settings.data.groups[0],
