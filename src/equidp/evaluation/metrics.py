@@ -418,7 +418,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def difference(private: Mapping, baseline: Mapping) -> dict:
-    """Private minus baseline in every metric."""
+    """Private minus baseline."""
     names = {metric: "excess_loss" if metric == "loss" else metric for metric in METRICS if metric in private}
     return {name: _minus(private[metric], baseline.get(metric)) for metric, name in names.items()}
 
@@ -442,6 +442,8 @@ def _flat_figures(prefix: str, figures: Mapping) -> Iterator[tuple[str, float | 
         names = unique_slugs(list(groups))
         for group, values in groups.items():
             yield from ((f"{prefix}/{m}/{slugs[grouping]}:{names[group]}", v) for m, v in values.items())
+    for label, of in figures.get("labels", {}).items():
+        yield from ((f"{prefix}/label/{slug(label)}/{m}", v) for m, v in of["overall"].items() if m != "count")
     for grouping, worst in figures.get("worst", {}).items():
         yield from ((f"{prefix}/worst_group_{m}/{slugs[grouping]}", v) for m, v in worst.items() if m != "group")
     for grouping, disparities in figures.get("disparity", {}).items():

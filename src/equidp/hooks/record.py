@@ -37,7 +37,8 @@ from equidp.mechanism.device import choose_device
 from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.tables import BASELINE, METRIC_TITLES
+from equidp.reporting.tables import BASELINE
+from equidp.reporting.titles import METRIC_TITLES
 from equidp.sweep.cell import ROW
 from equidp.system import interrupts
 from equidp.tasks import kind_of
@@ -292,7 +293,8 @@ def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
 
 def _description(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
     """A run's description in MLflow, in one line."""
-    main = kind_of(metrics).main
+    task = kind_of(metrics)
+    main = task.main
     value = metrics["overall"][main]
     shown = "undefined" if value is None else f"{value:.4f}"
     told = f"{metrics.get('evaluated_on', 'test')} {METRIC_TITLES[main]} {shown}"
@@ -301,5 +303,8 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
     cost = metrics["cost_of_privacy"]["overall"][main]
     mode = "" if privacy["secure"] else ", research mode"
     epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
-    against = "no cost of privacy, as the baseline diverged" if cost is None else f"{cost:+.4f} against the baseline"
+    if cost is None:
+        against = "no cost of privacy, as the baseline diverged"
+    else:
+        against = f"{cost:+.4f} against the baseline" if task.lost_is < 0 else f"cost of privacy {cost:+.4f}"
     return f"{epsilon}; {told}, {against}."

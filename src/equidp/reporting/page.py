@@ -12,12 +12,14 @@ import plotly.graph_objects as go
 from equidp.errors import listed_names
 from equidp.reporting import figures, tables
 from equidp.reporting.figures.drawing import capital
+from equidp.reporting.labels import labels_tables
 from equidp.reporting.privacy_report import NO_GUARANTEE, privacy_sections, research_mode, understated
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
-from equidp.reporting.tables import BASELINE, METRIC_TITLES, groupings_of, task_in
+from equidp.reporting.tables import BASELINE, groupings_of
+from equidp.reporting.titles import METRIC_TITLES, task_in
 from equidp.tasks.base import Task
 
 MAX_FIGURE_GROUPS = 40
@@ -76,6 +78,7 @@ def html_report(
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
+        labels=[_grid(frame, caption=caption) for caption, frame in labels_tables(documents)],
         sizes=f"Sizes of groups: {EXACT_SIZES}" if any("train" in frame for _, frame in groups) else "",
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
@@ -179,14 +182,15 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
         return []
     name = private[0]
     document, facts = documents[name], privacy_facts(name, privacy)
-    main = task_in(documents).main
-    title = METRIC_TITLES[main]
+    task = task_in(documents)
+    main, title = task.main, METRIC_TITLES[task.main]
     mode = ", research mode" if research_mode(facts) else ""
     cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}{mode}")]
     cost = document.get("cost_of_privacy", {})
     cards.append((title, _number(document["overall"][main]), _interval(document, ".3f")))
     if (change := cost.get("overall", {}).get(main)) is not None:
-        remark = "; ".join(filter(None, (f"{title} against the baseline", _interval(cost, "+.3f"))))
+        against = f"{title} against the baseline" if task.lost_is < 0 else f"{task.cost_means} the baseline's"
+        remark = "; ".join(filter(None, (against, _interval(cost, "+.3f"))))
         cards.append(("cost of privacy", _signed(change), remark))
     for grouping, worst in list(document.get("worst", {}).items())[:2]:
         if worst["group"] is not None:

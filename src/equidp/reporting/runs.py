@@ -10,7 +10,8 @@ from ast import literal_eval
 import pandas as pd
 
 from equidp.evaluation.metrics import unique_slugs
-from equidp.reporting.tables import BASELINE, METRIC_TITLES
+from equidp.reporting.tables import BASELINE
+from equidp.reporting.titles import METRIC_TITLES
 
 NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
 """Parameters in which seeds of one setting may differ: no result depends on them, the seed's aside."""

@@ -12,27 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.data.records import MIN_TEST_RECORDS
-from equidp.errors import EquidpError
 from equidp.reporting.privacy_report import research_mode
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.tasks import CLASSIFICATION, TASKS, kind_of
+from equidp.reporting.titles import METRIC_TITLES, cost_title, task_in
+from equidp.tasks import CLASSIFICATION, TASKS
 from equidp.tasks.base import Task
 
 BASELINE = "sgd"
-METRIC_TITLES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro-F1",
-    "mcc": "MCC",
-    "auroc": "AUROC",
-    "loss": "loss",
-    "excess_loss": "excess loss",
-    "calibration_error": "calibration error",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "r2": "R²",
-    "mean_error": "mean error",
-}
 PARTS = ("train", "public", "test")
 """Parts of a split, as columns of a group table."""
 
@@ -48,7 +34,7 @@ FEW_MEANS = (
 )
 
 WIDTH = 100
-"""The table printed at the end of a run fits this many columns."""
+"""Columns of the table printed at the end of a run."""
 
 LONGEST_CELL = 16
 """Longer names of groups are cut on the terminal, if they still differ then."""
@@ -62,21 +48,6 @@ _HEADINGS = {
     "cost": "Δ",
     "gap": "gap",
 }
-
-
-def task_in(documents: Mapping[str, Mapping]) -> type[Task]:
-    """The task that all of these are of.
-
-    Raises:
-        EquidpError: where they are of several, whose figures cannot be compared.
-    """
-    kinds = list(dict.fromkeys(kind_of(document) for document in documents.values())) or [TASKS[CLASSIFICATION]]
-    if len(kinds) > 1:
-        raise EquidpError(
-            f"These runs are of {' and of '.join(kind.name for kind in kinds)}, whose figures cannot be compared: take "
-            "those of one data set (report.dataset)."
-        )
-    return kinds[0]
 
 
 def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:
@@ -373,7 +344,7 @@ def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[
     for name, document in documents.items():
         yield f"{METRIC_TITLES[task.main]} {name}", _of_groups(document, grouping, task.main)
     for metric in task.costs:
-        title = METRIC_TITLES[metric] if metric == "excess_loss" else f"Δ {METRIC_TITLES[metric]}"
+        title = cost_title(task, metric)
         for name, document in private.items():
             yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
         if metric == task.main and len(private) == 1:  # in a comparison they are in the figure

@@ -20,7 +20,7 @@ from equidp.evaluation.metrics import numbered
 from equidp.evaluation.seeds import over_seeds
 from equidp.reporting.page import html_report
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.tables import METRIC_TITLES
+from equidp.reporting.titles import METRIC_TITLES
 from equidp.sweep.project import BASELINE, Cell, by_seed, differing
 from equidp.system.files import replacing
 from equidp.tasks import kind_of

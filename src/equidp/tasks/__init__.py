@@ -25,6 +25,7 @@ TASKS: Registry[type[Task]] = Registry(
     {
         CLASSIFICATION: "classification:Classification",
         "regression": "regression:Regression",
+        "multilabel": "multilabel:MultiLabel",
     },
 )
 

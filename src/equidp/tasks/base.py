@@ -42,7 +42,7 @@ class Task(ABC):
         main: the one by which groups are compared and the cost of privacy is told.
         best: of each metric, whether the highest, the lowest or the value nearest to 0 is best; the highest where
             nothing is said.
-        cost_means: what the cost of privacy is, as the beginning of a sentence that goes on "… that of the baseline".
+        cost_means: what the cost of privacy is, as the beginning of a phrase that goes on "… that of the baseline".
         most: the highest possible value of the main metric; 0 is the lowest.
         costs: those whose cost of privacy is shown of every group, the main one's first; classes have an `excess_loss`.
         beside: metrics shown of every group beside the main one where several models are compared.
@@ -130,7 +130,8 @@ class Task(ABC):
     @classmethod
     def cost(cls, private: Figures, baseline: Figures) -> dict[str, float | None]:
         """What privacy cost some records in each metric: positive where something is lost, None where unknown."""
-        return {metric: cls._lost(metric, private[metric], baseline.get(metric)) for metric in cls.metrics}
+        names = {metric: "excess_loss" if metric == "loss" else metric for metric in cls.metrics}
+        return {name: cls._lost(metric, private[metric], baseline.get(metric)) for metric, name in names.items()}
 
     @classmethod
     def _lost(cls, metric: str, private: float | None, baseline: float | None) -> float | None:

@@ -42,7 +42,7 @@ class Table(Source):
 
     name = "table"
     Options = TableOptions
-    tasks = ("classification", "regression")
+    tasks = ("classification", "regression", "multilabel")
     _tokenizer: Tokenizer | None = None
 
     @property

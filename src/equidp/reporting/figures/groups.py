@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 
 from equidp.reporting.figures.drawing import METRIC_NAMES, capital, gaps
 from equidp.reporting.style import HEIGHT, ROW_HEIGHT, Look, bars, categories, colours, figure, label, looks
-from equidp.reporting.tables import BASELINE, PARTS, group_figures, group_intervals, marked, task_in, with_baseline
+from equidp.reporting.tables import BASELINE, PARTS, group_figures, group_intervals, marked, with_baseline
+from equidp.reporting.titles import cost_title, task_in
 
 MOST_BARS = 100
 """A figure with more bars than this becomes a map: too many bars look alike."""
@@ -30,7 +31,7 @@ def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str 
     """What privacy cost each group, one bar per algorithm; the task's `lost_is` says on which side of 0 a loss is."""
     task = task_in(documents)
     metric = metric or task.main
-    chart = figure(f"Cost of privacy by {label(grouping)}", label(grouping), f"Δ {METRIC_NAMES[metric]}")
+    chart = figure(f"Cost of privacy by {label(grouping)}", label(grouping), cost_title(task, metric))
     frame = group_figures(documents, ["loss" if metric == "excess_loss" else metric])
     frame = frame[(frame["grouping"] == grouping) & (frame["algorithm"] != BASELINE)]
     costs = {name: document.get("cost_of_privacy", {}) for name, document in documents.items()}

@@ -12,7 +12,7 @@ from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.rendering import asset
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.tables import METRIC_TITLES
+from equidp.reporting.titles import METRIC_TITLES
 from equidp.tasks import CLASSIFICATION
 
 MOST_NAMES = 20
