@@ -53,7 +53,11 @@ PIPELINE_SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
 
 TOP_LEVEL = (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS)
 
-DECLARED_BY = {"classification": "classes", "regression": "target (with its bounds)", "multilabel": "labels"}
+DECLARED_BY = {
+    "classification": "classes",
+    "regression": "target (with its bounds)",
+    "multilabel": "labels (of CelebA attributes)",
+}
 """The option by which a table tells its task."""
 
 AUDITED = "dpsgd_f"
