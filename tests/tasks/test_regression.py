@@ -10,6 +10,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from sklearn.datasets import load_diabetes
 from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, read_json, report_folder
 
@@ -22,7 +23,7 @@ from equidp.evaluation.regression import evaluate, mean_interval
 from equidp.models import build_model
 from equidp.models.weights import load_weights, network_of
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings, resolve
-from equidp.sweep.summary import averaged
+from equidp.sweep.summary import Row, averaged, print_table, table_of
 from equidp.tasks import task_of
 from equidp.training import groups_of, plan_run, predict, prepare, units_in
 
@@ -239,7 +240,7 @@ def test_an_interval_counts_units_and_not_their_records() -> None:
     assert mean_interval(values[:1], np.arange(1)) is None
 
 
-def test_seeds_are_averaged_with_the_main_metrics_intervals() -> None:
+def test_seeds_are_averaged_with_the_main_metrics_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     task, truth = task_of(patients().schema), np.array([0.0, 10.0, 20.0])
     groups = {"sex": (np.array([0, 1, 1]), ("f", "m"))}
     several = [task.evaluate(np.array([[a], [9.0], [20.0]]), truth, groups) for a in (1.0, 2.0)]
@@ -248,6 +249,14 @@ def test_seeds_are_averaged_with_the_main_metrics_intervals() -> None:
     assert page["overall"]["mae"] == pytest.approx(5 / 6)
     low, high = page["intervals"]["overall"]
     assert low < 5 / 6 < high
+    documents = {seed: metrics_document(one, several[0]) for seed, one in enumerate(several)}
+    row = Row("patients", "dpsgd", "dpsgd", documents, {"epsilon": 3.0}, {})
+    lines = table_of([row])
+    assert lines.loc[0, ["mae", "cost", "worst"]].tolist() == pytest.approx([5 / 6, 1 / 6, 1.5])
+    print_table(lines, Console(width=100))
+    shown = capsys.readouterr().out
+    assert "patients: test MAE" in shown
+    assert "Δ: mean absolute error minus the non-private baseline's" in " ".join(shown.split())
 
 
 def test_a_network_of_any_family_has_one_output_for_the_number() -> None:

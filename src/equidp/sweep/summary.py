@@ -23,13 +23,13 @@ from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.titles import METRIC_TITLES
 from equidp.sweep.project import BASELINE, Cell, by_seed, differing
 from equidp.system.files import replacing
-from equidp.tasks import kind_of
+from equidp.tasks import TASKS, kind_of
 
 Key = TypeVar("Key", bound=Hashable)
 
 WIDTH = 100
 READING = (
-    "n: seeds. Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
+    "n: seeds. Δ: {cost} the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
     "groups of ten test records or more, where there are two. (m): over m of the seeds, as the baseline diverged in "
     "the others. ε holds for each run alone: runs on the same data compose; those of one seed share batches and noise, "
     "and do not even compose."
@@ -179,8 +179,11 @@ def _line(row: Row) -> dict[str, Any]:
 
 def print_table(table: pd.DataFrame, console: Console) -> None:
     """One table per dataset, within 100 columns; 80 are enough."""
+    costs: dict[str, None] = {}
     for dataset, lines in table.groupby("dataset", sort=False):
-        main = next(name for name in METRIC_TITLES if name in lines and lines[f"{name}_seeds"].notna().any())
+        task = next(kind for kind in TASKS.values() if kind.main in lines and lines[f"{kind.main}_seeds"].notna().any())
+        main = task.main
+        costs |= {task.cost_means: None}
         shown = Table(
             title=f"{dataset}: test {METRIC_TITLES[main]}, mean ± half of the 95 % interval over seeds",
             box=box.SIMPLE_HEAD,
@@ -195,7 +198,7 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
             epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
             shown.add_row(*(Text(str(word)) for word in (line["run"], line["seeds"], epsilon, *figures)))
         console.print(shown, width=min(WIDTH, console.width))
-    console.print(Text(READING), width=min(WIDTH, console.width), style="italic")
+    console.print(Text(READING.format(cost=" or ".join(costs))), width=min(WIDTH, console.width), style="italic")
 
 
 def _figure(line: pd.Series, name: str) -> str:
