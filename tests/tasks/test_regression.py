@@ -196,9 +196,14 @@ def test_a_setting_that_needs_classes_is_refused(given: dict, words: str) -> Non
 
 
 def test_a_pipeline_that_needs_classes_is_refused_before_anything_runs(project: Path) -> None:
-    for pipeline, words in {"audit": "mislabels records", "tune": "chooses by the accuracy of classes"}.items():
+    for pipeline, words in {
+        "audit": "gives records wrong classes",
+        "tune": "chooses by the accuracy of classes",
+    }.items():
         with pytest.raises(EquidpError, match=f"The pipeline {pipeline} {words}, and regression has none"):
             kedro_run(project, pipeline, dataset="diabetes")
+    with pytest.raises(EquidpError, match=r"dpsgd_f_adjusted allows for .* and regression has no classes"):
+        kedro_run(project, "dpsgd_f_adjusted", dataset="diabetes")
     assert not (project / "data" / "08_reporting").exists()
 
 

@@ -134,9 +134,12 @@ class GuardHook:
         if audits(pipeline) or tunes(pipeline):
             _refuse_task(self._settings.data.task, AUDIT if audits(pipeline) else TUNE)
         if algorithms:
+            from equidp.training.planning import refuse_without_classes
             from equidp.training.preparation import device_of
 
             device_of(self._settings.training)  # refuses one that this machine has not
+            for algorithm in algorithms.values():
+                refuse_without_classes(algorithm, self._settings.data.task)
         _tell_unread(run_params, sorted(algorithms))
         _tell_unreleased(self._settings, algorithms_in(pipeline))
         catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
@@ -237,7 +240,7 @@ def _refuse_task(task: str, pipeline: str) -> None:
     from equidp.tasks import CLASSIFICATION
 
     if task != CLASSIFICATION:
-        what = "mislabels records" if pipeline == AUDIT else "chooses by the accuracy of classes"
+        what = "gives records wrong classes" if pipeline == AUDIT else "chooses by the accuracy of classes"
         raise EquidpError(f"The pipeline {pipeline} {what}, and {task} has none: it is for classification alone.")
 
 
