@@ -316,7 +316,7 @@ def test_every_figure_is_strict_json(sample):
 
 def test_a_group_that_is_called_by_a_number_keeps_its_name_wherever_it_stands() -> None:
     """Plotly takes a whole number among the ticks for the group of that name."""
-    chart = group_counts(pd.DataFrame({"grouping": "sex", "group": ["1", "2"], "train": [5, 6]}), "sex")
+    chart = figures.group_counts(pd.DataFrame({"grouping": "sex", "group": ["1", "2"], "train": [5, 6]}), "sex")
     assert list(chart.layout.xaxis.ticktext) == ["1", "2"]
     assert not {str(tick) for tick in chart.layout.xaxis.tickvals} & {"0", "1", "2"}
     assert [round(tick) for tick in chart.layout.xaxis.tickvals] == [0, 1]

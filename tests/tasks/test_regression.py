@@ -157,8 +157,8 @@ def test_patients_who_differ_in_the_target_alone_are_no_copies_of_each_other(tmp
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"classes": ["a", "b"]}, "one of classes, target .* and labels .*, not by classes, target"),
-        ({"target": None}, "one of classes, target .* and labels .*, not by none"),
+        ({"classes": ["a", "b"]}, "one of classes, target .* labels .*, not by classes, target"),
+        ({"target": None}, "one of classes, target .* labels .*, not by none"),
         ({"target": {"minimum": 5, "maximum": 5}}, "minimum must be less than maximum"),
         ({"target": {"minimum": 5}}, "target.maximum.*Field required"),
         ({"label": ""}, "label: name the label's column"),

@@ -26,20 +26,31 @@ from equidp.evaluation.metrics import Figures, by_group
 
 METRICS = ("mae", "rmse", "r2", "mean_error")
 
+COUNT_METRICS = ("mae", "rmse", "r2", "mean_error", "deviance")
+"""Of counts: the mean Poisson deviance too."""
 
-def evaluate(predicted: NDArray, truth: NDArray, groups: Groups, *, units: NDArray | None = None) -> dict[str, Any]:
+
+def evaluate(
+    predicted: NDArray,
+    truth: NDArray,
+    groups: Groups,
+    *,
+    metrics: tuple[str, ...] = METRICS,
+    units: NDArray | None = None,
+) -> dict[str, Any]:
     """Measure predicted numbers.
 
     Args:
         predicted, truth: `[n]`.
         groups: per grouping, group ids `[n]` and group names.
+        metrics: `METRICS`, or `COUNT_METRICS` where predictions are above 0.
         units: `[n]` numbers, equal for records of one unit; None where each is a unit's only one.
 
     Returns:
         As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
     """
     predicted, truth = np.asarray(predicted, dtype=np.float64), np.asarray(truth, dtype=np.float64)
-    figures = by_group(_figures(predicted, truth), len(truth), groups, METRICS, main="mae", worst=max)
+    figures = by_group(_figures(predicted, truth, metrics), len(truth), groups, metrics, main="mae", worst=max)
     return figures | {"intervals": per_group(mean_interval, groups, np.abs(predicted - truth), units=units)}
 
 
@@ -74,19 +85,20 @@ def mean_interval(values: NDArray, units: NDArray) -> Pair | None:
     return [mean - half, mean + half]
 
 
-def _figures(predicted: NDArray, truth: NDArray) -> Figures:
-    """The count and all `METRICS` of row numbers."""
+def _figures(predicted: NDArray, truth: NDArray, metrics: tuple[str, ...]) -> Figures:
+    """The count and the metrics of row numbers."""
     measures: dict[str, Callable[[NDArray, NDArray], float | None]] = {
         "mae": sk.mean_absolute_error,
         "rmse": sk.root_mean_squared_error,
         "r2": _r2,
         "mean_error": lambda truth, predicted: float(np.mean(predicted - truth)),
+        "deviance": sk.mean_poisson_deviance,
     }
 
     def measure(rows: NDArray) -> dict[str, float | None]:
         given, true = predicted[rows], truth[rows]
         finite = np.isfinite(given).all()
-        return {"count": len(rows), **{name: of(true, given) if finite else None for name, of in measures.items()}}
+        return {"count": len(rows), **{name: measures[name](true, given) if finite else None for name in metrics}}
 
     return measure
 

@@ -56,6 +56,7 @@ TOP_LEVEL = (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS)
 DECLARED_BY = {
     "classification": "classes",
     "regression": "target (with its bounds)",
+    "counts": "counts (with their maximum)",
     "multilabel": "labels (of CelebA attributes)",
 }
 """The option by which a table tells its task."""

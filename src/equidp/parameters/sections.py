@@ -50,8 +50,8 @@ class DataSettings(Block):
     source: str = ""
     """Registry name of the source; the dataset's own name unless given."""
     task: str = ""
-    """What is predicted: `classification`, `regression` or `multilabel`; the source's own unless given. A `table` tells
-    it by what it declares of its label."""
+    """What is predicted: `classification`, `regression`, `counts` or `multilabel`; the source's own unless
+    given. A `table` tells it by what it declares of its label."""
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
@@ -247,7 +247,7 @@ class TrainingSettings(Block):
     biases, normalisations, adapters of low rank, or everything; statistics of BatchNorm always stay."""
     loss: str | None = None
     """Of each record; null: the task's own. Of classification `cross_entropy`; of regression `squared`, or `huber`; of
-    several labels `binary_cross_entropy`, the mean over the labels, or `binary_cross_entropy_sum`."""
+    counts `poisson`; of several labels `binary_cross_entropy`, the mean over them, or `binary_cross_entropy_sum`."""
     huber_delta: Annotated[float, Field(gt=0, le=1)] | None = None
     """Error from which `huber` is linear, as a share of the target's range; null: 0.1."""
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None

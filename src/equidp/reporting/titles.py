@@ -21,6 +21,7 @@ METRIC_TITLES = {
     "rmse": "RMSE",
     "r2": "R²",
     "mean_error": "mean error",
+    "deviance": "deviance",
     "label_accuracy": "label accuracy",
     "macro_auroc": "macro AUROC",
     "exact_match": "exact match",

@@ -1,7 +1,7 @@
 """Tasks: what a model is trained for. A new task is one file and one line here.
 
 - `base`: what a task is: a loss for each record, predictions from outputs, and figures of these.
-- `classification`, `regression`, `multilabel`: one each.
+- `classification`, `regression`, `counts`, `multilabel`: one each.
 
 It imports `evaluation` and what stands below it. A task's file is imported when it is first asked for, so that names
 alone cost nothing, and `evaluation` may ask which task a document is of.
@@ -25,6 +25,7 @@ TASKS: Registry[type[Task]] = Registry(
     {
         CLASSIFICATION: "classification:Classification",
         "regression": "regression:Regression",
+        "counts": "counts:Counts",
         "multilabel": "multilabel:MultiLabel",
     },
 )

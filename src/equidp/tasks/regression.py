@@ -76,7 +76,7 @@ class Regression(Task):
         self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
         """As `evaluation.regression.evaluate`."""
-        figures = regression.evaluate(predictions[:, 0], labels, groups, units=units)
+        figures = regression.evaluate(predictions[:, 0], labels, groups, metrics=self.metrics, units=units)
         return {"task": self.name, "target": self.schema.targets[0], **figures}
 
     def cost_intervals(

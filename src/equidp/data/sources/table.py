@@ -13,8 +13,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from equidp.data.cells import cells, codes, require, with_points
-from equidp.data.columns import beyond, encode, feature_names
+from equidp.data.cells import as_written, cells, codes, require, with_points
+from equidp.data.columns import Bounded, beyond, encode, feature_names
 from equidp.data.groupings import group_ids, group_names, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import Records, Schema
@@ -42,7 +42,7 @@ class Table(Source):
 
     name = "table"
     Options = TableOptions
-    tasks = ("classification", "regression", "multilabel")
+    tasks = ("classification", "regression", "counts", "multilabel")
     _tokenizer: Tokenizer | None = None
 
     @property
@@ -84,8 +84,8 @@ class Table(Source):
         options, groups = self.options, group_names(self.options.groups)
         if not options.classes:
             kind |= {"task": options.task, "targets": tuple(options.outcomes)}
-        if options.target:
-            kind["bounds"] = (float(options.target.minimum), float(options.target.maximum))
+        if options.number:
+            kind["bounds"] = (float(options.number.minimum), float(options.number.maximum))
         return Schema(
             name=self.name,
             classes=options.classes,
@@ -123,11 +123,21 @@ class Table(Source):
         return self._features(self._cells(frame, where), where)
 
     def _labels(self, frame: pd.DataFrame, where: str) -> Tensor:
-        if self.options.target:
-            return self.options.target.values(frame[self.options.label], where).float()
+        if self.options.number:
+            return self._numbers(frame[self.options.label], self.options.number, where)
         if self.options.labels:
             return torch.stack([ZERO_OR_ONE.ids(frame[name], where) for name in self.options.labels], dim=1).float()
         return self.options.classified.ids(frame[self.options.label], where)
+
+    def _numbers(self, column: pd.Series, declared: Bounded, where: str) -> Tensor:
+        found = declared.values(column, where)
+        if self.options.counts and (parts := (found != found.round()).numpy()).any():
+            at = int(parts.argmax())
+            raise EquidpError(
+                f"{where}, row {column.index[at]}, column {column.name!r}: {as_written(column.iloc[at])} is no whole "
+                "number; correct it, or declare target in place of counts."
+            )
+        return found.float()
 
     def _features(self, frame: pd.DataFrame, where: str) -> Tensor:
         if not self.options.text:

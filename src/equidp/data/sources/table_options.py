@@ -35,6 +35,14 @@ Sign = Annotated[str, Field(min_length=1, max_length=1)]
 Sizes = tuple[Annotated[int, Field(ge=1)], ...]
 """Public numbers of records, or units, of each class."""
 
+
+class Count(Bounded):
+    """A label that counts, from 0 on."""
+
+    minimum: Literal[0] = 0
+    maximum: Annotated[int, Field(ge=1)]
+
+
 ZERO_OR_ONE = Named.model_validate({"map": {"0": ("0", "false", "False"), "1": ("1", "true", "True")}})
 """One of several labels: whether it applies."""
 
@@ -59,6 +67,7 @@ class TableOptions(SourceOptions):
         classes: its values, in label order; or names of those of `class_map` or of the bands of `class_edges`.
         target: in place of `classes`, for a label that is a number to be predicted: its public bounds, and with
             `clip: true` numbers beyond become the bound.
+        counts: in place of `classes`, for a label that is a whole number from 0 on: its public maximum, and `clip`.
         labels: in place of `label`, for several labels that are 0 or 1 each: their columns.
         class_map: for each class the values of the label that it stands for.
         class_edges: for a label that is a number: where one class ends and the next begins.
@@ -94,6 +103,7 @@ class TableOptions(SourceOptions):
     class_map: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     class_edges: tuple[Number, ...] = ()
     target: Bounded | None = None
+    counts: Count | None = None
     labels: tuple[str, ...] = ()
     features: dict[str, Column] = Field(default_factory=dict)
     text: str = ""
@@ -139,11 +149,11 @@ class TableOptions(SourceOptions):
         return self
 
     def _one_task(self) -> None:
-        declared = [name for name in ("classes", "target", "labels") if getattr(self, name)]
+        declared = [name for name in ("classes", "target", "counts", "labels") if getattr(self, name)]
         if len(declared) != 1:
             raise ValueError(
-                "declare what is predicted by one of classes, target (a number, with its bounds) and labels (several "
-                f"of 0 or 1), not by {listed_names(declared) if declared else 'none'}"
+                "declare what is predicted by one of classes, target (a number, with its bounds), counts (with their "
+                f"maximum) and labels (several of 0 or 1), not by {listed_names(declared) if declared else 'none'}"
             )
         if bool(self.labels) == bool(self.label):
             raise ValueError("labels takes the place of label" if self.labels else "label: name the label's column")
@@ -157,14 +167,20 @@ class TableOptions(SourceOptions):
     @property
     def task(self) -> str:
         """What is predicted."""
-        return "regression" if self.target else "multilabel" if self.labels else "classification"
+        declared = {"regression": self.target, "counts": self.counts, "multilabel": self.labels}
+        return next((task for task, given in declared.items() if given), "classification")
+
+    @property
+    def number(self) -> Bounded | None:
+        """The declaration of a label that is a number to be predicted."""
+        return self.target or self.counts
 
     @property
     def outcomes(self) -> dict[str, Named | Bounded]:
         """Every column that is predicted, with its declaration."""
         if self.labels:
             return dict.fromkeys(self.labels, ZERO_OR_ONE)
-        return {self.label: self.target or self.classified}
+        return {self.label: self.number or self.classified}
 
     @property
     def declared(self) -> dict[str, Named | Numeric]:

@@ -48,8 +48,8 @@ def model_card(facts: Facts) -> str:
 
 def header(facts: Facts) -> dict[str, Any]:
     """The YAML block on top, with the keys that model hubs know."""
-    of = facts.schema.get("task", CLASSIFICATION)
-    task = f"{facts.schema['kind']}-{of if of == 'regression' else CLASSIFICATION}"  # as the hubs call it
+    number = facts.schema.get("task", CLASSIFICATION) in ("regression", "counts")
+    task = f"{facts.schema['kind']}-{'regression' if number else CLASSIFICATION}"  # as the hubs call it
     found: dict[str, Any] = {
         "license": facts.curator.get("license", "unknown"),
         "library_name": "equidp",

@@ -53,7 +53,7 @@ SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mea
     "tokenizer", "task", "targets", "bounds")  # fmt: skip
 """Keys of a schema that go out. They are declared: none is learnt from the records."""
 
-ENCODING = ("label", "classes", "target", "labels", "features")
+ENCODING = ("label", "classes", "target", "counts", "labels", "features")
 """Options of the source that go out: declared columns with their categories and bounds. Others name files."""
 
 TRAINING = (
