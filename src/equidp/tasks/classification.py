@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,6 +15,24 @@ from equidp.evaluation.intervals import Groups
 from equidp.evaluation.live import live_metrics
 from equidp.gradients.losses import CrossEntropy, Loss
 from equidp.tasks.base import Figures, Task, Words
+
+
+def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device | str) -> Loss:
+    """Cross-entropy of each record on its own, optionally times its class's weight.
+
+    Raises:
+        EquidpError: there is not one weight for each class.
+    """
+    plain = CrossEntropy()
+    if weights is None:
+        return plain
+    if len(weights) != len(classes):
+        raise EquidpError(
+            f"training.class_weights has {len(weights)} numbers; give one for each of the {len(classes)} classes, in "
+            f"this order: {', '.join(classes)}."
+        )
+    scale = torch.tensor(weights, device=device)
+    return lambda outputs, labels: plain(outputs, labels) * scale[labels]
 
 
 class Classification(Task):
@@ -43,21 +61,8 @@ class Classification(Task):
         class_weights: tuple[float, ...] | None = None,
         huber_delta: float = 0.1,
     ) -> Loss:
-        """Cross-entropy, optionally times the class's weight.
-
-        Raises:
-            EquidpError: there is not one weight for each class.
-        """
-        plain, classes = CrossEntropy(), self.schema.classes
-        if class_weights is None:
-            return plain
-        if len(class_weights) != len(classes):
-            raise EquidpError(
-                f"training.class_weights has {len(class_weights)} numbers; give one for each of the {len(classes)} "
-                f"classes, in this order: {', '.join(classes)}."
-            )
-        scale = torch.tensor(class_weights, device=device)
-        return lambda outputs, labels: plain(outputs, labels) * scale[labels]
+        """Cross-entropy."""
+        return record_loss(class_weights, self.schema.classes, device)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Softmax."""

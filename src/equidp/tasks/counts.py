@@ -28,8 +28,8 @@ class Counts(Regression):
     """Predictions are expected counts."""
 
     name = "counts"
-    losses = ("poisson",)
-    metrics = regression.COUNT_METRICS
+    losses: ClassVar[tuple[str, ...]] = ("poisson",)
+    metrics: ClassVar[tuple[str, ...]] = regression.COUNT_METRICS
     best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {**Regression.best, "deviance": "lowest"}
     metrics_mean = (
         "MAE, RMSE and mean error are numbers of events. The mean error is positive where predictions are too high. "

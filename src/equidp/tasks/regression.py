@@ -25,8 +25,8 @@ class Regression(Task):
     """Outputs are scaled numbers, predictions numbers in the target's own unit."""
 
     name = "regression"
-    losses = ("squared", "huber")
-    metrics = regression.METRICS
+    losses: ClassVar[tuple[str, ...]] = ("squared", "huber")
+    metrics: ClassVar[tuple[str, ...]] = regression.METRICS
     main = "mae"
     best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {
         "mae": "lowest",

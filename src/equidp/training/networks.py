@@ -18,7 +18,7 @@ from equidp.parameters.sections import AUGMENTATIONS, HUBER_DELTA
 from equidp.tasks import task_of
 
 
-def record_loss(training: TrainingSettings, schema: Schema, device: torch.device) -> Loss:
+def loss_of(training: TrainingSettings, schema: Schema, device: torch.device) -> Loss:
     """The loss of each record on its own, by the task of the data.
 
     Raises:
