@@ -16,7 +16,7 @@ LAYERS = (
     {"gradients", "accounting"},
     {"mechanism"},
     {"data"},
-    {"algorithms", "models", "evaluation"},
+    {"algorithms", "models", "evaluation", "tasks"},
     {"parameters"},
     {"training"},
     {"reporting"},

@@ -18,6 +18,15 @@ def test_pages_are_up_to_date_and_explain_every_setting():
 
 def test_each_papers_preset_says_where_its_values_come_from():
     text = (SCRIPT.parents[1] / "conf/base/parameters/presets.yml").read_text(encoding="utf-8")
-    ours = {"digits", "mnist", "fashion_mnist", "cifar10", "ham10000", "ham10000_pretrained", "imdb"}  # no one paper's
+    ours = {
+        "digits",
+        "diabetes",
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+        "ham10000",
+        "ham10000_pretrained",
+        "imdb",
+    }  # no one paper's
     told = [name for row in runpy.run_path(str(SCRIPT))["PRESETS"] for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(told) == sorted(set(yaml.safe_load(text)["presets"]) - ours)

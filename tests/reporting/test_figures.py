@@ -312,3 +312,11 @@ def test_every_figure_is_strict_json(sample):
     assert json.loads(json.dumps(json.loads(chart.to_json()), allow_nan=False))["data"][0]["y"].count(None) == 0
     for drawn in (figures.metric_per_group(sample.documents, "class"), figures.schedules(sample.histories)):
         assert json.dumps(json.loads(drawn.to_json()), allow_nan=False)
+
+
+def test_a_group_that_is_called_by_a_number_keeps_its_name_wherever_it_stands() -> None:
+    """Plotly takes a whole number among the ticks for the group of that name."""
+    chart = figures.group_counts(pd.DataFrame({"grouping": "sex", "group": ["1", "2"], "train": [5, 6]}), "sex")
+    assert list(chart.layout.xaxis.ticktext) == ["1", "2"]
+    assert not {str(tick) for tick in chart.layout.xaxis.tickvals} & {"0", "1", "2"}
+    assert [round(tick) for tick in chart.layout.xaxis.tickvals] == [0, 1]

@@ -129,30 +129,24 @@ class Categorical(Named):
     kind: Literal["categorical"] = "categorical"
 
 
-class Numeric(Plain):
-    """A feature with declared bounds, scaled to 0..1 by them.
+class Bounded(Plain):
+    """A column of numbers with declared bounds.
 
     Attributes:
-        column: the column it reads; the feature's own name where empty.
+        minimum, maximum: public bounds, known from elsewhere and not taken from the table.
         clip: a number beyond the bounds becomes the bound, instead of being an error.
-        missing: the number that stands for a missing one; a second feature then tells which were missing.
     """
 
-    kind: Literal["numeric"] = "numeric"
-    column: str = ""
     minimum: Number = 0.0
     maximum: Number
     clip: bool = False
-    missing: Number | None = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> Numeric:
+    def _ordered(self) -> Self:
         if not self.minimum < self.maximum:
             raise ValueError("minimum must be less than maximum")
         if not math.isfinite(self.maximum - self.minimum):  # every value would be scaled to 0
             raise ValueError("minimum and maximum are too far apart")
-        if self.missing is not None and not self.minimum <= self.missing <= self.maximum:
-            raise ValueError("missing must lie within minimum and maximum")
         return self
 
     @property
@@ -161,13 +155,44 @@ class Numeric(Plain):
         return True
 
     def missed(self, column: pd.Series) -> np.ndarray:
+        """Boolean `[N]`: the missing values."""
+        return absent(column)
+
+    def values(self, column: pd.Series, where: str) -> Tensor:
+        """The numbers within their bounds, float64 `[N]`.
+
+        Raises:
+            EquidpError: one that is none, or lies beyond the bounds and is not to be clipped.
+        """
+        return numbers(column, self.minimum, self.maximum, where, clip=self.clip)
+
+
+class Numeric(Bounded):
+    """A feature with declared bounds, scaled to 0..1 by them.
+
+    Attributes:
+        column: the column it reads; the feature's own name where empty.
+        missing: the number that stands for a missing one; a second feature then tells which were missing.
+    """
+
+    kind: Literal["numeric"] = "numeric"
+    column: str = ""
+    missing: Number | None = None
+
+    @model_validator(mode="after")
+    def _missing_within(self) -> Self:
+        if self.missing is not None and not self.minimum <= self.missing <= self.maximum:
+            raise ValueError("missing must lie within minimum and maximum")
+        return self
+
+    def missed(self, column: pd.Series) -> np.ndarray:
         """Boolean `[N]`: the missing values for which nothing is declared."""
         return absent(column) if self.missing is None else np.zeros(len(column), dtype=bool)
 
     def encoded(self, column: pd.Series, where: str) -> Tensor:
         """Scaled to 0..1, float32 `[N, 1]`; `[N, 2]` with the indicator of a missing number."""
         gone = absent(column) if self.missing is not None else np.zeros(len(column), dtype=bool)
-        values = numbers(column.mask(gone, self.missing), self.minimum, self.maximum, where, clip=self.clip)
+        values = self.values(column.mask(gone, self.missing), where)
         scaled = (values - self.minimum) / (self.maximum - self.minimum)
         indicator = [torch.from_numpy(gone)] if self.missing is not None else []
         return torch.stack([scaled, *indicator], dim=1).float()
@@ -191,7 +216,7 @@ class OfGroup(Plain):
 Column = Annotated[Categorical | Numeric | OfGroup, Field(discriminator="kind")]
 
 
-def beyond(column: pd.Series, declared: Named | Numeric) -> np.ndarray:
+def beyond(column: pd.Series, declared: Named | Bounded) -> np.ndarray:
     """Boolean `[N]`: the numbers that are set to a bound."""
     if not (declared.clip and declared.numeric):
         return np.zeros(len(column), dtype=bool)

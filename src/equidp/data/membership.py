@@ -58,9 +58,11 @@ def _by_content(records: Records) -> Tensor:
 
     Records that differ in their unit or in their provider's part are not copies of each other.
     """
-    small = [records.labels, *(records.groups[name] for name in records.schema.groupings)]
+    small = [records.class_ids, *(records.groups[name] for name in records.schema.groupings)]
     small += [] if records.part is None else [records.part]
     columns = [torch.stack([column.long() for column in small], dim=1), records.features]
+    if not records.schema.classes:
+        columns.append(records.labels.reshape(len(records), -1))
     if records.unit_identity is not None:
         columns.append(records.unit_identity)
     if not len(records):
@@ -109,7 +111,7 @@ def numbers(identity: Tensor, key: str) -> dict[str, Tensor]:
 
 
 def class_shares(schema: Schema, keep: Mapping[str, int | float], training_share: float) -> Tensor:
-    """float64 `[classes]`: the share of each class that stays in the training part.
+    """float64 `[classes]`, or `[1]` where there are none: the share of each that stays in the training part.
 
     Args:
         schema: its declared sizes turn counts into shares; the records themselves are not looked at.
@@ -120,7 +122,7 @@ def class_shares(schema: Schema, keep: Mapping[str, int | float], training_share
         EquidpError: an unknown class, an invalid number, more records than are declared, or a count where no size is
             declared.
     """
-    shares = torch.ones(len(schema.classes), dtype=torch.float64)
+    shares = torch.ones(max(1, len(schema.classes)), dtype=torch.float64)
     for name, wanted in keep.items():
         label = label_of(schema, name)
         check_wanted(name, wanted)

@@ -34,8 +34,8 @@ class Schema:
         name: the dataset's registry name.
         kind: `tabular` (float features in [0, 1]), `image` (uint8, channels first) or `text` (token ids).
         shape: shape of one record's features, e.g. `(40,)`, `(1, 28, 28)`, `(80,)`.
-        classes: class names, in label order.
-        groupings: group names of each grouping, in id order. `class` is always there.
+        classes: class names, in label order; empty where the task has none.
+        groupings: group names of each grouping, in id order; `class` among them where there are classes.
         feature_names: one per column, tabular data only.
         mean, sd: published per-channel constants of images on the 0..1 scale; models apply `(x/255 − mean)/sd`.
         vocabulary: number of token ids, text only (id 0 is padding).
@@ -44,6 +44,9 @@ class Schema:
         sizes: declared number of records of each class: of the provider's training part where there is one, else of the
             whole; empty where none is declared.
         unit_sizes: likewise of units, by their class.
+        task: what is predicted, a name of `equidp.tasks.TASKS`.
+        targets: names of what is predicted, where these are no classes.
+        bounds: smallest and largest value of a number that is predicted, in its own unit.
     """
 
     name: str
@@ -59,6 +62,19 @@ class Schema:
     tokenizer: str = ""
     sizes: tuple[int, ...] = ()
     unit_sizes: tuple[int, ...] = ()
+    task: str = "classification"
+    targets: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What each output of a model stands for: the classes, or the targets."""
+        return self.classes or self.targets
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of a model."""
+        return len(self.output_names)
 
     def to_dict(self) -> dict:
         """Plain JSON types; `from_dict` reads it back."""
@@ -110,7 +126,8 @@ class Records:
 
     Attributes:
         features: `[N, *schema.shape]`; float32 (tabular), uint8 (images) or int64 (token ids).
-        labels: `[N]` int64 in `0..len(classes)-1`.
+        labels: `[N]` int64 in `0..len(classes)-1`; where there are no classes, float32 `[N]` of one target or
+            `[N, targets]` of several.
         groups: per grouping, `[N]` int64 group ids.
         schema: the public schema.
         part: `[N]` uint8, the provider's own split (0 train, 1 test), or None where there is none.
@@ -144,7 +161,8 @@ class Records:
         for name, column in {"features": self.features, **columns}.items():
             if not isinstance(column, Tensor):
                 raise self._unlike(f"{name} are of type {type(column).__name__}, and must be a torch.Tensor")
-            if name in columns and column.dim() != 1:
+            several = name == "labels" and len(self.schema.targets) > 1
+            if name in columns and column.dim() != (2 if several else 1):
                 raise self._unlike(f"{name} have shape {tuple(column.shape)}, and must be one number per record")
             if len(column) != n:
                 raise self._unlike(f"{name} has {len(column)} rows, labels have {n}")
@@ -156,7 +174,11 @@ class Records:
         if set(self.groups) != set(self.schema.groupings):
             raise self._unlike(f"groupings are {sorted(self.groups)}, the schema says {sorted(self.schema.groupings)}")
         named = {f"groups[{k}]": (ids, self.schema.groupings[k]) for k, ids in self.groups.items()}
-        for name, (ids, names) in {"labels": (self.labels, self.schema.classes), **named}.items():
+        if self.schema.classes:
+            named = {"labels": (self.labels, self.schema.classes), **named}
+        else:
+            self._check_targets()
+        for name, (ids, names) in named.items():
             if ids.dtype != torch.int64:
                 raise self._unlike(f"{name} are {str(ids.dtype).removeprefix('torch.')}, and must be int64")
             # records are made on the CPU; once on another device they are no longer asked, as each answer is waited for
@@ -165,11 +187,28 @@ class Records:
                     f"{name} are from {ids.min()} to {ids.max()}, and must be from 0 to {len(names) - 1}"
                 )
 
+    def _check_targets(self) -> None:
+        """Refuse targets of another type or number, or beyond their bounds."""
+        labels, wanted = self.labels, self.schema.targets
+        if labels.dtype != torch.float32 or labels[:1].numel() != len(labels[:1]) * len(wanted):
+            raise self._unlike(
+                f"labels are {labels.dtype} of shape {tuple(labels.shape)}, and must be float32, one for each of "
+                f"{len(wanted)} targets"
+            )
+        low, high = self.schema.bounds or (0.0, 1.0)
+        if len(self) and labels.device.type == "cpu" and not bool(((labels >= low) & (labels <= high)).all()):
+            raise self._unlike(f"labels are from {labels.min():g} to {labels.max():g}, not in {low:g} to {high:g}")
+
     def _unlike(self, what: str) -> EquidpError:
         return EquidpError(f"Records of dataset {self.schema.name!r} do not fit together: {what}; correct its source.")
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def class_ids(self) -> Tensor:
+        """`[N]` int64: each record's class; 0 for all where there are no classes."""
+        return self.labels if self.schema.classes else self.labels.new_zeros(len(self), dtype=torch.int64)
 
     def take(self, index: Tensor) -> Records:
         """The records at `index` (int64 positions or a boolean mask), in that order, without `membership`."""
@@ -203,7 +242,7 @@ class Records:
         factors = [part.strip() for part in name.split(PRODUCT)]
         if len(set(factors)) != len(factors):
             raise EquidpError(f"Grouping {name!r} names one grouping twice.")
-        ids, names = torch.zeros_like(self.labels), cast("tuple[str, ...]", ("",))
+        ids, names = torch.zeros_like(self.class_ids), cast("tuple[str, ...]", ("",))
         for factor in factors:
             if factor not in self.groups:
                 raise unknown_name(f"grouping of dataset {self.schema.name!r}", factor, self.schema.groupings)

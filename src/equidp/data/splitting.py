@@ -122,12 +122,12 @@ class Hash:
         return self.numbers[use][index] < fraction
 
     def kept(self, index: Tensor) -> Tensor:
-        return self.numbers["keep"][index] < self.stay[self.records.labels[index]]
+        return self.numbers["keep"][index] < self.stay[self.records.class_ids[index]]
 
     def plan(self, shares: Tensor) -> Membership:
         """Expected sizes of the training part, when `[classes]` shares of the records are in it."""
         schema, unit = self.records.schema, self.records.unit
-        labels = self.records.labels
+        labels = self.records.class_ids
         if self.records.part is not None:
             pool = self.records.part != TEST_PART
             labels, unit = labels[pool], None if unit is None else unit[pool]
@@ -149,7 +149,7 @@ class Strata:
         self.strata = strata(records)
 
     def taken(self, use: str, index: Tensor, fraction: float) -> Tensor:
-        stratum = self.records.labels if use == "public" else self.strata
+        stratum = self.records.class_ids if use == "public" else self.strata
         return _drawn(self.units[index], stratum[index], fraction, _generator(self.seed, use))
 
     def kept(self, index: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def keep_classes(records: Records, train_index: Tensor, keep: Mapping[str, int |
         EquidpError: an unknown class, a negative number, or more records than the class has.
     """
     stays = torch.ones(len(train_index), dtype=torch.bool)
-    labels = records.labels[train_index]
+    labels = records.class_ids[train_index]
     for name, wanted in keep.items():
         label = label_of(records.schema, name)
         members = (labels == label).nonzero().squeeze(1)
@@ -184,8 +184,8 @@ def strata(records: Records) -> Tensor:
     """Stratum of each record, int64 `[N]`: its label crossed with the first grouping that is not the class."""
     sensitive = next((name for name in records.schema.groupings if name != "class"), None)
     if sensitive is None:
-        return records.labels
-    return records.labels * len(records.schema.groupings[sensitive]) + records.groups[sensitive]
+        return records.class_ids
+    return records.class_ids * len(records.schema.groupings[sensitive]) + records.groups[sensitive]
 
 
 def _drawn(units: Tensor, strata: Tensor, fraction: float, generator: torch.Generator) -> Tensor:

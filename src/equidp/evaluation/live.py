@@ -24,10 +24,16 @@ def live_metrics(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, 
     row = {"test/accuracy": float(right.mean())}
     if np.isfinite(scores).all():
         row["test/loss"] = float(log_loss(labels, scores, labels=np.arange(scores.shape[1])))
+    return row | live_row("accuracy", right, groups)
+
+
+def live_row(metric: str, values: NDArray, groups: Groups) -> dict[str, float]:
+    """A metric that is a mean of `[n]` values, overall and in every group with a record."""
+    row = {f"test/{metric}": float(values.mean())}
     groupings = unique_slugs(list(groups))
     for grouping, (ids, names) in groups.items():
-        prefix, slugs = f"test/accuracy/{groupings[grouping]}", unique_slugs(names)
+        prefix, slugs = f"test/{metric}/{groupings[grouping]}", unique_slugs(names)
         counts = np.bincount(ids, minlength=len(names))
-        hits = np.bincount(ids, weights=right, minlength=len(names))
-        row |= {f"{prefix}:{slugs[names[k]]}": hits[k] / counts[k] for k in counts.nonzero()[0]}
+        sums = np.bincount(ids, weights=values, minlength=len(names))
+        row |= {f"{prefix}:{slugs[names[k]]}": sums[k] / counts[k] for k in counts.nonzero()[0]}
     return row

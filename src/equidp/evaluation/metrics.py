@@ -19,11 +19,12 @@ from sklearn import metrics as sk
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.intervals import Groups, accuracy_interval, difference_interval, per_group
+from equidp.tasks import kind_of
 
 Thing = TypeVar("Thing", bound=Hashable)
 
-Figures = Callable[[NDArray, NDArray], dict[str, float | None]]
-"""`(labels, row numbers)` of some records to their count and metrics."""
+Figures = Callable[[NDArray], dict[str, float | None]]
+"""Row numbers of some records to their count and metrics."""
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "mcc", "auroc", "loss", "calibration_error")
 """Measured overall and in every group, in the order they are shown."""
@@ -61,18 +62,29 @@ def evaluate(
     groups = {grouping: (np.asarray(ids), tuple(names)) for grouping, (ids, names) in groups.items()}
     _check_shapes(scores, labels, groups)
     predicted = _predicted(scores)
-    figures = _figures(scores, predicted)
-    by_group = {grouping: _per_group(figures, labels, *of) for grouping, of in groups.items()}
+    measured = by_group(_figures(scores, predicted, labels), len(labels), groups, METRICS)
+    by_name = measured["groups"]
     return {
-        "overall": _tidy(figures(labels, np.arange(len(labels)))) if len(labels) else _nothing(),
-        "groups": by_group,
-        "worst": {grouping: worst_group(figures) for grouping, figures in by_group.items()},
+        **measured,
         "disparity": {
-            grouping: _disparity(predicted, labels, ids, len(classes), _numbers(telling(by_group[grouping]), names))
+            grouping: _disparity(predicted, labels, ids, len(classes), _numbers(telling(by_name[grouping]), names))
             for grouping, (ids, names) in groups.items()
             if grouping != "class"
         },
         "intervals": per_group(accuracy_interval, groups, predicted == labels, units=units),
+    }
+
+
+def by_group(
+    figures: Figures, count: int, groups: Groups, metrics: Sequence[str], main: str = "accuracy", worst: Callable = min
+) -> dict:
+    """`overall`, `groups` and `worst` of so many records."""
+    rows = np.arange(count)
+    found = {grouping: _per_group(figures, rows, ids, names, metrics) for grouping, (ids, names) in groups.items()}
+    return {
+        "overall": _tidy(figures(rows)) if count else _nothing(metrics),
+        "groups": found,
+        "worst": {grouping: worst_group(of, main, worst) for grouping, of in found.items()},
     }
 
 
@@ -94,24 +106,25 @@ def cost_intervals(
 
 
 def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
-    """Δ = private − baseline for each metric, overall and in every group, and its spread over the groups.
+    """The cost of each metric, overall and in every group, and its spread over the groups.
 
-    The loss appears as `excess_loss`. Both arguments are results of `evaluate`, for one seed, split and model. A value
-    is None where either side has none, and all values are None if the baseline has diverged: compared with a model that
-    learnt nothing, privacy would seem to cost nothing. `gap[grouping]` is max Δ − min Δ over the `telling` groups that
-    have a Δ, and None where fewer than two have.
+    Of classes it is Δ = private − baseline, the loss's as `excess_loss`; else see `Task.cost`. Both are results of
+    `evaluate`, for one seed, split and model. A value is None where either side has none, and all values are None if
+    the baseline has diverged: compared with a model that learnt nothing, privacy would seem to cost nothing.
+    `gap[grouping]` is max − min over the `telling` groups that have a cost, and None where fewer than two have.
     """
-    if diverged(baseline):
+    task = kind_of(private)
+    if task.diverged(baseline):
         baseline = {"overall": {}, "groups": {}}
     groups = {
         grouping: {
-            group: _difference(figures, baseline["groups"].get(grouping, {}).get(group, {}))
+            group: task.cost(figures, baseline["groups"].get(grouping, {}).get(group, {}))
             for group, figures in of.items()
         }
         for grouping, of in private["groups"].items()
     }
     return {
-        "overall": _difference(private["overall"], baseline["overall"]),
+        "overall": task.cost(private["overall"], baseline["overall"]),
         "groups": groups,
         "gap": {
             grouping: _spread([of[group] for group in telling(private["groups"][grouping])])
@@ -144,12 +157,6 @@ def guessing(figures: Mapping) -> str | None:
     return "has learnt nothing: its MCC is not above 0, as if all records were put into one class"
 
 
-def outdone(document: Mapping) -> bool:
-    """Whether the private model of this `metrics.json` is more accurate than its baseline, by more than chance."""
-    interval = document.get("cost_of_privacy", {}).get("intervals", {}).get("overall")
-    return interval is not None and interval[0] > 0
-
-
 def metrics_document(private: Mapping, baseline: Mapping | None) -> dict:
     """The content of `metrics.json`: the private model's figures, the baseline's, and the cost of privacy between them.
 
@@ -167,8 +174,10 @@ def flat_metrics(document: Mapping) -> dict[str, float]:
 
     For example `test/accuracy`, `test/accuracy/sex:Female`, `test/worst_group_accuracy/sex`,
     `test/demographic_parity_difference/sex`, `baseline/accuracy`, `cost_of_privacy/accuracy/sex:Female`,
-    `cost_of_privacy/gap/sex` (of accuracy) and `cost_of_privacy/gap/sex/excess_loss`.
+    `cost_of_privacy/gap/sex` (of accuracy) and `cost_of_privacy/gap/sex/excess_loss`. Other tasks have their own main
+    metric in the place of accuracy.
     """
+    main = kind_of(document).main
     flat = dict(_flat_figures("test", document))
     flat |= dict(_flat_figures("baseline", document.get("baseline", {})))
     cost = document.get("cost_of_privacy", {})
@@ -177,7 +186,7 @@ def flat_metrics(document: Mapping) -> dict[str, float]:
     for grouping, gaps in cost.get("gap", {}).items():
         for metric, gap in gaps.items():
             name = f"cost_of_privacy/gap/{slugs[grouping]}"
-            flat[name if metric == "accuracy" else f"{name}/{metric}"] = gap
+            flat[name if metric == main else f"{name}/{metric}"] = gap
     return {name: float(value) for name, value in flat.items() if value is not None}
 
 
@@ -189,12 +198,15 @@ def telling(figures: Mapping[str, Mapping]) -> list[str]:
     return large if len(large) > 1 else list(figures)
 
 
-def worst_group(figures: Mapping[str, Mapping]) -> dict:
-    """The `telling` group of lowest accuracy; `{"group": None, "accuracy": None}` if none has any."""
-    known = {group: figures[group]["accuracy"] for group in telling(figures)}
-    known = {group: accuracy for group, accuracy in known.items() if accuracy is not None}
-    group = min(known, key=known.__getitem__, default=None)
-    return {"group": group, "accuracy": None if group is None else known[group]}
+def worst_group(figures: Mapping[str, Mapping], main: str = "accuracy", worst: Callable[..., str | None] = min) -> dict:
+    """The `telling` group of lowest accuracy; `{"group": None, "accuracy": None}` if none has any.
+
+    Of another task by its main metric, of which `worst` (`min` or `max`) says which end is bad.
+    """
+    known = {group: figures[group][main] for group in telling(figures)}
+    known = {group: value for group, value in known.items() if value is not None}
+    group = worst(known, key=known.__getitem__, default=None)
+    return {"group": group, main: None if group is None else known[group]}
 
 
 _WORDS = {"<=": "le ", ">=": "ge ", "≤": "le ", "≥": "ge ", "<": "lt ", ">": "gt ", "*": " x ", "+": " plus", "–": "-"}
@@ -268,23 +280,21 @@ def _predicted(scores: NDArray) -> NDArray:
     return np.where(finite, np.where(finite[:, None], scores, 0).argmax(axis=1), UNPREDICTED)
 
 
-def _per_group(figures: Figures, labels: NDArray, ids: NDArray, names: tuple[str, ...]) -> dict:
+def _per_group(figures: Figures, rows: NDArray, ids: NDArray, names: tuple[str, ...], metrics: Sequence[str]) -> dict:
     """Figures of every named group, those without a record included."""
-    if not len(labels):
-        return {name: _nothing() for name in names}
-    # MetricFrame copies its columns record by record in Python, for every metric: so there is one, which returns them
-    # all. It hands over one column of predictions, where AUROC, loss and calibration need all the scores: so that
-    # column is the row number.
-    frame = MetricFrame(
-        metrics=figures, y_true=labels, y_pred=np.arange(len(labels)), sensitive_features={"group": ids}
-    )
+    if not len(rows):
+        return {name: _nothing(metrics) for name in names}
+    # MetricFrame copies its columns record by record in Python for every metric, and hands over one column of
+    # predictions, where AUROC needs all the scores: so there is one metric, of row numbers, which returns all figures
+    one = lambda _, chosen: figures(np.asarray(chosen))  # noqa: E731
+    frame = MetricFrame(metrics=one, y_true=rows, y_pred=rows, sensitive_features={"group": np.asarray(ids)})
     measured = frame.by_group.to_dict()
-    return {name: _tidy(measured[k]) if k in measured else _nothing() for k, name in enumerate(names)}
+    return {name: _tidy(measured[k]) if k in measured else _nothing(metrics) for k, name in enumerate(names)}
 
 
-def _nothing() -> dict:
+def _nothing(metrics: Sequence[str]) -> dict:
     """Figures of no record."""
-    return {"count": 0, **dict.fromkeys(METRICS)}
+    return {"count": 0, **dict.fromkeys(metrics)}
 
 
 def _tidy(figures: Mapping[str, float | None]) -> dict:
@@ -293,22 +303,22 @@ def _tidy(figures: Mapping[str, float | None]) -> dict:
     return {**tidy, "count": int(figures["count"] or 0)}
 
 
-def _figures(scores: NDArray, predicted: NDArray) -> Figures:
-    """The count and all `METRICS` of (labels, row numbers)."""
+def _figures(scores: NDArray, predicted: NDArray, labels: NDArray) -> Figures:
+    """The count and all `METRICS` of row numbers."""
     metrics = _metrics(scores, predicted)
-    return lambda labels, rows: {"count": len(rows), **{name: of(labels, rows) for name, of in metrics.items()}}
+    return lambda rows: {"count": len(rows), **{name: of(labels[rows], rows) for name, of in metrics.items()}}
 
 
 def _metrics(scores: NDArray, predicted: NDArray) -> dict[str, Callable[[NDArray, NDArray], float | None]]:
     """Metrics of (labels, row numbers)."""
 
     def on_predictions(metric: Callable) -> Callable:
-        return lambda labels, rows: metric(np.asarray(labels), predicted[np.asarray(rows)])
+        return lambda labels, rows: metric(labels, predicted[rows])
 
     def on_scores(metric: Callable) -> Callable:
         def measure(labels: NDArray, rows: NDArray) -> float | None:
-            of_group = scores[np.asarray(rows)]
-            return metric(np.asarray(labels), of_group) if np.isfinite(of_group).all() else None
+            of_group = scores[rows]
+            return metric(labels, of_group) if np.isfinite(of_group).all() else None
 
         return measure
 
@@ -405,7 +415,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(finite) / len(finite) if finite else None
 
 
-def _difference(private: Mapping, baseline: Mapping) -> dict:
+def difference(private: Mapping, baseline: Mapping) -> dict:
+    """Private minus baseline."""
     names = {metric: "excess_loss" if metric == "loss" else metric for metric in METRICS if metric in private}
     return {name: _minus(private[metric], baseline.get(metric)) for metric, name in names.items()}
 
@@ -429,7 +440,9 @@ def _flat_figures(prefix: str, figures: Mapping) -> Iterator[tuple[str, float | 
         names = unique_slugs(list(groups))
         for group, values in groups.items():
             yield from ((f"{prefix}/{m}/{slugs[grouping]}:{names[group]}", v) for m, v in values.items())
+    for label, of in figures.get("labels", {}).items():
+        yield from ((f"{prefix}/label/{slug(label)}/{m}", v) for m, v in of["overall"].items() if m != "count")
     for grouping, worst in figures.get("worst", {}).items():
-        yield f"{prefix}/worst_group_accuracy/{slugs[grouping]}", worst["accuracy"]
+        yield from ((f"{prefix}/worst_group_{m}/{slugs[grouping]}", v) for m, v in worst.items() if m != "group")
     for grouping, disparities in figures.get("disparity", {}).items():
         yield from ((f"{prefix}/{measure}/{slugs[grouping]}", value) for measure, value in disparities.items())

@@ -131,10 +131,15 @@ class GuardHook:
         names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) or tunes(pipeline) else [])]
         # parts that cannot hold together are refused before anything runs
         algorithms = {name: self._settings.algorithm(name) for name in names}
+        if audits(pipeline) or tunes(pipeline):
+            _refuse_task(self._settings.data.task, AUDIT if audits(pipeline) else TUNE)
         if algorithms:
+            from equidp.training.planning import refuse_without_classes
             from equidp.training.preparation import device_of
 
             device_of(self._settings.training)  # refuses one that this machine has not
+            for algorithm in algorithms.values():
+                refuse_without_classes(algorithm, self._settings.data.task)
         _tell_unread(run_params, sorted(algorithms))
         _tell_unreleased(self._settings, algorithms_in(pipeline))
         catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
@@ -229,6 +234,15 @@ class GuardHook:
 def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
     """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
+
+
+def _refuse_task(task: str, pipeline: str) -> None:
+    """Refuse what works on classes alone."""
+    from equidp.tasks import CLASSIFICATION
+
+    if task != CLASSIFICATION:
+        what = "gives records wrong classes" if pipeline == AUDIT else "chooses by the accuracy of classes"
+        raise EquidpError(f"The pipeline {pipeline} {what}, and {task} has none: it is for classification alone.")
 
 
 def _load(catalog: DataCatalog, name: str) -> Any:

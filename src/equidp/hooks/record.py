@@ -38,8 +38,10 @@ from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tables import BASELINE
+from equidp.reporting.titles import METRIC_TITLES
 from equidp.sweep.cell import ROW
 from equidp.system import interrupts
+from equidp.tasks import kind_of
 from equidp.training.checkpoint import StoppedError
 
 EXACT = ("test/", "baseline/", "cost_of_privacy/")
@@ -293,11 +295,18 @@ def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
 
 def _description(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
     """A run's description in MLflow, in one line."""
-    accuracy = f"{metrics.get('evaluated_on', 'test')} accuracy {metrics['overall']['accuracy']:.4f}"
+    task = kind_of(metrics)
+    main = task.main
+    value = metrics["overall"][main]
+    shown = "undefined" if value is None else f"{value:.4f}"
+    told = f"{metrics.get('evaluated_on', 'test')} {METRIC_TITLES[main]} {shown}"
     if not privacy["private"]:
-        return f"Not private; {accuracy}."
-    cost = metrics["cost_of_privacy"]["overall"]["accuracy"]
+        return f"Not private; {told}."
+    cost = metrics["cost_of_privacy"]["overall"][main]
     mode = "" if privacy["secure"] else ", research mode"
     epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
-    against = "no cost of privacy, as the baseline diverged" if cost is None else f"{cost:+.4f} against the baseline"
-    return f"{epsilon}; {accuracy}, {against}."
+    if cost is None:
+        against = "no cost of privacy, as the baseline diverged"
+    else:
+        against = f"{cost:+.4f} against the baseline" if task.lost_is < 0 else f"cost of privacy {cost:+.4f}"
+    return f"{epsilon}; {told}, {against}."

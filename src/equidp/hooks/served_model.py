@@ -1,7 +1,8 @@
 """The model as MLflow serves it: this file is the model's code, its weights are safetensors. Nothing is pickled.
 
 `mlflow.pyfunc.load_model("runs:/<run id>/model").predict(rows)` takes rows as the provider's file has them (a DataFrame
-of raw columns for tabular data, an array of stored features otherwise) and gives one column of probabilities per class.
+of raw columns for tabular data, an array of stored features otherwise) and gives one column of probabilities per class,
+or of numbers in its own unit for a target.
 Input that training would have refused, or could not have seen, is refused here too: a score of it would be arbitrary.
 """
 
@@ -48,7 +49,8 @@ class ServedModel(PythonModel):
         self.network = network_of(weights)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """`[n, classes]` probabilities, columns named by class; takes arrays too, but MLflow warns of such a hint.
+        """`[n, outputs]`: probabilities, columns named by class, or numbers by target. It takes arrays too, but MLflow
+        warns of such a hint.
 
         Raises:
             RefusedInputError: rows that break the dataset's declaration, or an array without features of this model.
@@ -64,8 +66,9 @@ class ServedModel(PythonModel):
             raise RefusedInputError(error.message) from error
         # the rows' own index: joined back to a part of a table, scores must not land on other rows
         index = None if rows is None else rows.index
-        scores = predict(self.network, features).numpy()
-        return pd.DataFrame(scores, columns=self.card["schema"]["classes"], index=index)
+        schema = Schema.from_dict(self.card["schema"])
+        found = predict(self.network, features, schema).numpy()
+        return pd.DataFrame(found, columns=schema.output_names, index=index)
 
     def _stored(self, given: Any) -> Tensor:
         """Features as training had them: pixels as bytes, token ids, numbers of a table scaled to 0..1."""

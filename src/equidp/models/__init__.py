@@ -87,11 +87,11 @@ def _try(name: str, model: Model, schema: Schema) -> None:
         ) from error
     for module, training in modes.items():
         module.training = training
-    wanted = (2, len(schema.classes))
+    wanted = (2, schema.outputs)
     if not isinstance(outputs, Tensor) or outputs.shape != wanted:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise EquidpError(
-            f"Model {name!r} gives {given} for two records; it must give logits, one for each class: {wanted}."
+            f"Model {name!r} gives {given} for two records; it must give one for each class, or each target: {wanted}."
         )
     if not outputs.isfinite().all():
         raise EquidpError(

@@ -117,7 +117,7 @@ class Backbone(Model):
             self.network = open_network(options, schema, files=options.files)
             width = self.network.width
             self._choose(self.network.body, options)
-        self.head = head_on(width, len(schema.classes), options)
+        self.head = head_on(width, schema.outputs, options)
 
     def _choose(self, body: nn.Module, options: BackboneOptions) -> None:
         choose(

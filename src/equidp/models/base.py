@@ -62,7 +62,7 @@ class ModelOptions(Declared):
 
 
 class Model(nn.Module):
-    """A classifier: features as Records store them in, logits `[batch, classes]` out.
+    """A network: features as Records store them in, `[batch, schema.outputs]` out: logits of a classifier.
 
     Attributes:
         Options: settings class of `model.options`.

@@ -70,7 +70,7 @@ class BiLstm(Model):
         self.head = nn.Sequential(
             nn.Linear(2 * options.hidden, options.head),
             options.make_activation(),
-            nn.Linear(options.head, len(schema.classes)),
+            nn.Linear(options.head, schema.outputs),
         )
 
     def forward(self, features: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Cnn4(Model):
             nn.Flatten(),
             nn.Linear(32 * rows * columns, 32),
             options.make_activation(),
-            nn.Linear(32, len(schema.classes)),
+            nn.Linear(32, schema.outputs),
         )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Cnn9(Model):
                 _pooled_pair(before, after, nn.AvgPool2d(2), options) for before, after in pairs
             ),
             *_convolution(CNN9_CHANNELS[-1], CNN9_LAST_CHANNELS, options),
-            nn.Conv2d(CNN9_LAST_CHANNELS, len(schema.classes), 3, padding=1),
+            nn.Conv2d(CNN9_LAST_CHANNELS, schema.outputs, 3, padding=1),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
         )
@@ -99,7 +99,7 @@ class SaCnn9(Model):
             nn.Flatten(),
             nn.Linear(CNN9_CHANNELS[-1] * left, SA_CNN9_HIDDEN),
             options.make_activation(),
-            nn.Linear(SA_CNN9_HIDDEN, len(schema.classes)),
+            nn.Linear(SA_CNN9_HIDDEN, schema.outputs),
         )
 
     def forward(self, features: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class CnnSmall(Model):
             nn.Flatten(),
             nn.Linear(second * side * side, options.hidden),
             options.make_activation(),
-            nn.Linear(options.hidden, len(schema.classes)),
+            nn.Linear(options.hidden, schema.outputs),
         )
 
     def forward(self, features: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class ScatterLinear(Head):
 
     def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """One linear layer."""
-        return nn.Sequential(Standardise(schema), nn.Flatten(), nn.Linear(math.prod(schema.shape), len(schema.classes)))
+        return nn.Sequential(Standardise(schema), nn.Flatten(), nn.Linear(math.prod(schema.shape), schema.outputs))
 
 
 class ScatterCnn(Head):
@@ -102,5 +102,5 @@ class ScatterCnn(Head):
             nn.Flatten(),
             nn.Linear(64 * 2 * 2, 64),
             options.make_activation(),
-            nn.Linear(64, len(schema.classes)),
+            nn.Linear(64, schema.outputs),
         )

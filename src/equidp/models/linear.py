@@ -18,7 +18,7 @@ class Logistic(Model):
     def __init__(self, schema: Schema, options: ModelOptions) -> None:
         super().__init__(schema, options)
         self.layers = nn.Sequential(
-            Standardise(schema), nn.Flatten(), nn.Linear(math.prod(schema.shape), len(schema.classes))
+            Standardise(schema), nn.Flatten(), nn.Linear(math.prod(schema.shape), schema.outputs)
         )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Mlp(Model):
             Standardise(schema),
             nn.Flatten(),
             *itertools.chain.from_iterable(hidden),
-            nn.Linear(widths[-1], len(schema.classes)),
+            nn.Linear(widths[-1], schema.outputs),
         )
 
     def forward(self, features: Tensor) -> Tensor:

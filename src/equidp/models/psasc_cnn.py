@@ -33,7 +33,7 @@ class PsascCnn(Model):
             *layers[:-1],  # the last convolution is averaged over the whole image
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(CHANNELS[-1], len(schema.classes)),
+            nn.Linear(CHANNELS[-1], schema.outputs),
         )
 
     def forward(self, features: Tensor) -> Tensor:

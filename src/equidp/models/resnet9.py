@@ -42,7 +42,7 @@ class ResNet9(Model):
             Residual(_unit(8 * w, 8 * w, options), _unit(8 * w, 8 * w, options)),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(8 * w, len(schema.classes)),
+            nn.Linear(8 * w, schema.outputs),
         )
 
     def forward(self, features: Tensor) -> Tensor:

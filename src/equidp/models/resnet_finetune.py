@@ -59,7 +59,7 @@ class ResNetFinetune(Model):
         if options.weights != SCRATCH:
             pretrained.load_pretrained(self.network, options.architecture, options.weights)
         pretrained.freeze_before(self.network, options.train_from)
-        self.network.fc = nn.Linear(self.network.fc.in_features, len(schema.classes))
+        self.network.fc = nn.Linear(self.network.fc.in_features, schema.outputs)
         self.expand = pretrained.three_channels
 
     def forward(self, features: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class TramerBonehMnist(Head):
             nn.Flatten(),
             nn.Linear(second * left, MNIST_HIDDEN),
             options.make_activation(),
-            nn.Linear(MNIST_HIDDEN, len(schema.classes)),
+            nn.Linear(MNIST_HIDDEN, schema.outputs),
         )
 
 
@@ -64,5 +64,5 @@ class TramerBonehCifar10(Head):
             nn.Conv2d(CIFAR10_CHANNELS, CIFAR10_CHANNELS, 3, padding=1),
             options.make_activation(),
             nn.Flatten(),
-            nn.Linear(CIFAR10_CHANNELS * left, len(schema.classes)),
+            nn.Linear(CIFAR10_CHANNELS * left, schema.outputs),
         )

@@ -63,7 +63,7 @@ class WideResNet(Model):
             *_activated(channels[-1], options),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(channels[-1], len(schema.classes)),
+            nn.Linear(channels[-1], schema.outputs),
         )
 
     def forward(self, features: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from equidp.parameters.sections import (
     TrainingSettings,
     TuneSettings,
 )
+from equidp.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
     from equidp.algorithms.settings import AlgorithmSettings
@@ -51,6 +52,14 @@ PIPELINE_SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
 """Blocks that one pipeline alone reads."""
 
 TOP_LEVEL = (*PLAIN, *SECTIONS, *ALGORITHMS, *PIPELINE_SECTIONS)
+
+DECLARED_BY = {
+    "classification": "classes",
+    "regression": "target (with its bounds)",
+    "counts": "counts (with their maximum)",
+    "multilabel": "labels (of CelebA attributes)",
+}
+"""The option by which a table tells its task."""
 
 AUDITED = "dpsgd_f"
 """The algorithm that the pipeline `audit` takes unless `algorithm` names another."""
@@ -177,6 +186,7 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     _refuse_id(data)
     _refuse_other_units(data, privacy)
     _refuse_strata(data, privacy)
+    _refuse_beyond_task(data, privacy, training)
     algorithms = {name: algorithm_settings(name, options[name]) for name in ALGORITHMS}
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
@@ -206,7 +216,37 @@ def _sourced(data: DataSettings, dataset: str) -> DataSettings:
                 f"`source: table`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
             )
         raise unknown_name("data.source", named, SOURCES)
-    return data.model_copy(update={"source": named})
+    task = source(named, data.options).task
+    if data.task not in ("", task):
+        if data.task not in TASKS:
+            raise unknown_name("data.task", data.task, TASKS)
+        tells = DECLARED_BY.get(data.task) if data.task in SOURCES[named].tasks else None
+        raise EquidpError(
+            f"data.task={data.task}: "
+            + (f"declare data.options.{tells}." if tells else f"source {named!r} is for {task}; leave it out.")
+        )
+    return data.model_copy(update={"source": named, "task": task})
+
+
+def _refuse_beyond_task(data: DataSettings, privacy: PrivacySettings, training: TrainingSettings) -> None:
+    """Refuse settings that the task has no use for; where there are classes all but other losses have one."""
+    if training.loss is not None and training.loss not in (losses := TASKS[data.task].losses):
+        raise unknown_name(f"training.loss of {data.task}", training.loss, losses)
+    if data.task == CLASSIFICATION:
+        return
+    for setting, given in (("data.keep", data.keep), ("training.class_weights", training.class_weights)):
+        if given:
+            raise EquidpError(f"{setting} names classes, and {data.task} has none: leave it out.")
+    if any("class" in name.split("*") for name in data.groups):
+        raise EquidpError(
+            f"data.groups names class, and {data.task} has no classes: name one or more of data.options.groups, by "
+            "sex, say, or by bands (edges) of a number."
+        )
+    if privacy.evaluation.epsilon is not None:
+        raise EquidpError(
+            f"privacy.evaluation.epsilon releases a histogram over classes, and {data.task} has none: leave it out. "
+            "Figures of the test part are then exact, and stay inside."
+        )
 
 
 def _with_network(

@@ -23,6 +23,9 @@ DESCENT = frozenset(
 )
 """Settings that `Descent` has too."""
 
+HUBER_DELTA = 0.1
+"""Where Huber's loss becomes linear unless told otherwise, as a share of the target's range."""
+
 AUGMENTATIONS = {"image": ("flip", "crop"), "tabular": ("noise",)}
 """What can make a view of a record random, by the kind of features."""
 
@@ -46,6 +49,9 @@ class DataSettings(Block):
 
     source: str = ""
     """Registry name of the source; the dataset's own name unless given."""
+    task: str = ""
+    """What is predicted: `classification`, `regression`, `counts` or `multilabel`; the source's own unless
+    given. A `table` tells it by what it declares of its label."""
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
@@ -241,6 +247,11 @@ class TrainingSettings(Block):
     trainable: Literal["head", "bias", "norm", "lora", "all"] | None = None
     """What of a pretrained network (`model.name=backbone`) is trained besides its head: nothing (`head`, the default),
     biases, normalisations, adapters of low rank, or everything; statistics of BatchNorm always stay."""
+    loss: str | None = None
+    """Of each record; null: the task's own. Of classification `cross_entropy`; of regression `squared`, or `huber`; of
+    counts `poisson`; of several labels `binary_cross_entropy`, the mean over them, or `binary_cross_entropy_sum`."""
+    huber_delta: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Error from which `huber` is linear, as a share of the target's range; null: 0.1."""
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
     """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
 
@@ -248,6 +259,8 @@ class TrainingSettings(Block):
     def _holds_together(self) -> TrainingSettings:
         if self.model_fields_set & DESCENT:
             assert self.descent
+        if self.huber_delta is not None and self.loss != "huber":
+            raise ValueError("huber_delta has no effect unless loss is huber")
         self._refuse_idle_augmentation()
         return self
 

@@ -10,14 +10,17 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from equidp.errors import listed_names
-from equidp.evaluation.metrics import diverged, guessing, outdone
 from equidp.reporting import figures, tables
+from equidp.reporting.figures.drawing import capital
+from equidp.reporting.labels import labels_tables
 from equidp.reporting.privacy_report import NO_GUARANTEE, privacy_sections, research_mode, understated
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
 from equidp.reporting.tables import BASELINE, groupings_of
+from equidp.reporting.titles import METRIC_TITLES, task_in
+from equidp.tasks.base import Task
 
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
@@ -53,6 +56,7 @@ def html_report(
         remarks: further sentences on top of the page.
         released: `metrics_release.json` by algorithm; algorithms without one are left out.
     """
+    task = task_in(documents)
     groups = [(g, tables.groups_table(documents, g, group_table)) for g in groupings_of(documents)]
     overview = tables.with_marks(tables.results_table(documents, privacy))
     empty = [c for c in ("epsilon", "epsilon_published", "cost", "gap") if overview[c].isna().all()]
@@ -60,6 +64,8 @@ def html_report(
     return render(
         "report.html.j2",
         title=title,
+        task=task,
+        main=METRIC_TITLES[task.main],
         drawn=_figures(documents, privacy, histories, group_table),
         settings=_settings(settings, documents),
         provenance=provenance,
@@ -72,6 +78,7 @@ def html_report(
         metrics=_grid(tables.metrics_table(documents).reset_index()),
         several=_several(documents),
         groups=[_grid(frame.reset_index(), caption=f"By {grouping}") for grouping, frame in groups],
+        labels=[_grid(frame, caption=caption) for caption, frame in labels_tables(documents)],
         sizes=f"Sizes of groups: {EXACT_SIZES}" if any("train" in frame for _, frame in groups) else "",
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
@@ -89,7 +96,7 @@ def _figures(
 ) -> Iterator[tuple[go.Figure, str]]:
     """Every figure, with its caption."""
     yield from _group_figures(documents, group_table)
-    yield from _training_figures(histories, privacy)
+    yield from _training_figures(histories, privacy, task_in(documents).main)
     yield from _diagnostic_figures(histories)
 
 
@@ -99,21 +106,23 @@ def _several(documents: Mapping[str, Mapping]) -> bool:
 
 
 def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> Iterator[tuple[go.Figure, str]]:
+    task = task_in(documents)
     for g in groupings_of(documents):
         if max(len(d["groups"].get(g, {})) for d in documents.values()) > MAX_FIGURE_GROUPS:
             continue
         few = f" {tables.FEW_MEANS}" if tables.has_small_groups(documents, [g]) else ""
         accuracy, cost = figures.metric_per_group(documents, g), figures.cost_per_group(documents, g)
-        yield accuracy, f"Accuracy on the test records of each {g} group.{_lines(accuracy, documents, '0')}{few}"
-        text = f"{_lines(cost, documents, '−1')}{few}"
-        yield cost, f"Accuracy minus the baseline's: below zero is what privacy cost.{text}"
+        lines = _lines(accuracy, documents, task, "0")
+        yield accuracy, f"{capital(METRIC_TITLES[task.main])} on the test records of each {g} group.{lines}{few}"
+        side, text = "below" if task.lost_is < 0 else "above", f"{_lines(cost, documents, task, '−1')}{few}"
+        yield cost, f"{capital(task.cost_means)} the baseline's: {side} zero is what privacy cost.{text}"
         if len(counts) and (counts["grouping"] == g).any():
             sizes = f"Number of records of each {g} group in each part of the split; {EXACT_SIZES}"
             sizes += few if "test" in counts else ""
             yield figures.group_counts(counts, g), sizes
 
 
-def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> str:
+def _lines(chart: go.Figure, documents: Mapping[str, Mapping], task: type[Task], least: str) -> str:
     """What the lines on the bars mean, if there are any; `least` is the lowest possible value."""
     if not any(map(_has_intervals, chart.data)):
         return ""
@@ -122,7 +131,8 @@ def _lines(chart: go.Figure, documents: Mapping[str, Mapping], least: str) -> st
         return f" {begin}95 % intervals over test records."
     single = any(document.get("seeds", 1) == 1 for document in documents.values())
     of_single = ", of a single seed over test records" if single else ""
-    return f" {begin}95 % intervals over seeds{of_single}, cut at {least} and 1."
+    cut = f", cut at {least} and 1" if task.most == 1 else ""
+    return f" {begin}95 % intervals over seeds{of_single}{cut}."
 
 
 def _has_intervals(trace: Any) -> bool:
@@ -132,11 +142,11 @@ def _has_intervals(trace: Any) -> bool:
 
 
 def _training_figures(
-    histories: Mapping[str, pd.DataFrame], privacy: Mapping[str, Mapping]
+    histories: Mapping[str, pd.DataFrame], privacy: Mapping[str, Mapping], main: str
 ) -> Iterator[tuple[go.Figure, str]]:
-    yield figures.learning_curve(histories), "After each epoch."
+    yield figures.learning_curve(histories, main), "After each epoch."
     yield figures.learning_curve(histories, "loss"), "After each epoch."
-    yield figures.learning_curve(histories, over="epsilon"), "After each epoch, against the ε spent until then."
+    yield figures.learning_curve(histories, main, over="epsilon"), "After each epoch, against the ε spent until then."
     if drawn := {name: facts["trade_off"] for name, facts in privacy.items() if facts.get("trade_off")}:
         yield (
             figures.trade_off_figure(drawn),
@@ -172,19 +182,22 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
         return []
     name = private[0]
     document, facts = documents[name], privacy_facts(name, privacy)
+    task = task_in(documents)
+    main, title = task.main, METRIC_TITLES[task.main]
     mode = ", research mode" if research_mode(facts) else ""
     cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}{mode}")]
     cost = document.get("cost_of_privacy", {})
-    cards.append(("accuracy", _number(document["overall"]["accuracy"]), _interval(document, ".3f")))
-    if (change := cost.get("overall", {}).get("accuracy")) is not None:
-        remark = "; ".join(filter(None, ("accuracy against the baseline", _interval(cost, "+.3f"))))
+    cards.append((title, _number(document["overall"][main]), _interval(document, ".3f")))
+    if (change := cost.get("overall", {}).get(main)) is not None:
+        against = f"{title} against the baseline" if task.lost_is < 0 else f"{task.cost_means} the baseline's"
+        remark = "; ".join(filter(None, (against, _interval(cost, "+.3f"))))
         cards.append(("cost of privacy", _signed(change), remark))
     for grouping, worst in list(document.get("worst", {}).items())[:2]:
         if worst["group"] is not None:
-            cards.append((f"worst {grouping}", _number(worst["accuracy"]), worst["group"]))
+            cards.append((f"worst {grouping}", _number(worst[main]), worst["group"]))
     for grouping, gap in list(cost.get("gap", {}).items())[:2]:
-        if gap.get("accuracy") is not None:
-            cards.append((f"gap over {grouping}", _number(gap["accuracy"]), "largest minus smallest cost of privacy"))
+        if gap.get(main) is not None:
+            cards.append((f"gap over {grouping}", _number(gap[main]), "largest minus smallest cost of privacy"))
     return cards
 
 
@@ -194,22 +207,23 @@ def _interval(of: Mapping, form: str) -> str:
     return f"{ends[0]:{form}} to {ends[1]:{form}} at 95 %" if ends else ""
 
 
-_HEADINGS = {
-    "epsilon": "ε",
-    "epsilon_published": "ε as published",
-    "cost": "cost of privacy",
-    "worst_group": "worst group",
-    "worst_accuracy": "its accuracy",
-}
+_HEADINGS = (
+    METRIC_TITLES
+    | {f"worst_{name}": f"its {title}" for name, title in METRIC_TITLES.items()}
+    | {
+        "epsilon": "ε",
+        "epsilon_published": "ε as published",
+        "cost": "cost of privacy",
+        "worst_group": "worst group",
+    }
+)
 
-_WITH_SIGN = ("cost", "Δ", "excess")
-
-_WITH_HALVES = ("accuracy", "cost", "worst_accuracy", "gap")
+_WITH_SIGN = ("cost", "Δ", "excess", METRIC_TITLES["mean_error"])
 
 
 def _grid(frame: pd.DataFrame, *, caption: str = "") -> PageTable:
     """A frame as headings and cells; differences to the baseline carry signs, means over seeds their ±."""
-    halves = {name: frame[f"{name}±"] for name in _WITH_HALVES if f"{name}±" in frame}
+    halves = {name: frame[f"{name}±"] for name in map(str, frame.columns) if f"{name}±" in frame}
     frame = frame.drop(columns=[f"{name}±" for name in halves])
     columns = [
         [_cell(value, _format(str(name))) for value in frame[name]]
@@ -268,39 +282,40 @@ def privacy_facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
 
 def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
     """Sentences at the top, such as research mode or a baseline that failed."""
-    found = [research_mode(facts) for facts in privacy.values()]
+    task, found = task_in(documents), [research_mode(facts) for facts in privacy.values()]
     if not any(privacy_facts(name, privacy)["private"] for name in documents):
         found.append(NO_GUARANTEE)
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
     found += [_doubtful_rules(doubtful, privacy)] if len(doubtful) > 1 else doubtful.values()
     if others := tables.other_baseline(documents):
         found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
-    guesses = {name: said for name, document in documents.items() if (said := guessing(document.get("baseline") or {}))}
+    baselines = {name: document["baseline"] for name, document in documents.items() if document.get("baseline")}
+    guesses = {name: said for name, baseline in baselines.items() if (said := task.guessing(baseline))}
     found += [
         f"The non-private baseline of {name} {said}. Beside it privacy seems to be free: ignore costs and gaps near 0."
         for name, said in guesses.items()
     ]
-    if weak := [name for name, document in documents.items() if outdone(document) and name not in guesses]:
+    if weak := [name for name, document in documents.items() if task.outdone(document) and name not in guesses]:
         found.append(
             f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
             "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
             "small."
         )
     found += [
-        f"The model of {name} {said}. Its accuracy is then that of the most frequent class."
+        f"The model of {name} {said}. {task.guessed_means}."
         for name, document in documents.items()
-        if (said := guessing(document))
+        if (said := task.guessing(document))
     ]
-    baselines = {name: document["baseline"] for name, document in documents.items() if "baseline" in document}
-    if lost := [name for name, baseline in baselines.items() if diverged(baseline)]:
+    if lost := [name for name, baseline in baselines.items() if task.diverged(baseline)]:
         found.append(
-            f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and every prediction "
-            "counts as wrong. No cost of privacy is known: give it a smaller learning rate (sgd.options.learning_rate)."
+            f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and "
+            f"{task.diverged_means}. No cost of privacy is known: give it a smaller learning rate "
+            "(sgd.options.learning_rate)."
         )
-    if lost := [name for name, document in documents.items() if diverged(document)]:
+    if lost := [name for name, document in documents.items() if task.diverged(document)]:
         found.append(
-            f"The model of {', '.join(lost)} diverged: its scores are not finite, and every prediction counts as "
-            "wrong. Its figures are meaningless: give it a smaller learning rate."
+            f"The model of {', '.join(lost)} diverged: its scores are not finite, and {task.diverged_means}. "
+            "Its figures are meaningless: give it a smaller learning rate."
         )
     of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
     if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):

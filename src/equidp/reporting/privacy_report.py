@@ -33,7 +33,7 @@ NO_GUARANTEE = (
     "everything measured on it belongs inside the organisation that holds the data."
 )
 
-UNPROTECTED = "The test records are not protected at all: accuracies are exact counts over them."
+UNPROTECTED = "The test records are not protected at all: figures of them are exact."
 
 
 def privacy_report(privacy: Mapping, dataset: str = "") -> str:
@@ -304,7 +304,7 @@ def _outside(privacy: Mapping) -> Section:
             "The test records",
             "No exact figures of them were made."
             if privacy.get("tuning")
-            else "Accuracies, losses and group sizes of the test part are exact, and not protected"
+            else "Accuracies, errors, losses and group sizes of the test part are exact, and not protected"
             + ("; those of metrics_release.json have noise." if privacy.get("evaluation") else "."),
         ),
         (

@@ -9,8 +9,9 @@ from ast import literal_eval
 
 import pandas as pd
 
-from equidp.evaluation.metrics import METRICS, unique_slugs
+from equidp.evaluation.metrics import unique_slugs
 from equidp.reporting.tables import BASELINE
+from equidp.reporting.titles import METRIC_TITLES
 
 NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")
 """Parameters in which seeds of one setting may differ: no result depends on them, the seed's aside."""
@@ -33,7 +34,7 @@ def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
     columns = {"algorithm": mine.get("tags.algorithm"), "dataset": mine.get("tags.dataset")}
     columns |= {"raw_fingerprint": mine.get("tags.raw_fingerprint")}
     columns |= {"seed": _numbers(mine["tags.seed"]) if len(mine) else None, "epsilon": mine.get("metrics.epsilon")}
-    columns |= {metric: mine.get(f"metrics.test/{metric}") for metric in METRICS}
+    columns |= {metric: mine.get(f"metrics.test/{metric}") for metric in METRIC_TITLES}
     names = [c.removeprefix("params.") for c in mine.columns if c.startswith("params.")]
     settings = {name: _numbers(mine[f"params.{name}"]) for name in names}
     shared = [name for name in settings if ".options." not in name or name.startswith(f"{BASELINE}.")]

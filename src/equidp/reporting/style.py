@@ -104,6 +104,10 @@ def category(name: object) -> str:
     return f"\N{ZERO WIDTH SPACE}{name}" if name in _PROTOTYPE else html.escape(str(name), quote=False)
 
 
+BESIDE = 1e-9
+"""Added to a tick's place: Plotly would take the whole number 1 for a group that is called 1, wherever that stands."""
+
+
 def categories(chart: go.Figure, names: Iterable[str]) -> None:
     """Name the groups on the x axis, shortened there; the full name shows on hovering."""
     shown = shortened(names, LONGEST_TICK)
@@ -112,7 +116,7 @@ def categories(chart: go.Figure, names: Iterable[str]) -> None:
         categoryorder="array",
         categoryarray=[category(name) for name in shown],
         tickmode="array",
-        tickvals=list(range(len(shown))),
+        tickvals=[place + BESIDE for place in range(len(shown))],
         ticktext=[html.escape(short, quote=False) for short in shown.values()],
     )
 

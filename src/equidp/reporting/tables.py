@@ -12,21 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.data.records import MIN_TEST_RECORDS
-from equidp.evaluation.metrics import METRICS, worst_group
 from equidp.reporting.privacy_report import research_mode
 from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.titles import METRIC_TITLES, cost_title, task_in
+from equidp.tasks import CLASSIFICATION, TASKS
+from equidp.tasks.base import Task
 
 BASELINE = "sgd"
-METRIC_TITLES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro-F1",
-    "mcc": "MCC",
-    "auroc": "AUROC",
-    "loss": "loss",
-    "excess_loss": "excess loss",
-    "calibration_error": "calibration error",
-}
 PARTS = ("train", "public", "test")
 """Parts of a split, as columns of a group table."""
 
@@ -42,7 +34,7 @@ FEW_MEANS = (
 )
 
 WIDTH = 100
-"""The table printed at the end of a run fits this many columns."""
+"""Columns of the table printed at the end of a run."""
 
 LONGEST_CELL = 16
 """Longer names of groups are cut on the terminal, if they still differ then."""
@@ -53,9 +45,7 @@ MAX_GROUPS = 4
 _HEADINGS = {
     "epsilon": "ε",
     "epsilon_published": "ε publ.",
-    "accuracy": "overall",
     "cost": "Δ",
-    "worst_accuracy": "worst group",
     "gap": "gap",
 }
 
@@ -104,16 +94,17 @@ def results_table(
         A frame indexed by `algorithm` with the columns `epsilon`, `epsilon_published`, `accuracy`, `cost` (against the
         baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy` and `gap`. Undefined values are NaN.
         Names are those of the data; `with_marks` adds the marks that readers see.
+        Of another task its main metric stands in the place of accuracy, in the columns' names too.
         Documents that are means over seeds say so: their number comes first, as `seeds`, and `accuracy±`, `cost±`,
         `worst_accuracy±` and `gap±` come last where there are several, half of each 95 % interval over seeds.
     """
     documents = with_baseline(documents)
-    groupings = groupings_of(documents)
+    task, groupings = task_in(documents), groupings_of(documents)
     grouping = grouping or (groupings[0] if groupings else None)
-    chosen_by, first = _costliest_first(documents, grouping) if grouping else ("", [])
+    chosen_by, first = _costliest_first(documents, grouping, task) if grouping else ("", [])
     kept = first[:max_groups]
     shown = [group for group in _groups_of(documents, grouping) if group in kept] if grouping else []
-    rows = [_row(document, epsilons.get(name, {}), grouping, shown) for name, document in documents.items()]
+    rows = [_row(document, epsilons.get(name, {}), grouping, shown, task) for name, document in documents.items()]
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
     frame = frame.astype({c: "Int64" if c == "seeds" else float for c in frame.columns if c != "worst_group"})
     if grouping:
@@ -123,55 +114,59 @@ def results_table(
         frame.attrs["costliest_first"], frame.attrs["chosen_by"] = kept, chosen_by
         frame.attrs["groups"] = sum(count > 0 for count in tested.values())
     frame.attrs["research"] = [name for name in documents if research_mode(epsilons.get(name) or {"private": False})]
+    frame.attrs["task"] = task.name
     frame.attrs["part"] = next((one["evaluated_on"] for one in documents.values() if "evaluated_on" in one), "test")
     return frame
 
 
-def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Sequence[str]) -> dict:
+def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Sequence[str], task: type[Task]) -> dict:
     groups = document["groups"].get(grouping, {})
     # over several seeds it is the mean of each seed's worst, which the groups' means do not tell
-    worst = document.get("worst", {}).get(grouping) or worst_group(groups)
-    cost = document.get("cost_of_privacy", {})
+    worst = document.get("worst", {}).get(grouping) or task.worst_of(groups)
+    cost, main = document.get("cost_of_privacy", {}), task.main
     return {
         **({"seeds": document["seeds"]} if "seeds" in document else {}),
         "epsilon": privacy.get("epsilon"),
         "epsilon_published": (privacy.get("epsilon_published") or {}).get("value"),
-        "accuracy": document["overall"]["accuracy"],
-        "cost": cost.get("overall", {}).get("accuracy"),
-        **{f"{grouping}:{group}": groups.get(group, {}).get("accuracy") for group in shown},
+        main: document["overall"][main],
+        "cost": cost.get("overall", {}).get(main),
+        **{f"{grouping}:{group}": groups.get(group, {}).get(main) for group in shown},
         "worst_group": worst["group"],
-        "worst_accuracy": worst["accuracy"],
-        "gap": cost.get("gap", {}).get(grouping, {}).get("accuracy"),
-        **(_halves(document, grouping) if document.get("seeds", 1) > 1 else {}),
+        f"worst_{main}": worst[main],
+        "gap": cost.get("gap", {}).get(grouping, {}).get(main),
+        **(_halves(document, grouping, main) if document.get("seeds", 1) > 1 else {}),
     }
 
 
-def _halves(document: Mapping, grouping: str | None) -> dict[str, float | None]:
+def _halves(document: Mapping, grouping: str | None, main: str) -> dict[str, float | None]:
     """Half of the intervals over seeds."""
     own, cost = (of.get("intervals") or {} for of in (document, document.get("cost_of_privacy") or {}))
     ends = {
-        "accuracy±": own.get("overall"),
+        f"{main}±": own.get("overall"),
         "cost±": cost.get("overall"),
-        "worst_accuracy±": own.get("worst", {}).get(grouping),
+        f"worst_{main}±": own.get("worst", {}).get(grouping),
         "gap±": cost.get("gap", {}).get(grouping),
     }
     return {name: (pair[1] - pair[0]) / 2 if pair else None for name, pair in ends.items()}
 
 
-def _costliest_first(documents: Mapping[str, Mapping], grouping: str) -> tuple[str, list[str]]:
-    """Groups by the lowest cost of privacy that any algorithm has in them, or accuracy where no cost is known.
+def _costliest_first(documents: Mapping[str, Mapping], grouping: str, task: type[Task]) -> tuple[str, list[str]]:
+    """Groups by the most that any algorithm has lost in them, or by the main metric where no cost is known.
 
     The first value says in words which of the two it was.
     """
     private = [document["cost_of_privacy"] for document in documents.values() if "cost_of_privacy" in document]
-    costs = [_of_groups(cost, grouping, "accuracy") for cost in private]
+    costs, main = [_of_groups(cost, grouping, task.main) for cost in private], task.main
     paid = any(cost is not None for of in costs for cost in of.values())
-    figures = costs if paid else [_of_groups(document, grouping, "accuracy") for document in documents.values()]
+    figures = costs if paid else [_of_groups(document, grouping, main) for document in documents.values()]
+    high_is_bad = task.lost_is > 0 if paid else task.best.get(main) == "lowest"
 
     def lowest(group: str) -> float:
-        return min((figure for of in figures if (figure := of.get(group)) is not None), default=float("inf"))
+        known = (figure for of in figures if (figure := of.get(group)) is not None)
+        return min((-figure if high_is_bad else figure for figure in known), default=float("inf"))
 
-    return "that paid most" if paid else "of the lowest accuracy", sorted(_groups_of(documents, grouping), key=lowest)
+    by = f"of the {'highest' if high_is_bad else 'lowest'} {METRIC_TITLES[main]}"
+    return "that paid most" if paid else by, sorted(_groups_of(documents, grouping), key=lowest)
 
 
 def _groups_of(documents: Mapping[str, Mapping], grouping: str) -> list[str]:
@@ -221,11 +216,14 @@ def left_out(frame: pd.DataFrame) -> str:
 
 
 def _rich(frame: pd.DataFrame) -> Table:
+    task = TASKS[frame.attrs.get("task", CLASSIFICATION)]
+    title, worst_of_all = METRIC_TITLES[task.main], f"worst_{task.main}"
+    title = title[:1].upper() + title[1:]
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
     notes = (
         _research_note(frame),
-        "Δ: accuracy minus the non-private baseline's." if "cost" in frame else "",
+        f"Δ: {task.cost_means} the non-private baseline's." if "cost" in frame else "",
         "Gap: largest Δ minus smallest Δ, over groups of ten test records or more, where there are two."
         if "gap" in frame
         else "",
@@ -233,9 +231,9 @@ def _rich(frame: pd.DataFrame) -> Table:
         left_out(frame),
     )
     table = Table(
-        title=f"Accuracy on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
+        title=f"{title} on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
         if names
-        else "Accuracy",
+        else title,
         caption=" ".join(filter(None, notes)),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -243,7 +241,8 @@ def _rich(frame: pd.DataFrame) -> Table:
     )
     table.add_column("algorithm", no_wrap=True)
     shown = [column for column in frame.columns if column != "worst_group"]
-    headings = {column: _HEADINGS.get(column, column.split(":", 1)[-1]) for column in shown}
+    known = {task.main: "overall", worst_of_all: "worst group", **_HEADINGS}
+    headings = {column: known.get(column, column.split(":", 1)[-1]) for column in shown}
     worst = frame["worst_group"].dropna() if "worst_group" in frame else ()
     short = shortened([*headings.values(), *worst], LONGEST_CELL)
     for column in shown:
@@ -252,7 +251,7 @@ def _rich(frame: pd.DataFrame) -> Table:
     for name, row in frame.iterrows():
         cells = {column: _cell(column, row[column]) for column in shown}
         if isinstance(row.get("worst_group"), str):
-            cells["worst_accuracy"] = f"{short[row['worst_group']]} {cells['worst_accuracy']}"
+            cells[worst_of_all] = f"{short[row['worst_group']]} {cells[worst_of_all]}"
         table.add_row(Text(str(name)), *map(Text, cells.values()))
     return table
 
@@ -296,8 +295,9 @@ def _cut(name: str, longest: int) -> str:
 def metrics_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
     """Every overall metric, one row per algorithm, the baseline first. Undefined values are NaN."""
     every = with_baseline(documents)
-    rows = [[document["overall"].get(metric) for metric in METRICS] for document in every.values()]
-    titles = [METRIC_TITLES[metric] for metric in METRICS]
+    metrics = task_in(every).metrics
+    rows = [[document["overall"].get(metric) for metric in metrics] for document in every.values()]
+    titles = [METRIC_TITLES[metric] for metric in metrics]
     return pd.DataFrame(rows, index=pd.Index(every, name="algorithm"), columns=titles, dtype=float)
 
 
@@ -340,17 +340,19 @@ def has_small_groups(documents: Mapping[str, Mapping], groupings: Sequence[str])
 def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Titles and values by group: accuracies, costs of privacy, then what is left, less of it in a comparison."""
     private = {name: d for name, d in documents.items() if "cost_of_privacy" in d}
+    task = task_in(documents)
     for name, document in documents.items():
-        yield f"accuracy {name}", _of_groups(document, grouping, "accuracy")
-    for metric, title in (("accuracy", "Δ accuracy"), ("excess_loss", "excess loss")):
+        yield f"{METRIC_TITLES[task.main]} {name}", _of_groups(document, grouping, task.main)
+    for metric in task.costs:
+        title = cost_title(task, metric)
         for name, document in private.items():
             yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
-        if metric == "accuracy" and len(private) == 1:  # in a comparison they are in the figure
+        if metric == task.main and len(private) == 1:  # in a comparison they are in the figure
             (ends,) = group_intervals({n: d["cost_of_privacy"] for n, d in private.items()}, grouping).values()
             texts = {group: f"{pair[0]:+.3f} to {pair[1]:+.3f}" for group, pair in ends.items() if pair}
             yield INTERVAL, {group: text.replace(" ", "\N{NO-BREAK SPACE}") for group, text in texts.items()}
     several = len(documents) > 2
-    for metric in ("auroc",) if several else METRICS[1:]:
+    for metric in task.beside if several else task.metrics[1:]:
         if metric == "balanced_accuracy" and grouping == "class":
             continue  # within one class it is the accuracy
         for name, document in (documents if several else private or documents).items():
@@ -377,7 +379,7 @@ def disparity_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
     Columns: the worst group and its accuracy, the gap of the cost of privacy, and Fairlearn's measures (not for the
     grouping `class`). Columns without a single value are left out.
     """
-    rows = []
+    rows, main = [], task_in(documents).main
     for grouping in groupings_of(documents):
         for name, document in with_baseline(documents).items():
             worst = document.get("worst", {}).get(grouping, {})
@@ -386,8 +388,8 @@ def disparity_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
                     "grouping": grouping,
                     "algorithm": name,
                     "worst group": worst.get("group"),
-                    "its accuracy": worst.get("accuracy"),
-                    "gap": document.get("cost_of_privacy", {}).get("gap", {}).get(grouping, {}).get("accuracy"),
+                    f"its {METRIC_TITLES[main]}": worst.get(main),
+                    "gap": document.get("cost_of_privacy", {}).get("gap", {}).get(grouping, {}).get(main),
                     **{k.replace("_", " "): v for k, v in document.get("disparity", {}).get(grouping, {}).items()},
                 }
             )

@@ -27,7 +27,7 @@ NOT_PART_OF_THE_RUN = ("run_label", "raw_dir", "resume", "audit", "report", "rel
 NEWER = (
     "cuda_graphs", "deterministic", "momentum", "weight_decay", "adam_epsilon", "schedule", "schedule_at",
     "schedule_factor", "average", "augmentations", "augmentation_kinds", "augmentation_padding", "augmentation_noise",
-    "trainable",
+    "trainable", "loss", "huber_delta",
 )  # fmt: skip
 """Settings of training that came after the first recorded cells."""
 
@@ -178,7 +178,7 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
 
 def _privacy_that_matters(privacy: Mapping[str, Any]) -> dict[str, Any]:
     """The privacy settings without newer ones that are left alone, so that names of older cells stay the same."""
-    idle = {"total_epsilon"} | ({"evaluation"} if privacy["evaluation"]["epsilon"] is None else set())
+    idle = {"total_epsilon", "ledger"} | ({"evaluation"} if privacy["evaluation"]["epsilon"] is None else set())
     kept = {name: value for name, value in privacy.items() if name not in idle}
     if kept["trials_law"] is not None:
         return kept
@@ -196,7 +196,8 @@ def _training_that_matters(training: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data_that_matters(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data settings without those that do not change the parts, so that names of cells by strata stay the same."""
-    idle = {"accept_strata", "id"} | ({"membership", "key"} if data["membership"] == "strata" else set())
+    idle = {"accept_strata", "id"} | ({"task"} if data.get("task") in (None, "classification", "") else set())
+    idle |= {"membership", "key"} if data["membership"] == "strata" else set()
     return {name: value for name, value in data.items() if name not in idle}
 
 

@@ -16,18 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 from equidp.errors import EquidpError
-from equidp.evaluation.metrics import diverged, numbered, worst_group
+from equidp.evaluation.metrics import numbered
 from equidp.evaluation.seeds import over_seeds
 from equidp.reporting.page import html_report
 from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.titles import METRIC_TITLES
 from equidp.sweep.project import BASELINE, Cell, by_seed, differing
 from equidp.system.files import replacing
+from equidp.tasks import TASKS, kind_of
 
 Key = TypeVar("Key", bound=Hashable)
 
 WIDTH = 100
 READING = (
-    "n: seeds. Δ: accuracy minus the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
+    "n: seeds. Δ: {cost} the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
     "groups of ten test records or more, where there are two. (m): over m of the seeds, as the baseline diverged in "
     "the others. ε holds for each run alone: runs on the same data compose; those of one seed share batches and noise, "
     "and do not even compose."
@@ -141,7 +143,8 @@ def table_of(rows: Sequence[Row]) -> pd.DataFrame:
         Columns `dataset`, `run`, `algorithm`, `seeds`, `epsilon`, `epsilon_published`, then per figure (`accuracy`,
         `cost`, `worst`, `gap`) its mean, `<figure>_seeds`, the number of seeds that have it (where the baseline
         diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed. Undefined values are NaN.
-        `worst` is the mean over seeds of the worst group's accuracy, of the first grouping.
+        `worst` is the mean over seeds of the worst group's accuracy, of the first grouping. Of other tasks than
+        classification the main metric stands in the place of `accuracy`.
     """
     return pd.DataFrame([_line(row) for row in rows])
 
@@ -150,8 +153,9 @@ def _line(row: Row) -> dict[str, Any]:
     documents = settled(row.algorithm, row.metrics)
     seen = over_seeds(documents)
     grouping = next(iter(seen["groups"]), "")
-    cost = seen.get("cost_of_privacy") or {}
-    worst = {seed: worst_group(document["groups"].get(grouping, {})) for seed, document in documents.items()}
+    cost, task = seen.get("cost_of_privacy") or {}, kind_of(next(iter(documents.values())))
+    main = task.main
+    worst = {seed: task.worst_of(document["groups"].get(grouping, {})) for seed, document in documents.items()}
     line: dict[str, Any] = {
         "dataset": row.dataset,
         "run": row.label,
@@ -161,10 +165,10 @@ def _line(row: Row) -> dict[str, Any]:
         "epsilon_published": (row.privacy.get("epsilon_published") or {}).get("value"),
     }
     figures = {
-        "accuracy": seen["overall"]["accuracy"],
-        "cost": (cost.get("overall") or {}).get("accuracy"),
-        "worst": over_seeds({seed: {"accuracy": one["accuracy"]} for seed, one in worst.items()})["accuracy"],
-        "gap": ((cost.get("gap") or {}).get(grouping) or {}).get("accuracy"),
+        main: seen["overall"][main],
+        "cost": (cost.get("overall") or {}).get(main),
+        "worst": over_seeds({seed: {main: one[main]} for seed, one in worst.items()})[main],
+        "gap": ((cost.get("gap") or {}).get(grouping) or {}).get(main),
     }
     for name, figure in figures.items():
         line[name] = figure["mean"] if figure else None
@@ -175,9 +179,13 @@ def _line(row: Row) -> dict[str, Any]:
 
 def print_table(table: pd.DataFrame, console: Console) -> None:
     """One table per dataset, within 100 columns; 80 are enough."""
+    costs: dict[str, None] = {}
     for dataset, lines in table.groupby("dataset", sort=False):
+        task = next(kind for kind in TASKS.values() if kind.main in lines and lines[f"{kind.main}_seeds"].notna().any())
+        main = task.main
+        costs |= {task.cost_means: None}
         shown = Table(
-            title=f"{dataset}: test accuracy, mean ± half of the 95 % interval over seeds",
+            title=f"{dataset}: test {METRIC_TITLES[main]}, mean ± half of the 95 % interval over seeds",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
@@ -186,11 +194,11 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
         for name in ("n", "ε", "overall", "Δ", "worst group", "gap"):
             shown.add_column(name, justify="right", no_wrap=True)
         for _, line in lines.iterrows():
-            figures = [_figure(line, name) for name in ("accuracy", "cost", "worst", "gap")]
+            figures = [_figure(line, name) for name in (main, "cost", "worst", "gap")]
             epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
             shown.add_row(*(Text(str(word)) for word in (line["run"], line["seeds"], epsilon, *figures)))
         console.print(shown, width=min(WIDTH, console.width))
-    console.print(Text(READING), width=min(WIDTH, console.width), style="italic")
+    console.print(Text(READING.format(cost=" or ".join(costs))), width=min(WIDTH, console.width), style="italic")
 
 
 def _figure(line: pd.Series, name: str) -> str:
@@ -245,22 +253,23 @@ def averaged(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict
     seen = over_seeds(kept)
     page = means(seen) | {"seeds": len(kept)}
     own = next(iter(kept.values())) if len(kept) == 1 else {}
-    page["intervals"] = own.get("intervals") or _intervals(seen)
+    main = kind_of(next(iter(kept.values()))).main
+    page["intervals"] = own.get("intervals") or _intervals(seen, main)
     for name in ("baseline", "cost_of_privacy"):
         if page.get(name):
-            page[name]["intervals"] = own.get(name, {}).get("intervals") or _intervals(seen[name])
+            page[name]["intervals"] = own.get(name, {}).get("intervals") or _intervals(seen[name], main)
     converged = len(kept) if algorithm == BASELINE else sum("baseline" in document for document in kept.values())
     if "baseline" in page:
         page["baseline"]["seeds"] = converged
     return page | ({"diverged": len(documents) - converged} if converged < len(documents) else {})
 
 
-def _intervals(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The accuracies' intervals over seeds, where one run has those over test records; and worst groups' and gaps'."""
+def _intervals(figures: Mapping[str, Any], main: str) -> dict[str, Any]:
+    """The main metric's intervals over seeds, where one run has them over test records; worst groups' and gaps' too."""
 
     def ends(of: Mapping[str, Any] | None) -> list[float] | None:
-        accuracy = (of or {}).get("accuracy")
-        return [accuracy["low"], accuracy["high"]] if accuracy and accuracy["low"] is not None else None
+        found = (of or {}).get(main)
+        return [found["low"], found["high"]] if found and found["low"] is not None else None
 
     groups = figures["groups"].items()
     between = {name: figures.get(name) or {} for name in ("worst", "gap")}
@@ -276,10 +285,12 @@ def settled(algorithm: str, documents: Mapping[int, Mapping[str, Any]]) -> dict[
 
     If every seed's baseline diverged, its own row shows that, as for a single run.
     """
+    task = kind_of(next(iter(documents.values())))
     if algorithm == BASELINE:
-        return {seed: one for seed, one in documents.items() if not diverged(one)} or dict(documents)
+        return {seed: one for seed, one in documents.items() if not task.diverged(one)} or dict(documents)
     return {
-        seed: {k: v for k, v in one.items() if k != "baseline" or not diverged(v)} for seed, one in documents.items()
+        seed: {k: v for k, v in one.items() if k != "baseline" or not task.diverged(v)}
+        for seed, one in documents.items()
     }
 
 

@@ -15,8 +15,9 @@ It imports `algorithms`, `models`, `data`, `parameters` and what stands below th
 
 from __future__ import annotations
 
+from equidp.tasks.classification import record_loss
 from equidp.training.conclusion import Trained, conclude, forget
-from equidp.training.networks import augmentation, make_model, predict, record_loss
+from equidp.training.networks import augmentation, loss_of, make_model, predict
 from equidp.training.planning import groups_of, plan_run, units_in
 from equidp.training.preparation import Prepared, prepare
 from equidp.training.running import train_model

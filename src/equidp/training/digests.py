@@ -21,6 +21,7 @@ CODE = (
     "mechanism",
     "models",
     "algorithms",
+    "tasks",
     "training",
 )
 """What a trained model depends on, within the package."""

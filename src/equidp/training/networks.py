@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.errors import EquidpError
-from equidp.gradients.losses import CrossEntropy
+from equidp.errors import EquidpError, unknown_name
+from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
 from equidp.models import Model, build_model
 from equidp.models.features import is_raw_image
 from equidp.parameters import ModelSettings, TrainingSettings
-from equidp.parameters.sections import AUGMENTATIONS
+from equidp.parameters.sections import AUGMENTATIONS, HUBER_DELTA
+from equidp.tasks import task_of
 
 
-def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device) -> Any:
-    """Cross-entropy of each record on its own, optionally times its class's weight.
-
-    Never a weighted *mean*: its denominator would couple the records and break the sensitivity.
+def loss_of(training: TrainingSettings, schema: Schema, device: torch.device) -> Loss:
+    """The loss of each record on its own, by the task of the data.
 
     Raises:
-        EquidpError: there is not one weight for each class.
+        EquidpError: the task has no such loss, or there is not one weight for each class.
     """
-    if weights is None:
-        return CrossEntropy()
-    if len(weights) != len(classes):
-        raise EquidpError(
-            f"training.class_weights has {len(weights)} numbers; give one for each of the {len(classes)} classes, in "
-            f"this order: {', '.join(classes)}."
-        )
-    scale = torch.tensor(weights, device=device)
-    plain = CrossEntropy()
-    return lambda outputs, labels: plain(outputs, labels) * scale[labels]
+    task = task_of(schema)
+    name = training.loss or task.losses[0]
+    if name not in task.losses:
+        raise unknown_name(f"training.loss of {task.name}", name, task.losses)
+    return task.loss(
+        name, device, class_weights=training.class_weights, huber_delta=training.huber_delta or HUBER_DELTA
+    )
 
 
 def augmentation(training: TrainingSettings, schema: Schema, seed: int) -> Augmentation | None:
@@ -82,12 +75,17 @@ def make_model(schema: Schema, model: ModelSettings, algorithm: Algorithm, seed:
 
 
 @torch.no_grad()
-def predict(network: nn.Module, features: Tensor) -> Tensor:
-    """Class probabilities `[n, classes]` on the CPU, scored in batches."""
+def predict(network: nn.Module, features: Tensor, schema: Schema | None = None) -> Tensor:
+    """Predictions `[n, outputs]` on the CPU, by the schema's task, scored in batches; else class probabilities."""
+    final = _probabilities if schema is None else task_of(schema).predict
     where = next(network.parameters()).device
     was_training = network.training
     network.eval()
     size = getattr(network, "scored_at_once", Model.scored_at_once)
-    parts = [torch.softmax(network(chunk.to(where)).float(), dim=1).cpu() for chunk in features.split(size)]
+    parts = [final(network(chunk.to(where))).cpu() for chunk in features.split(size)]
     network.train(was_training)
     return torch.cat(parts)
+
+
+def _probabilities(outputs: Tensor) -> Tensor:
+    return torch.softmax(outputs.float(), dim=1)

@@ -11,6 +11,7 @@ from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.sampling import Population
 from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.tasks import CLASSIFICATION
 from equidp.training.promises import refuse_broken_promises
 
 
@@ -51,6 +52,15 @@ def plan_run(
     return adapted
 
 
+def refuse_without_classes(algorithm: Algorithm, task: str) -> None:
+    """Refuse an algorithm that needs classes where the task has none."""
+    if algorithm.objective.by_class and task != CLASSIFICATION:
+        raise EquidpError(
+            f"{algorithm.name} allows for how rare each class is, and {task} has no classes: choose another algorithm "
+            "(docs/algorithms.md says which need them)."
+        )
+
+
 def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Tensor, tuple[str, ...]]:
     """Group ids `[N]` and names of the partition that the algorithm is told.
 
@@ -58,6 +68,7 @@ def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Te
         EquidpError: where it needs the classes, and the grouping is another.
     """
     ids, names = records.grouping(grouping)
+    refuse_without_classes(algorithm, records.schema.task)
     if algorithm.objective.by_class and names != records.schema.classes:
         raise EquidpError(
             f"{algorithm.name} allows for how rare each class is, so its groups have to be the classes, not "
@@ -72,6 +83,6 @@ def units_in(train: Records, privacy: PrivacySettings) -> int:
     Where each record's own hash says whether it trains, it is the expected number: rates, steps and noise must not tell
     how many there are. Else it is how many there are, and taken as public.
     """
-    there = Population(train, train.labels, by_unit=privacy.by_unit).size
+    there = Population(train, train.class_ids, by_unit=privacy.by_unit).size
     planned = None if train.membership is None else train.membership.expects(by_unit=privacy.by_unit)
     return there if planned is None else planned

@@ -31,7 +31,7 @@ from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
 from equidp.training.digests import CODE_DIGEST, LIBRARIES, fingerprint, initial_state
 from equidp.training.journal import BLOCK
-from equidp.training.networks import augmentation, make_model, record_loss
+from equidp.training.networks import augmentation, loss_of, make_model
 from equidp.training.planning import groups_of
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
@@ -89,7 +89,7 @@ def prepare(
 ) -> Prepared:
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     device, algorithm = device_of(training), algorithm.averaged(training.average)
-    loss = record_loss(training.class_weights, split.train.schema.classes, device)
+    loss = loss_of(training, split.train.schema, device)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
     views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)

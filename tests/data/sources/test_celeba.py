@@ -46,6 +46,19 @@ def test_another_attribute_can_be_the_label(tmp_path: Path, options: dict) -> No
         read(tmp_path, {**options, "attribute": "Yung"})
 
 
+def test_several_attributes_are_labels_of_0_or_1(tmp_path: Path, options: dict) -> None:
+    one, records = read(tmp_path, options), read(tmp_path, {**options, "attributes": "Male+Young"})
+    assert (records.schema.task, records.schema.targets, records.schema.classes) == (
+        "multilabel",
+        ("Male", "Young"),
+        (),
+    )
+    assert len(records.schema.groupings) == 38
+    assert torch.equal(records.labels, torch.stack([one.labels, one.groups["Young"]], dim=1).float())
+    with pytest.raises(EquidpError, match="name two different attributes or more"):
+        read(tmp_path, {**options, "attributes": ["Male", "Male"]})
+
+
 def test_torchvision_checks_the_annotations(tmp_path: Path, options: dict) -> None:
     with pytest.raises(EquidpError, match=r"celeba is not CelebA as published \(RuntimeError: .*verify=false"):
         read(tmp_path, {**options, "verify": True})

@@ -18,6 +18,7 @@ SOURCES: Registry[type[Source]] = Registry(
     "equidp.data.sources",
     {
         "digits": "digits:Digits",
+        "diabetes": "diabetes:Diabetes",
         "adult": "adult:Adult",
         "dutch": "dutch:Dutch",
         "mnist": "mnist:Mnist",

@@ -46,8 +46,10 @@ class Source(ABC):
         Options: settings class of `data.options`.
         layouts: alternative sets of files, the provider's own first; the first complete one is read.
         unit_names: what one record is called, and what a unit of several records is called, where there are such units.
-        sizes: the published number of records of each class, of the provider's training part where there is one, else
-            of the whole; empty where none is published. Files that are not verified have none.
+        tasks: names of the tasks that it can give records for.
+        sizes: the published number of records of each class, or of all where there are no classes: of the provider's
+            training part where there is one, else of the whole; empty where none is published. Files that are not
+            verified have none.
         unit_sizes: likewise of units.
         test_size: the published number of test records, where the provider splits; 0 where none is published.
         catalog: loads an entry of the Kedro catalog, in a Kedro run.
@@ -57,6 +59,7 @@ class Source(ABC):
     Options: ClassVar[type[SourceOptions]] = SourceOptions
     layouts: ClassVar[Sequence[Sequence[PublishedFile]]] = ()
     unit_names: ClassVar[tuple[str, ...]] = ("record",)
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     sizes: ClassVar[tuple[int, ...]] = ()
     unit_sizes: ClassVar[tuple[int, ...]] = ()
     test_size: ClassVar[int] = 0
@@ -100,6 +103,11 @@ class Source(ABC):
         layout = (begun or self.layouts)[0]
         return next(file for file in layout if find(raw_dir, file) is None)
 
+    @property
+    def task(self) -> str:
+        """What its options declare to be predicted."""
+        return self.tasks[0]
+
     @abstractmethod
     def read(self, files: RawFiles) -> Records:
         """Decode and encode the files by the declared schema. Nothing is learnt from the data.
@@ -123,9 +131,9 @@ class Source(ABC):
 
     def _refuse_incomplete(self, found: Records) -> None:
         """Refuse other numbers of records than are published: of a folder of files no checksum is known."""
-        test = torch.zeros_like(found.labels, dtype=torch.bool) if found.part is None else found.part == TEST
-        there = torch.bincount(found.labels[~test], minlength=len(self.sizes)).tolist()
-        kinds = [f"records of class {name!r}" for name in found.schema.classes]
+        test = torch.zeros(len(found), dtype=torch.bool) if found.part is None else found.part == TEST
+        there = torch.bincount(found.class_ids[~test], minlength=len(self.sizes)).tolist()
+        kinds = [f"records of class {name!r}" for name in found.schema.classes] or ["training records"]
         numbers = zip(kinds, there, self.sizes, strict=True)
         for kind, has, published in [*numbers, ("test records", int(test.sum()), self.test_size or int(test.sum()))]:
             if has != published:

@@ -1,4 +1,7 @@
-"""CelebA: faces with forty binary attributes, through torchvision. Any attribute is the label, any other a grouping."""
+"""CelebA: faces with forty binary attributes, through torchvision.
+
+Any attribute is the label, or several are labels of 0 or 1 each; any other is a grouping.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, decode_all, image_files
@@ -15,6 +18,7 @@ from equidp.data.raw_files import PublishedFile, RawFiles, digest, fingerprint, 
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 from equidp.errors import EquidpError, unknown_name
+from equidp.options import listed
 from equidp.system.network import first_line
 
 if TYPE_CHECKING:
@@ -40,10 +44,12 @@ class CelebaOptions(SourceOptions):
 
     Attributes:
         attribute: the label.
+        attributes: in its place, several labels.
         size: side of the square cut from the middle of each image.
     """
 
     attribute: str = "Male"
+    attributes: Annotated[tuple[str, ...], BeforeValidator(listed)] = ()
     size: Annotated[int, Field(ge=8, le=218)] = 64
 
 
@@ -53,19 +59,27 @@ class Celeba(Source):
     name = "celeba"
     Options = CelebaOptions
     unit_names = ("image", "person")
+    tasks = ("classification", "multilabel")
+
+    @property
+    def task(self) -> str:
+        """By whether several attributes are named."""
+        return "multilabel" if self.options.attributes else "classification"
 
     @property
     def schema(self) -> Schema:
-        """The label's attribute gives the classes, every other attribute a grouping."""
-        label = self._attribute()
-        others = [name for name in ATTRIBUTES if name != label]
-        classes = (f"not {label}", label)
+        """The label's attribute gives the classes, or several the labels; every other attribute is a grouping."""
+        labels = self._labels()
+        classes = () if self.options.attributes else (f"not {labels[0]}", labels[0])
+        others = {name: (f"not {name}", name) for name in ATTRIBUTES if name not in labels}
         return Schema(
             name=self.name,
             kind="image",
             shape=(3, self.options.size, self.options.size),
             classes=classes,
-            groupings={"class": classes, **{name: (f"not {name}", name) for name in others}},
+            groupings=({"class": classes} if classes else {}) | others,
+            task=self.task,
+            targets=() if classes else labels,
             mean=IMAGENET_MEAN,
             sd=IMAGENET_SD,
         )
@@ -95,12 +109,13 @@ class Celeba(Source):
         parts = [self._open(files.paths["root"], part) for part in PARTS]
         attributes = torch.cat([part.attr for part in parts]).long()
         column = {name: attributes[:, i] for i, name in enumerate(self._names(parts[0]))}
-        labels = column[self.options.attribute]
+        several = torch.stack([column[name] for name in self._labels()], dim=1)
+        labels = several.float() if self.options.attributes else several[:, 0]
         persons = torch.cat([part.identity.squeeze(1) for part in parts]).long()
         return Records(
             features=self._pixels(parts),
             labels=labels,
-            groups={"class": labels, **{name: column[name] for name in schema.groupings if name != "class"}},
+            groups={name: labels if name == "class" else column[name] for name in schema.groupings},
             schema=schema,
             part=torch.cat([torch.full((len(part),), i, dtype=torch.uint8) for i, part in enumerate(parts)]),
             unit=persons,
@@ -108,10 +123,16 @@ class Celeba(Source):
             unit_identity=identities(map(str, persons.tolist())),
         )
 
-    def _attribute(self) -> str:
-        if self.options.attribute not in ATTRIBUTES:
-            raise unknown_name("attribute of CelebA", self.options.attribute, ATTRIBUTES)
-        return self.options.attribute
+    def _labels(self) -> tuple[str, ...]:
+        labels = self.options.attributes or (self.options.attribute,)
+        for name in labels:
+            if name not in ATTRIBUTES:
+                raise unknown_name("attribute of CelebA", name, ATTRIBUTES)
+        if len(set(labels)) < len(self.options.attributes) or len(self.options.attributes) == 1:
+            raise EquidpError(
+                "data.options.attributes: name two different attributes or more; for one take `attribute`."
+            )
+        return labels
 
     def _open(self, root: Path, part: str) -> TorchvisionCelebA:
         try:

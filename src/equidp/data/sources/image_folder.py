@@ -16,7 +16,8 @@ from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFI
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.data.sources.table import PARTS, Classes, Sizes, check_group_names, check_sizes
+from equidp.data.sources.table import PARTS
+from equidp.data.sources.table_options import Classes, Sizes, check_group_names, check_sizes
 from equidp.data.tables import read_rows
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Number

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
-from equidp.data.cells import cells, codes, refuse_alike, require, with_points
-from equidp.data.columns import Column, Named, Numeric, OfGroup, beyond, encode, feature_names
-from equidp.data.groupings import Grouping, check_shown, group_ids, group_names, owners
+from equidp.data.cells import as_written, cells, codes, require, with_points
+from equidp.data.columns import Bounded, beyond, encode, feature_names
+from equidp.data.groupings import group_ids, group_names, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
-from equidp.data.records import PRODUCT, Records, Schema
-from equidp.data.sources.base import Source, SourceOptions
+from equidp.data.records import Records, Schema
+from equidp.data.sources.base import Source
+from equidp.data.sources.table_options import ZERO_OR_ONE, TableOptions
 from equidp.data.tables import (
     FEATHER,
     PARQUET,
@@ -33,145 +32,9 @@ from equidp.data.tables import (
 )
 from equidp.data.tokens import Tokenizer, tokenizer_digest
 from equidp.data.words import token_ids, words
-from equidp.errors import EquidpError, listed_names, unknown_name
-from equidp.options import HUGE, Number
+from equidp.errors import EquidpError, listed_names
 
 PARTS = ("train", "test")
-
-
-def _distinct(classes: tuple[str, ...]) -> tuple[str, ...]:
-    refuse_alike(classes, "classes")
-    check_shown(classes)
-    return classes
-
-
-def _known_encoding(name: str) -> str:
-    try:
-        return codecs.lookup(name).name if name != "utf-8-sig" else name
-    except LookupError:
-        raise ValueError("Python knows no such encoding; common ones are utf-8, utf-16, latin-1 and cp1252") from None
-
-
-Sign = Annotated[str, Field(min_length=1, max_length=1)]
-
-Sizes = tuple[Annotated[int, Field(ge=1)], ...]
-"""Public numbers of records, or units, of each class."""
-
-Classes = Annotated[tuple[str, ...], Field(min_length=2), AfterValidator(_distinct)]
-"""Names of classes, in label order."""
-
-
-class TableOptions(SourceOptions):
-    """Options of `table`, and of `csv`, which is the same under its older name.
-
-    Attributes:
-        path: a file of separated values (plain or .gz), parquet (.parquet, .pq), feather (.feather, .arrow), or with
-            `sql` an SQLite database; relative to the raw folder.
-        sql: a query that begins with SELECT or WITH. It is run for reading only.
-        connection: SQLAlchemy's URL of another database, in place of `path`. It holds no password: parameters are
-            logged. A catalog entry `pandas.SQLQueryDataset` takes one from conf/local/credentials.yml.
-        catalog: an entry of the Kedro catalog that gives a DataFrame, in place of `path`.
-        separator, decimal, thousands, encoding: as for `pandas.read_csv`.
-        columns: names of a file without a header row.
-        na_values: further texts, or numbers, that mean a missing value.
-        label: column of the label.
-        classes: its values, in label order; or names of those of `class_map` or of the bands of `class_edges`.
-        class_map: for each class the values of the label that it stands for.
-        class_edges: for a label that is a number: where one class ends and the next begins.
-        features: columns that are features, each with categories, a map, edges or bounds, or a grouping by name; none
-            where there is `text`.
-        text: column of texts, the only feature: as words hashed into `vocabulary` ids, or as tokens of `tokenizer`.
-        tokenizer: folder of a pretrained network's tokenizer.
-        length: words or tokens kept of each text: its first tokens, or its last words.
-        vocabulary: number of ids that words are hashed into, the padding included.
-        groups: groupings to report by, each over a column that need not be a feature.
-        unit: column whose value is shared by the records of one person; empty where each row is a unit.
-        id: column with an id for each row, which then decides on its part, in place of its content (`data.id`).
-        part: column that says `train` or `test`; empty to split at random.
-        sizes: public numbers of rows of each class, in label order, known from elsewhere and not counted in the table.
-            Counts in `data.keep`, the sampling rate and the noise then follow from these.
-        unit_sizes: likewise of units.
-        missing: `drop` leaves out rows with a missing feature or label; `error` refuses them.
-    """
-
-    path: str = ""
-    sql: str = ""
-    connection: str = ""
-    catalog: str = ""
-    separator: Sign = ","
-    decimal: Sign = "."
-    thousands: Literal[""] | Sign = ""
-    encoding: Annotated[str, AfterValidator(_known_encoding)] = "utf-8-sig"
-    columns: tuple[str, ...] = ()
-    na_values: tuple[str, ...] = ()
-    label: str
-    classes: Classes
-    class_map: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    class_edges: tuple[Number, ...] = ()
-    features: dict[str, Column] = Field(default_factory=dict)
-    text: str = ""
-    tokenizer: str = ""
-    length: Annotated[int, Field(ge=1, le=10_000)] = 128
-    vocabulary: Annotated[int, Field(ge=2, le=2**24)] = 20_000
-    groups: dict[str, Grouping] = Field(default_factory=dict)
-    unit: str = ""
-    id: str = ""
-    part: str = ""
-    sizes: Sizes = ()
-    unit_sizes: Sizes = ()
-    missing: Literal["error", "drop"] = "error"
-    paths: ClassVar[tuple[str, ...]] = ("tokenizer",)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _classes_by_their_map(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "classes" not in given and isinstance(named := given.get("class_map"), dict):
-            return {**given, "classes": tuple(named)}
-        return given
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> TableOptions:
-        check_group_names(self.groups)
-        if sum(map(bool, (self.path, self.connection, self.catalog))) != 1:
-            raise ValueError("give one of path, connection (with sql) and catalog")
-        if bool(self.sql) < bool(self.connection) or (self.sql and self.catalog):
-            raise ValueError("sql goes with path (of an SQLite file) or with connection")
-        if self.connection:
-            _refuse_password(self.connection)
-        if self.decimal == self.thousands:
-            raise ValueError("decimal and thousands are the same sign")
-        if self.label in (self.text, *(declared.column or name for name, declared in self.declared.items())):
-            raise ValueError(f"the label {self.label!r} is also a feature")
-        if bool(self.features) == bool(self.text):
-            raise ValueError("declare the columns of features, or one column of text")
-        if self.tokenizer and not self.text:
-            raise ValueError("tokenizer needs text, the column to read")
-        check_sizes(self.classes, self.sizes, self.unit_sizes)
-        _ = self.classified  # refuses a map or edges that do not fit the classes
-        return self
-
-    @property
-    def declared(self) -> dict[str, Named | Numeric]:
-        """The features, each with its column; one that is a grouping is that grouping."""
-        found: dict[str, Named | Numeric] = {}
-        for name, column in self.features.items():
-            if isinstance(column, OfGroup):
-                group = column.group or name
-                if group not in self.groups:
-                    raise ValueError(unknown_name(f"grouping of the feature {name!r}", group, self.groups).message)
-                own = self.groups[group]
-                found[name] = own.model_copy(update={"column": own.column or group})
-            else:
-                found[name] = column
-        return found
-
-    @property
-    def classified(self) -> Named:
-        """The label's declaration."""
-        bounds = {"minimum": -HUGE, "maximum": HUGE} if self.class_edges else {}
-        return Named.model_validate(
-            {"categories": self.classes, "map": self.class_map, "edges": self.class_edges, **bounds}
-        )
 
 
 class Table(Source):
@@ -179,7 +42,13 @@ class Table(Source):
 
     name = "table"
     Options = TableOptions
+    tasks = ("classification", "regression", "counts", "multilabel")
     _tokenizer: Tokenizer | None = None
+
+    @property
+    def task(self) -> str:
+        """As the label is declared."""
+        return self.options.task
 
     def words(self) -> tuple[str, ...]:
         """Units have the name of their column."""
@@ -212,10 +81,15 @@ class Table(Source):
         else:
             names = feature_names(self.options.declared)
             kind = {"kind": "tabular", "shape": (len(names),), "feature_names": names}
+        options, groups = self.options, group_names(self.options.groups)
+        if not options.classes:
+            kind |= {"task": options.task, "targets": tuple(options.outcomes)}
+        if options.number:
+            kind["bounds"] = (float(options.number.minimum), float(options.number.maximum))
         return Schema(
             name=self.name,
-            classes=self.options.classes,
-            groupings={"class": self.options.classes, **group_names(self.options.groups)},
+            classes=options.classes,
+            groupings=({"class": options.classes} if options.classes else {}) | groups,
             sizes=self.options.sizes,
             unit_sizes=self.options.unit_sizes,
             **kind,
@@ -229,12 +103,12 @@ class Table(Source):
         _refuse_headless(rows, self._columns(), self.options, where)
         require(rows, self._columns(), where)
         frame = self._without_missing(rows, where)
-        labels = self.options.classified.ids(frame[self.options.label], where)
+        labels = self._labels(frame, where)
         part = codes(frame[self.options.part], PARTS, where).to(torch.uint8) if self.options.part else None
         records = Records(
             features=self._features(frame, where),
             labels=labels,
-            groups={"class": labels, **group_ids(frame, self.options.groups, where)},
+            groups=({"class": labels} if self.options.classes else {}) | group_ids(frame, self.options.groups, where),
             schema=self.schema,
             part=part,
             **owners(frame, self.options.unit, self.options.id, where),
@@ -247,6 +121,23 @@ class Table(Source):
         text = [self.options.text] if self.options.text else []
         require(frame, [*text, *(declared.column or name for name, declared in self.options.declared.items())], where)
         return self._features(self._cells(frame, where), where)
+
+    def _labels(self, frame: pd.DataFrame, where: str) -> Tensor:
+        if self.options.number:
+            return self._numbers(frame[self.options.label], self.options.number, where)
+        if self.options.labels:
+            return torch.stack([ZERO_OR_ONE.ids(frame[name], where) for name in self.options.labels], dim=1).float()
+        return self.options.classified.ids(frame[self.options.label], where)
+
+    def _numbers(self, column: pd.Series, declared: Bounded, where: str) -> Tensor:
+        found = declared.values(column, where)
+        if self.options.counts and (parts := (found != found.round()).numpy()).any():
+            at = int(parts.argmax())
+            raise EquidpError(
+                f"{where}, row {column.index[at]}, column {column.name!r}: {as_written(column.iloc[at])} is no whole "
+                "number; correct it, or declare target in place of counts."
+            )
+        return found.float()
 
     def _features(self, frame: pd.DataFrame, where: str) -> Tensor:
         if not self.options.text:
@@ -295,9 +186,9 @@ class Table(Source):
         every = [
             *self.options.declared.items(),
             *self.options.groups.items(),
-            (self.options.label, self.options.classified),
+            *self.options.outcomes.items(),
         ]
-        numeric = {declared.column or name for name, declared in every if declared.numeric}
+        numeric = {getattr(declared, "column", "") or name for name, declared in every if declared.numeric}
         changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in numeric}
         return frame.assign(**changed)
 
@@ -305,19 +196,19 @@ class Table(Source):
         """All columns that are read."""
         options = self.options
         named = [declared.column or name for name, declared in [*options.declared.items(), *options.groups.items()]]
-        return [options.label, *named, *filter(None, (options.text, options.unit, options.id, options.part))]
+        return [*options.outcomes, *named, *filter(None, (options.text, options.unit, options.id, options.part))]
 
     def _without_missing(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
-        needed = [(self.options.label, self.options.classified), *self.options.declared.items()]
+        needed = [*self.options.outcomes.items(), *self.options.declared.items()]
         gone = np.zeros(len(frame), dtype=bool)
-        columns = [(name, frame[declared.column or name], declared.missed) for name, declared in needed]
+        columns = [(name, frame[getattr(declared, "column", "") or name], declared.missed) for name, declared in needed]
         if self.options.text:  # `none` and `-` are texts
             columns.append((self.options.text, frame[self.options.text], lambda column: (column == "").to_numpy()))
         for name, column, missing_in in columns:
             missed = missing_in(column)
             if missed.any() and self.options.missing == "error":
                 own = ", or declare what stands for it (`unknown: true`, or `missing: …` of a number)"
-                own = own if name != self.options.label else ""
+                own = own if name not in self.options.outcomes else ""
                 raise EquidpError(
                     f"{where}, row {frame.index[int(missed.argmax())]}, column {column.name!r}: a value is missing; "
                     f"give it{own}, or leave all such rows out by `missing: drop` among the dataset's options."
@@ -333,8 +224,9 @@ class Table(Source):
         if lost := len(rows) - len(frame):
             by = self._counted(rows.drop(index=frame.index))
             yield f"{table}: {lost:,} of {len(rows):,} rows miss a feature or the label and are left out ({by})."
-        for name, declared in {**self.options.groups, **self.options.declared}.items():
-            column = declared.column or name
+        every = {**self.options.groups, **self.options.declared, **self.options.outcomes}
+        for name, declared in every.items():
+            column = getattr(declared, "column", "") or name
             if (clipped := beyond(frame[column], declared)).any():
                 yield (
                     f"{table}, column {column!r}: {clipped.sum():,} of {len(frame):,} numbers are beyond "
@@ -344,9 +236,11 @@ class Table(Source):
 
     def _counted(self, rows: pd.DataFrame) -> str:
         """How many of some rows are of each class and group; these rows need not be as declared."""
-        label = self.options.classified.model_copy(update={"column": self.options.label})
+        of_class = {}
+        if self.options.classes:
+            of_class = {"class": self.options.classified.model_copy(update={"column": self.options.label})}
         told = []
-        for name, declared in {"class": label, **self.options.groups}.items():
+        for name, declared in {**of_class, **self.options.groups}.items():
             lenient = declared.model_copy(update={"unknown": True})
             with suppress(EquidpError):
                 counts = torch.bincount(lenient.ids(rows[declared.column or name], ""), minlength=len(lenient.names))
@@ -368,41 +262,3 @@ def _refuse_headless(rows: pd.DataFrame, wanted: list[str], options: TableOption
             f"{where}: its first row, {listed_names(rows.columns[:6])}, names none of the declared columns; correct "
             "these, or name all columns by data.options.columns if the file has no header row."
         )
-
-
-def _refuse_password(url: str) -> None:
-    from sqlalchemy import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        password = make_url(url).password or "password" in make_url(url).query
-    except ArgumentError:
-        raise ValueError("connection is not a URL such as postgresql+psycopg://host/database") from None
-    if password:
-        raise ValueError(
-            "a password here would be logged with the run's parameters; put the URL into conf/local/credentials.yml, "
-            "and name a catalog entry of type pandas.SQLQueryDataset by `catalog`"
-        )
-
-
-def check_sizes(classes: tuple[str, ...], *given: tuple[int, ...]) -> None:
-    """Refuse sizes that are not one for each class.
-
-    Raises:
-        ValueError: for such sizes, to be reported by the settings class.
-    """
-    for sizes in given:
-        if sizes and len(sizes) != len(classes):
-            raise ValueError(f"there are {len(sizes)} sizes for {len(classes)} classes; give one for each, in order")
-
-
-def check_group_names(groups: Mapping[str, Grouping]) -> None:
-    """Refuse names with another meaning: `class`, and names with the sign that joins groupings.
-
-    Raises:
-        ValueError: for such a name, to be reported by the settings class.
-    """
-    for name in groups:
-        if name == "class" or PRODUCT in name or not name.strip():
-            raise ValueError(f"a grouping cannot be called {name!r}")
-    check_shown(groups)

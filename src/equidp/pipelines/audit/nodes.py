@@ -16,7 +16,7 @@ from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.pipelines.training.nodes import plan_of
 from equidp.reporting.tables import BASELINE
-from equidp.training import augmentation, make_model, record_loss
+from equidp.training import augmentation, loss_of, make_model
 
 
 def audit_algorithm(train: Records, test: Records, public: Records, settings: Settings) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
         build_model=lambda schema: make_model(schema, settings.model, algorithm, settings.seed),
         algorithm=algorithm,
         plan=plan,
-        loss=record_loss(loop.class_weights, train.schema.classes, device),
+        loss=loss_of(loop, train.schema, device),
         learning_rate=loop.rate(plan.steps),
         optimizer=loop.descent,
         grouping=settings.data.groups[0],

@@ -13,7 +13,7 @@ import numpy as np
 from equidp.data.records import Records
 from equidp.errors import EquidpError, listed_names
 from equidp.evaluation.histogram import Noised, noised_histogram
-from equidp.evaluation.metrics import cost_intervals, diverged, evaluate, guessing, metrics_document, outdone
+from equidp.evaluation.metrics import metrics_document
 from equidp.evaluation.noised import released_figures
 from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
 from equidp.mechanism.secure import SecureRandom
@@ -21,6 +21,8 @@ from equidp.parameters import Settings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.reporting.tables import BASELINE
 from equidp.system.files import durable, private, replacing
+from equidp.tasks import task_of
+from equidp.tasks.base import Task
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.statement import figures_entry
 
@@ -39,10 +41,13 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
     """Metrics overall and in every group of the test part."""
     part = settings.data.evaluate_on
     groups = group_arrays(test, settings.data.groups)
-    figures = evaluate(scores, test.labels.numpy(), groups, classes=test.schema.classes, units=_units(test))
-    if said := guessing(figures):  # here, of each model once, however many are compared with the baseline
-        _tell_of_guessing(algorithm, said)
-    if algorithm == BASELINE:  # part of every run, and the part is the same for all its algorithms
+    task = task_of(test.schema)
+    figures = task.evaluate(scores, test.labels.numpy(), groups, units=_units(test))
+    if said := task.guessing(figures):  # here, of each model once, however many are compared with the baseline
+        _tell_of_guessing(algorithm, said, task)
+    if (
+        algorithm == BASELINE and test.schema.classes
+    ):  # part of every run, and the part is the same for all its algorithms
         _tell_of_absent_classes(test, part)
     return figures | ({"evaluated_on": part} if part != "test" else {})
 
@@ -56,20 +61,21 @@ def cost_against_baseline(
     settings: Settings,
 ) -> dict[str, Any]:
     """metrics.json of a private run: its figures, the baseline's, and the difference in every group."""
-    if diverged(baseline):
+    task = task_of(test.schema)
+    if task.diverged(baseline):
         logger.warning(
             "The non-private baseline diverged, so no cost of privacy is stated: give it a learning rate of its own, "
             "smaller than training.learning_rate, by --params=sgd.options.learning_rate=0.1."
         )
-    if diverged(evaluation):
-        logger.warning("The private model diverged, every prediction counts as wrong: lower training.learning_rate.")
+    if task.diverged(evaluation):
+        logger.warning("The private model diverged, %s: lower training.learning_rate.", task.diverged_means)
     document = metrics_document(evaluation, baseline)
-    if not diverged(baseline):
+    if not task.diverged(baseline):
         groups = group_arrays(test, settings.data.groups)
-        document["cost_of_privacy"]["intervals"] = cost_intervals(
+        document["cost_of_privacy"]["intervals"] = task.cost_intervals(
             scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
         )
-    if outdone(document) and not guessing(baseline):
+    if task.outdone(document) and not task.guessing(baseline):
         logger.warning(
             "The private model is more accurate than its non-private baseline, by more than chance: costs and gaps say "
             "nothing while the baseline can do better. Give it a learning rate of its own, by "
@@ -152,18 +158,16 @@ def _units(records: Records) -> np.ndarray | None:
     return None if records.unit is None else records.unit.numpy()
 
 
-def _tell_of_guessing(algorithm: str, said: str) -> None:
+def _tell_of_guessing(algorithm: str, said: str, task: Task) -> None:
     if algorithm == BASELINE:
         logger.warning(
             "The non-private baseline %s. Privacy looks free beside it: give it more training.epochs, a learning rate "
-            "of its own, smaller or larger, by --params=sgd.options.learning_rate=1, or training.class_weights where a "
-            "class is rare.",
+            "of its own, smaller or larger, by --params=sgd.options.learning_rate=1%s.",
             said,
+            ", or training.class_weights where a class is rare" if task.schema.classes else "",
         )
     else:
-        logger.warning(
-            "%s: the model %s. Its accuracy is then that of the most frequent class and says nothing.", algorithm, said
-        )
+        logger.warning("%s: the model %s. %s and says nothing.", algorithm, said, task.guessed_means)
 
 
 def _tell_of_absent_classes(test: Records, part: str) -> None:

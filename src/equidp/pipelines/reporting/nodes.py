@@ -37,7 +37,7 @@ def cost_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: str) 
 
 
 def accuracy_figure(metrics: dict[str, Any], settings: Settings, *, algorithm: str) -> go.Figure:
-    """Accuracy of each group."""
+    """Accuracy, or the task's main metric, of each group."""
     return metric_per_group({algorithm: metrics}, settings.data.groups[0])
 
 

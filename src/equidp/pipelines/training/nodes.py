@@ -17,7 +17,6 @@ from equidp.accounting.plan import Plan
 from equidp.data.records import Records, Split
 from equidp.data.sources import published_options
 from equidp.errors import EquidpError
-from equidp.evaluation.live import live_metrics
 from equidp.evaluation.metrics import Groups
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import card_options
@@ -25,6 +24,7 @@ from equidp.models.weights import Weights, network_of
 from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
+from equidp.tasks import task_of
 from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.networks import imposed
@@ -33,7 +33,12 @@ from equidp.training.statement import figures_entry
 RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights"}
 """Settings that the model's file records, for the documents that go out with it."""
 
-RECORDED_IF_SET = DESCENT | {"average", *(name for name in TrainingSettings.model_fields if "augmentation" in name)}
+RECORDED_IF_SET = DESCENT | {
+    "average",
+    "loss",
+    "huber_delta",
+    *(name for name in TrainingSettings.model_fields if "augmentation" in name),
+}
 """Others that it records where they are not the defaults."""
 
 logger = logging.getLogger(__name__)
@@ -104,8 +109,8 @@ def train_network(
 
 
 def score_test(weights: Weights, test: Records) -> np.ndarray:
-    """Class probabilities `[n, classes]` of the test part. Kept in memory only: per-record data are not published."""
-    return predict(network_of(weights), test.features).numpy()
+    """Predictions `[n, outputs]` of the test part. Kept in memory only: per-record data are not published."""
+    return predict(network_of(weights), test.features, test.schema).numpy()
 
 
 def group_arrays(records: Records, groups: tuple[str, ...]) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
@@ -172,7 +177,10 @@ def _after_epoch(
 ) -> Mapping[str, float]:
     """Figures on the test part, every so many epochs, and after the last."""
     due = row["epoch"] % settings.operation.evaluate_every == 0 or row["epoch"] == settings.training.epochs
-    figures = live_metrics(predict(network, test.features).numpy(), test.labels.numpy(), arrays) if due else {}
+    figures: dict[str, float] = {}
+    if due:
+        predictions = predict(network, test.features, test.schema).numpy()
+        figures = task_of(test.schema).live(predictions, test.labels.numpy(), arrays)
     report(row | figures)
     return figures
 

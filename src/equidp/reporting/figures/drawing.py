@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from equidp.reporting.style import line, looks
-from equidp.reporting.tables import METRIC_TITLES
+from equidp.reporting.titles import METRIC_TITLES
 
 METRIC_NAMES = METRIC_TITLES | {"loss": "loss (nats)", "excess_loss": "excess loss (nats)"}
 

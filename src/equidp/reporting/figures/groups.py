@@ -10,28 +10,33 @@ import plotly.graph_objects as go
 from equidp.reporting.figures.drawing import METRIC_NAMES, capital, gaps
 from equidp.reporting.style import HEIGHT, ROW_HEIGHT, Look, bars, categories, colours, figure, label, looks
 from equidp.reporting.tables import BASELINE, PARTS, group_figures, group_intervals, marked, with_baseline
+from equidp.reporting.titles import cost_title, task_in
 
 MOST_BARS = 100
 """A figure with more bars than this becomes a map: too many bars look alike."""
 
 
-def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str = "accuracy") -> go.Figure:
-    """A metric in every group, one bar per algorithm, the baseline's in grey."""
+def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str | None = None) -> go.Figure:
+    """A metric, the task's main one unless given, in every group, one bar per algorithm, the baseline's in grey."""
+    task = task_in(documents)
+    metric = metric or task.main
     name = METRIC_NAMES[metric]
     chart = figure(f"{capital(name)} by {label(grouping)}", label(grouping), name)
     frame = group_figures(documents, [metric])
-    intervals = group_intervals(with_baseline(documents), grouping) if metric == "accuracy" else {}
-    return _grouped_bars(chart, frame[frame["grouping"] == grouping], metric, intervals, documents)
+    intervals = group_intervals(with_baseline(documents), grouping) if metric == task.main else {}
+    return _grouped_bars(chart, frame[frame["grouping"] == grouping], metric, intervals, documents, (0.0, task.most))
 
 
-def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str = "accuracy") -> go.Figure:
-    """What privacy cost each group: private minus baseline, one bar per algorithm. Below zero is a loss of accuracy."""
-    chart = figure(f"Cost of privacy by {label(grouping)}", label(grouping), f"Δ {METRIC_NAMES[metric]}")
+def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str | None = None) -> go.Figure:
+    """What privacy cost each group, one bar per algorithm; the task's `lost_is` says on which side of 0 a loss is."""
+    task = task_in(documents)
+    metric = metric or task.main
+    chart = figure(f"Cost of privacy by {label(grouping)}", label(grouping), cost_title(task, metric))
     frame = group_figures(documents, ["loss" if metric == "excess_loss" else metric])
     frame = frame[(frame["grouping"] == grouping) & (frame["algorithm"] != BASELINE)]
     costs = {name: document.get("cost_of_privacy", {}) for name, document in documents.items()}
-    intervals = group_intervals(costs, grouping) if metric == "accuracy" else {}
-    return _grouped_bars(chart, frame, f"cost/{metric}", intervals, documents)
+    intervals = group_intervals(costs, grouping) if metric == task.main else {}
+    return _grouped_bars(chart, frame, f"cost/{metric}", intervals, documents, (-task.most, task.most))
 
 
 def group_counts(groups: pd.DataFrame, grouping: str) -> go.Figure:
@@ -61,6 +66,7 @@ def _grouped_bars(
     column: str,
     intervals: Mapping[str, Mapping[str, Sequence[float] | None]],
     known: Iterable[str],
+    possible: tuple[float, float],
 ) -> go.Figure:
     """One bar per algorithm in every group, small ones marked, those without a value included as gaps.
 
@@ -68,10 +74,9 @@ def _grouped_bars(
 
     `known` fixes the looks where only some of the algorithms have the grouping.
 
-    `intervals` has the ends of a bar's interval by algorithm and group, where there is one. It is drawn as far as an
-    accuracy, or a difference of two, can be: a t-interval over few seeds goes far beyond, and would squeeze the bars.
+    `intervals` has the ends of a bar's interval by algorithm and group, where there is one. It is drawn as far as is
+    `possible`: a t-interval over few seeds goes far beyond an accuracy of 1, and would squeeze the bars.
     """
-    least = -1 if column.startswith("cost/") else 0
     tested = {str(group): count for group, count in frame.groupby("group")["count"].max().items()}
     frame = frame.assign(name=frame["group"], group=frame["group"].map(marked(tested)))
     rows = {}
@@ -79,7 +84,7 @@ def _grouped_bars(
         of = frame[frame["algorithm"] == algorithm]
         if of[column].notna().any():
             pairs = [intervals.get(algorithm, {}).get(group) for group in of["name"]]
-            ends = [pair and (max(pair[0], least), min(pair[1], 1)) for pair in pairs]
+            ends = [pair and (max(pair[0], possible[0]), min(pair[1], possible[1])) for pair in pairs]
             rows[look] = of.assign(ends=pd.Series(ends, index=of.index, dtype=object))
     if len(rows) * len(tested) > MOST_BARS:
         _colour_map(chart, rows, column)

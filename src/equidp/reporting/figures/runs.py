@@ -38,12 +38,13 @@ def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
     return chart
 
 
-def cost_against(runs: pd.DataFrame, setting: str) -> go.Figure:
+def cost_against(runs: pd.DataFrame, setting: str, metric: str = "accuracy") -> go.Figure:
     """The cost of privacy of each group against a setting such as the number of epochs or the noise multiplier.
 
     Args:
         runs: columns `algorithm`, `seed`, `group`, `cost` and the setting.
         setting: the column on the x axis.
+        metric: whose cost it is, for the y axis.
 
     Raises:
         EquidpError: as `privacy_utility`.
@@ -51,7 +52,7 @@ def cost_against(runs: pd.DataFrame, setting: str) -> go.Figure:
     _check_columns(runs, setting)
     named = runs.assign(algorithm=[f"{a}, {g}" for a, g in zip(runs["algorithm"], runs["group"], strict=True)])
     words = in_words(setting)
-    return _sweep(named, setting, "cost", f"Cost of privacy against {words}", words, "Δ accuracy")
+    return _sweep(named, setting, "cost", f"Cost of privacy against {words}", words, f"Δ {METRIC_NAMES[metric]}")
 
 
 def metric_against(runs: pd.DataFrame, setting: str, metric: str = "accuracy") -> go.Figure:

@@ -12,6 +12,7 @@ from equidp.evaluation.metrics import unique_slugs
 from equidp.reporting.figures.drawing import METRIC_NAMES, draw_lines, gaps, in_words
 from equidp.reporting.style import HEIGHT, INK, blank, figure, label, line, looks
 from equidp.reporting.tables import BASELINE
+from equidp.reporting.titles import task_in
 
 ACCOUNTANTS = {"epsilon": "guaranteed ε", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}
 
@@ -76,15 +77,17 @@ def learning_curve(histories: Mapping[str, pd.DataFrame], metric: str = "accurac
 def group_curves(
     histories: Mapping[str, pd.DataFrame], documents: Mapping[str, Mapping], grouping: str, groups: Sequence[str]
 ) -> go.Figure:
-    """Test accuracy of a few groups over the epochs, by algorithm: the rare group's and the common one's, say.
+    """The main test metric of a few groups over the epochs, by algorithm: the rare group's and the common one's, say.
 
     The documents have every group's name: a column's name depends on them all, as two may share a slug.
     """
-    chart = figure(f"Test accuracy by {label(grouping)} over training", "epoch", "test accuracy")
+    main = task_in(documents).main
+    name = METRIC_NAMES[main]
+    chart = figure(f"Test {name} by {label(grouping)} over training", "epoch", f"test {name}")
     series = {}
     for algorithm, history in histories.items():
         every = documents[algorithm]["groups"]
-        prefix, slugs = f"test/accuracy/{unique_slugs(list(every))[grouping]}", unique_slugs(list(every[grouping]))
+        prefix, slugs = f"test/{main}/{unique_slugs(list(every))[grouping]}", unique_slugs(list(every[grouping]))
         for group in groups:
             if group in slugs and (column := f"{prefix}:{slugs[group]}") in history:
                 series[f"{algorithm}, {group}"] = (history["epoch"], history[column])

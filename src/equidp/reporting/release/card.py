@@ -12,7 +12,8 @@ from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.rendering import asset
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.tables import METRIC_TITLES
+from equidp.reporting.titles import METRIC_TITLES
+from equidp.tasks import CLASSIFICATION
 
 MOST_NAMES = 20
 """So many classes, groups or features are named; config.json has them all."""
@@ -23,7 +24,8 @@ def model_card(facts: Facts) -> str:
     templates = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     templates.filters["md"] = markdown_text
     schema, metrics = facts.schema, facts.metrics or facts.exact_metrics
-    declared = [("declared", "values"), ("classes", _names(schema["classes"]))]
+    of = "classes" if schema["classes"] else "targets"
+    declared = [("declared", "values"), (of, _names(schema[of]))]
     declared += [(f"groups by {name}", _names(groups)) for name, groups in schema["groupings"].items()]
     if schema.get("feature_names"):
         declared.append(("features", _names(schema["feature_names"])))
@@ -37,7 +39,8 @@ def model_card(facts: Facts) -> str:
         declared=declared,
         settings=_settings(facts),
         figure_tables=figure_tables(metrics) if metrics else [],
-        names=_names,
+        names=_names(schema[of]),
+        words=facts.words,
         epsilon_text=epsilon_text,
         table=markdown_table,
     )
@@ -45,7 +48,8 @@ def model_card(facts: Facts) -> str:
 
 def header(facts: Facts) -> dict[str, Any]:
     """The YAML block on top, with the keys that model hubs know."""
-    task = f"{facts.schema['kind']}-classification"  # as the hubs call it
+    number = facts.schema.get("task", CLASSIFICATION) in ("regression", "counts")
+    task = f"{facts.schema['kind']}-{'regression' if number else CLASSIFICATION}"  # as the hubs call it
     found: dict[str, Any] = {
         "license": facts.curator.get("license", "unknown"),
         "library_name": "equidp",

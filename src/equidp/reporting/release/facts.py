@@ -16,12 +16,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from equidp.data.records import MIN_TEST_RECORDS
+from equidp.data.records import MIN_TEST_RECORDS, Schema
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
 from equidp.parameters import ReleaseSettings
 from equidp.reporting.tables import BASELINE
+from equidp.tasks import CLASSIFICATION, kind_of, task_of
+from equidp.tasks.base import Words
 
 STATEMENT = (
     "algorithm", "private", "epsilon", "delta", "epsilon_rdp", "epsilon_pld", "epsilon_published",
@@ -48,16 +50,16 @@ MEMBERSHIP = ("how", "key")
 """Keys of the statement's `membership` that go out: how the training part was drawn, and by which public key."""
 
 SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mean", "sd", "vocabulary", "words",
-    "tokenizer")  # fmt: skip
+    "tokenizer", "task", "targets", "bounds")  # fmt: skip
 """Keys of a schema that go out. They are declared: none is learnt from the records."""
 
-ENCODING = ("label", "classes", "features")
+ENCODING = ("label", "classes", "target", "counts", "labels", "features")
 """Options of the source that go out: declared columns with their categories and bounds. Others name files."""
 
 TRAINING = (
     "epochs", "batch_size", "learning_rate", "optimizer", "momentum", "weight_decay", "adam_epsilon", "schedule",
     "schedule_at", "schedule_factor", "average", "augmentations", "augmentation_kinds", "augmentation_padding",
-    "augmentation_noise", "precision", "class_weights", "options",
+    "augmentation_noise", "precision", "loss", "huber_delta", "class_weights", "options",
 )  # fmt: skip
 """Keys of a model's training settings that go out; settings are public."""
 
@@ -69,7 +71,7 @@ EXPOSURE = ("auc", "auc_interval", "tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr
 """Figures of membership inference that may be asked for. The numbers of members are exact counts, and stay."""
 
 DECIMALS = 3
-"""Of exact figures that go out on request."""
+"""Of exact figures that go out on request; of errors in a target's unit, as many digits that count."""
 
 MATCHED = ("records", "expected_batch_size", "steps", "noise_multiplier")
 """Facts of `privacy.json` in which an audit's training must agree with the run for its findings to be the run's."""
@@ -126,6 +128,11 @@ class Facts:
     def dataset(self) -> str:
         """What the user calls the dataset."""
         return str(self.schema["name"])
+
+    @property
+    def words(self) -> Words:
+        """What the model is, and what it gives."""
+        return task_of(Schema.from_dict(self.schema)).words()
 
     @property
     def algorithm(self) -> str:
@@ -240,7 +247,16 @@ def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
         grouping: {group: of for group, of in groups.items() if of["count"] >= MIN_TEST_RECORDS}
         for grouping, groups in metrics["groups"].items()
     }
-    return _rounded(_figures({**metrics, "groups": groups}))
+    task = kind_of(metrics)
+    found = _figures({**metrics, "groups": groups}, task.metrics)
+    return _rounded(found) if task.name == CLASSIFICATION else _shortened(found)
+
+
+def _shortened(figures: Any) -> Any:
+    """Nested figures with `DECIMALS` digits that count."""
+    if isinstance(figures, dict):
+        return {name: _shortened(value) for name, value in figures.items()}
+    return float(f"{figures:.{DECIMALS}g}") if isinstance(figures, float) else figures
 
 
 def _rounded(figures: Any) -> Any:

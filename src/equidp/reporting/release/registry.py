@@ -30,8 +30,8 @@ def registry_entry(facts: Facts) -> Document:
 def _basics(facts: Facts) -> list[Line]:
     schema, stated_by = facts.schema, facts.curator
     product = (
-        f"Weights of a classifier ({facts.network['name']}, {facts.parameters:,} parameters) of {schema['kind']} data "
-        f"into {len(schema['classes'])} classes, with its documents."
+        f"Weights of a {facts.words.model} ({facts.network['name']}, {facts.parameters:,} parameters) of "
+        f"{schema['kind']} data {facts.words.into}, with its documents."
     )
     return [
         stated("curator", "Who releases it", stated_by, "The run does not know its curator."),
@@ -71,7 +71,7 @@ def _details(facts: Facts) -> list[Line]:
         Line(
             "domain",
             "Data domain",
-            "Declared in advance in config.json: kind, shape, classes, groups and features.",
+            "Declared in advance in config.json: kind, shape, classes or targets, groups and features.",
             {"kind": facts.schema["kind"], "shape": facts.schema["shape"]},
         ),
         Line(
@@ -117,7 +117,7 @@ def unprotected(facts: Facts) -> Line:
     quantities = [
         f"the {size} of training {privacy['unit']}s, {privacy['records']:,}",
         "batch size, number of steps and all settings",
-        "the schema, with names of classes and groups",
+        "the schema, with names of classes or targets, and of groups",
     ]
     if privacy.get("public_records"):
         quantities.append(f"{privacy['public_records']:,} records used as public data")

@@ -151,7 +151,6 @@ def _interval(figures: Mapping[str, Any], measure: str) -> str:
 
 
 def _made(facts: Facts) -> list[Line]:
-    schema = facts.schema
     return [
         Line(
             "method",
@@ -163,7 +162,7 @@ def _made(facts: Facts) -> list[Line]:
         Line(
             "outputs",
             "What does the model give out?",
-            f"One score for each of {len(schema['classes'])} classes. It generates no text, image or record.",
+            f"{facts.words.answer}. It generates no text, image or record.",
         ),
         Line(
             "means",

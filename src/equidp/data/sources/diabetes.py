@@ -1,0 +1,75 @@
+"""Diabetes: the 442 patients inside scikit-learn, and how their disease progressed in a year; no file is needed.
+
+Of its columns the provider gives names and units, of the target 25 to 346 (scikit-learn's page "Diabetes dataset"). It
+gives no bounds of the features in their own units: these are ours, wide ones that hold for adults in general, and a
+number beyond one becomes the bound. The scaled features, which scikit-learn offers too, would not do: their means and
+deviations were learnt from the records. The provider writes sex as 1 and 2, and does not say which is which.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from torch import Tensor
+
+from equidp.data.columns import Bounded, Named, Numeric, bands, encode, feature_names
+from equidp.data.raw_files import RawFiles
+from equidp.data.records import Records, Schema
+from equidp.data.sources.base import Source
+
+TARGET = Bounded(minimum=25, maximum=346)
+SEX = Named(column="sex", categories=("1", "2"))
+AGE_BAND = Named(column="age", edges=(40, 50, 60), maximum=120)
+FEATURES = {
+    "age": Numeric(maximum=100, clip=True),  # years
+    "bmi": Numeric(minimum=10, maximum=60, clip=True),  # kg/m²
+    "bp": Numeric(minimum=40, maximum=160, clip=True),  # mean arterial blood pressure, mmHg
+    "s1": Numeric(minimum=50, maximum=400, clip=True),  # cholesterol in serum, mg/dl
+    "s2": Numeric(maximum=300, clip=True),  # low-density lipoproteins, mg/dl
+    "s3": Numeric(maximum=150, clip=True),  # high-density lipoproteins, mg/dl
+    "s4": Numeric(maximum=15, clip=True),  # cholesterol over high-density lipoproteins
+    "s5": Numeric(minimum=2, maximum=8, clip=True),  # logarithm of triglycerides
+    "s6": Numeric(minimum=30, maximum=300, clip=True),  # blood sugar, mg/dl
+}
+SCHEMA = Schema(
+    name="diabetes",
+    kind="tabular",
+    shape=(len(FEATURES),),
+    classes=(),
+    groupings={"sex": SEX.names, "age_band": bands(AGE_BAND.edges)},
+    feature_names=feature_names(FEATURES),
+    task="regression",
+    targets=("progression",),
+    bounds=(TARGET.minimum, TARGET.maximum),
+)
+
+
+class Diabetes(Source):
+    """Disease progression after a year; groupings sex and age band."""
+
+    name = "diabetes"
+    unit_names = ("patient",)
+    tasks = ("regression",)
+    sizes = (442,)
+
+    def locate(self, raw_dir: Path) -> RawFiles:
+        """No file is needed: the table is part of scikit-learn."""
+        return RawFiles({}, "embedded")
+
+    def read(self, files: RawFiles) -> Records:
+        """442 patients, float32 `[442, 9]`."""
+        from sklearn.datasets import load_diabetes  # slow to import, and only needed here
+
+        where = "the table of scikit-learn"
+        frame, target = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
+        return Records(
+            features=self.encode(frame),
+            labels=TARGET.values(target, where).float(),
+            groups={"sex": SEX.ids(frame["sex"], where), "age_band": AGE_BAND.ids(frame["age"], where)},
+            schema=SCHEMA,
+        )
+
+    def encode(self, frame: pd.DataFrame) -> Tensor:
+        """Features float32 `[N, 9]` of rows with the provider's column names, in their own units."""
+        return encode(frame, FEATURES, "the given table")

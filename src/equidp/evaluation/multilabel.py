@@ -1,0 +1,101 @@
+"""Figures of several labels of 0 or 1 each, overall, in every group and for every label.
+
+A label is predicted where its probability is above one half. Label accuracy is the share of right labels, over all
+records and labels; exact match the share of records of which every label is right; macro AUROC the mean over those
+labels that occur with both values among the records; the loss is the mean binary cross-entropy in nats. scikit-learn
+computes them inside Fairlearn's frame. All are None where a probability is not finite.
+
+Intervals of label accuracy are over test records (`mean_interval`), each record with its own share of right labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import metrics as sk
+
+from equidp.evaluation.intervals import Groups, per_group
+from equidp.evaluation.live import live_row
+from equidp.evaluation.metrics import Figures, by_group
+from equidp.evaluation.regression import mean_interval
+
+METRICS = ("label_accuracy", "macro_auroc", "exact_match", "loss")
+LABEL_METRICS = ("accuracy", "auroc")
+"""Of each label."""
+
+
+def evaluate(
+    scores: NDArray, truth: NDArray, groups: Groups, *, names: tuple[str, ...], units: NDArray | None = None
+) -> dict[str, Any]:
+    """Measure predicted labels.
+
+    Args:
+        scores: `[n, labels]` probabilities.
+        truth: `[n, labels]`, 0 or 1.
+        groups, units: as of `Task.evaluate`.
+        names: of the labels.
+
+    Returns:
+        As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`.
+    """
+    scores, truth = np.asarray(scores, dtype=np.float64), np.asarray(truth).astype(np.int64)
+    of_all: dict[str, Callable[[NDArray, NDArray], float | None]] = {
+        "label_accuracy": lambda truth, scores: 1.0 - sk.hamming_loss(truth, scores > 0.5),
+        "macro_auroc": _macro_auroc,
+        "exact_match": lambda truth, scores: sk.accuracy_score(truth, scores > 0.5),
+        "loss": lambda truth, scores: float(np.mean([_loss(*pair) for pair in zip(truth.T, scores.T, strict=True)])),
+    }
+    of_one: dict[str, Callable[[NDArray, NDArray], float | None]] = {
+        "accuracy": lambda truth, scores: sk.accuracy_score(truth, scores > 0.5),
+        "auroc": lambda truth, scores: sk.roc_auc_score(truth, scores) if len(np.unique(truth)) > 1 else None,
+    }
+    return {
+        **by_group(_figures(of_all, truth, scores), len(truth), groups, METRICS, main="label_accuracy"),
+        "labels": {
+            name: by_group(_figures(of_one, truth[:, k], scores[:, k]), len(truth), groups, LABEL_METRICS)
+            for k, name in enumerate(names)
+        },
+        "intervals": per_group(mean_interval, groups, shares(scores, truth), units=units),
+    }
+
+
+def cost_intervals(
+    private: NDArray, baseline: NDArray, truth: NDArray, groups: Groups, *, units: NDArray | None = None
+) -> dict[str, Any]:
+    """Intervals of what label accuracy lost; probabilities `[n, labels]` of two models."""
+    return per_group(mean_interval, groups, shares(baseline, truth) - shares(private, truth), units=units)
+
+
+def live(scores: NDArray, truth: NDArray, groups: Groups) -> dict[str, float]:
+    """`test/label_accuracy`, `test/label_accuracy/<grouping>:<group>` and `test/loss`; none where one is not finite."""
+    if not np.isfinite(scores).all():
+        return {}
+    losses = [_loss(*pair) for pair in zip(truth.T, np.asarray(scores, dtype=np.float64).T, strict=True)]
+    return {**live_row("label_accuracy", shares(scores, truth), groups), "test/loss": float(np.mean(losses))}
+
+
+def shares(scores: NDArray, truth: NDArray) -> NDArray:
+    """Share of right labels of each record, float64 `[n]`; NaN where a probability is not finite."""
+    right = ((scores > 0.5) == (truth > 0.5)).mean(axis=1)
+    return np.where(np.isfinite(scores).all(axis=1), right, np.nan)
+
+
+def _figures(measures: dict[str, Callable], truth: NDArray, scores: NDArray) -> Figures:
+    def measure(rows: NDArray) -> dict[str, float | None]:
+        given, true = scores[rows], truth[rows]
+        finite = np.isfinite(given).all()
+        return {"count": len(rows), **{name: of(true, given) if finite else None for name, of in measures.items()}}
+
+    return measure
+
+
+def _macro_auroc(truth: NDArray, scores: NDArray) -> float | None:
+    both = truth.any(axis=0) & ~truth.all(axis=0)
+    return sk.roc_auc_score(truth[:, both], scores[:, both], average="macro") if both.any() else None
+
+
+def _loss(truth: NDArray, scores: NDArray) -> float:
+    return sk.log_loss(truth, scores, labels=[0, 1])

@@ -1,0 +1,49 @@
+"""Metrics in words, and the task that documents are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from equidp.errors import EquidpError
+from equidp.tasks import CLASSIFICATION, TASKS, kind_of
+from equidp.tasks.base import Task
+
+METRIC_TITLES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro-F1",
+    "mcc": "MCC",
+    "auroc": "AUROC",
+    "loss": "loss",
+    "excess_loss": "excess loss",
+    "calibration_error": "calibration error",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R²",
+    "mean_error": "mean error",
+    "deviance": "deviance",
+    "label_accuracy": "label accuracy",
+    "macro_auroc": "macro AUROC",
+    "exact_match": "exact match",
+}
+
+
+def task_in(documents: Mapping[str, Mapping]) -> type[Task]:
+    """The task that all of these are of.
+
+    Raises:
+        EquidpError: where they are of several, whose figures cannot be compared.
+    """
+    kinds = list(dict.fromkeys(kind_of(document) for document in documents.values())) or [TASKS[CLASSIFICATION]]
+    if len(kinds) > 1:
+        raise EquidpError(
+            f"These runs are of {' and of '.join(kind.name for kind in kinds)}, whose figures cannot be compared: take "
+            "those of one data set (report.dataset)."
+        )
+    return kinds[0]
+
+
+def cost_title(task: type[Task], metric: str) -> str:
+    """A cost of privacy in a heading: a difference of classifiers' figures, else what is lost."""
+    title = METRIC_TITLES[metric]
+    return title if metric == "excess_loss" else f"Δ {title}" if task.lost_is < 0 else f"cost in {title}"

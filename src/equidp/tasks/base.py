@@ -1,0 +1,163 @@
+"""Task: the interface of all of them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equidp.data.records import Schema
+from equidp.evaluation.intervals import Groups
+from equidp.evaluation.metrics import worst_group
+from equidp.gradients.losses import Loss
+
+Figures = Mapping[str, float | None]
+"""Count and metrics of some records."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What documents say of a model: what it is, of what it is, into what it sorts, its outputs, and its answer."""
+
+    model: str
+    extent: str
+    into: str
+    outputs: str
+    answer: str
+
+
+class Task(ABC):
+    """What a model is trained for on data of one schema.
+
+    Attributes:
+        name: registry name; `Schema.task`.
+        losses: names of its losses, its own first.
+        metrics: measured overall and in every group, in the order they are shown.
+        main: the one by which groups are compared and the cost of privacy is told.
+        best: of each metric, whether the highest, the lowest or the value nearest to 0 is best; the highest where
+            nothing is said.
+        cost_means: what the cost of privacy is, as the beginning of a phrase that goes on "… that of the baseline".
+        most: the highest possible value of the main metric; 0 is the lowest.
+        costs: those whose cost of privacy is shown of every group, the main one's first; classes have an `excess_loss`.
+        beside: metrics shown of every group beside the main one where several models are compared.
+        lost_is: the sign of a cost of privacy where something is lost.
+        diverged_means, guessed_means: what follows for the figures of such a model, as an end and as a beginning of a
+            sentence.
+        metrics_mean, undefined_means, intervals_are: what a page says of the figures.
+    """
+
+    name: ClassVar[str]
+    losses: ClassVar[tuple[str, ...]]
+    metrics: ClassVar[tuple[str, ...]]
+    main: ClassVar[str]
+    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {}
+    most: ClassVar[float] = math.inf
+    costs: ClassVar[tuple[str, ...]]
+    beside: ClassVar[tuple[str, ...]]
+    cost_means: ClassVar[str]
+    lost_is: ClassVar[Literal[-1, 1]] = 1
+    diverged_means: ClassVar[str] = "its figures are undefined"
+    guessed_means: ClassVar[str]
+    metrics_mean: ClassVar[str]
+    undefined_means: ClassVar[str]
+    intervals_are: ClassVar[str]
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    @abstractmethod
+    def loss(
+        self,
+        name: str,
+        device: torch.device | str,
+        *,
+        class_weights: tuple[float, ...] | None = None,
+        huber_delta: float = 0.1,
+    ) -> Loss:
+        """The loss of each record on its own; settings that are none of the loss's have no effect.
+
+        Never a weighted *mean*: its denominator would couple the records and break the sensitivity.
+        """
+
+    @abstractmethod
+    def predict(self, outputs: Tensor) -> Tensor:
+        """`[n, outputs]` of a model's outputs: what is told to whoever asks the model."""
+
+    @abstractmethod
+    def evaluate(
+        self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
+    ) -> dict[str, Any]:
+        """Measure a model overall and in every group.
+
+        Args:
+            predictions: `[n, outputs]`.
+            labels: of the same records, as `Records` has them.
+            groups: per grouping, group ids `[n]` and group names.
+            units: `[n]` numbers, equal for records of one unit; None where each is a unit's only one.
+
+        Returns:
+            `overall` and `groups[grouping][group]` with `count` and the `metrics`, None where one is undefined;
+            `worst[grouping]`, its `telling` group by the main metric; `intervals` of the main metric; and `task`, but
+            for classification.
+        """
+
+    @abstractmethod
+    def cost_intervals(
+        self,
+        private: NDArray,
+        baseline: NDArray,
+        labels: NDArray,
+        groups: Groups,
+        *,
+        units: NDArray | None = None,
+    ) -> dict[str, Any]:
+        """Intervals over test records of the main metric's cost of privacy; predictions of both on the same records."""
+
+    @abstractmethod
+    def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
+        """The figures shown after an epoch, as `test/<metric>` and `test/<metric>/<grouping>:<group>`."""
+
+    @abstractmethod
+    def words(self) -> Words:
+        """For the documents that go out with a model."""
+
+    @classmethod
+    def cost(cls, private: Figures, baseline: Figures) -> dict[str, float | None]:
+        """What privacy cost some records in each metric: positive where something is lost, None where unknown."""
+        names = {metric: "excess_loss" if metric == "loss" else metric for metric in cls.metrics}
+        return {name: cls._lost(metric, private[metric], baseline.get(metric)) for metric, name in names.items()}
+
+    @classmethod
+    def _lost(cls, metric: str, private: float | None, baseline: float | None) -> float | None:
+        if private is None or baseline is None:
+            return None
+        if (best := cls.best.get(metric)) is None:
+            return baseline - private
+        return private - baseline if best == "lowest" else abs(private) - abs(baseline)
+
+    @classmethod
+    def worst_of(cls, groups: Mapping[str, Figures]) -> dict[str, Any]:
+        """The `telling` group that is worst by the main metric, and its value."""
+        return worst_group(groups, cls.main, max if cls.best.get(cls.main) == "lowest" else min)
+
+    @classmethod
+    def diverged(cls, figures: Mapping[str, Any]) -> bool:
+        """Whether these results of `evaluate` have records but no figures: predictions are not finite."""
+        return bool(figures["overall"]["count"]) and figures["overall"][cls.main] is None
+
+    @classmethod
+    @abstractmethod
+    def guessing(cls, figures: Mapping[str, Any]) -> str | None:
+        """What to say of a model that has learnt nothing, as predicate of a sentence; else None."""
+
+    @classmethod
+    def outdone(cls, document: Mapping[str, Any]) -> bool:
+        """Whether the private model of this `metrics.json` is better than its baseline, by more than chance."""
+        interval = document.get("cost_of_privacy", {}).get("intervals", {}).get("overall")
+        return interval is not None and max(cls.lost_is * end for end in interval) < 0

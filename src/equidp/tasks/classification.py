@@ -1,0 +1,112 @@
+"""Classification: one of several classes for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equidp.errors import EquidpError
+from equidp.evaluation import metrics
+from equidp.evaluation.intervals import Groups
+from equidp.evaluation.live import live_metrics
+from equidp.gradients.losses import CrossEntropy, Loss
+from equidp.tasks.base import Figures, Task, Words
+
+
+def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device | str) -> Loss:
+    """Cross-entropy of each record on its own, optionally times its class's weight.
+
+    Raises:
+        EquidpError: there is not one weight for each class.
+    """
+    plain = CrossEntropy()
+    if weights is None:
+        return plain
+    if len(weights) != len(classes):
+        raise EquidpError(
+            f"training.class_weights has {len(weights)} numbers; give one for each of the {len(classes)} classes, in "
+            f"this order: {', '.join(classes)}."
+        )
+    scale = torch.tensor(weights, device=device)
+    return lambda outputs, labels: plain(outputs, labels) * scale[labels]
+
+
+class Classification(Task):
+    """Outputs are logits, predictions probabilities of the classes."""
+
+    name = "classification"
+    losses = ("cross_entropy",)
+    metrics = metrics.METRICS
+    main = "accuracy"
+    most = 1.0
+    costs = ("accuracy", "excess_loss")
+    beside = ("auroc",)
+    cost_means = "accuracy minus"
+    lost_is: ClassVar[Literal[-1, 1]] = -1
+    diverged_means = "every prediction counts as wrong"
+    guessed_means = "Its accuracy is then that of the most frequent class"
+    metrics_mean = "Balanced accuracy and macro-F1 count every class alike, however rare."
+    undefined_means = "no test record, or one class only. Within a class, accuracy is its recall"
+    intervals_are = "Wilson's of accuracies and Newcombe's of differences"
+
+    def loss(
+        self,
+        name: str,
+        device: torch.device | str,
+        *,
+        class_weights: tuple[float, ...] | None = None,
+        huber_delta: float = 0.1,
+    ) -> Loss:
+        """Cross-entropy."""
+        return record_loss(class_weights, self.schema.classes, device)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Softmax."""
+        return torch.softmax(outputs.float(), dim=1)
+
+    def evaluate(
+        self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
+    ) -> dict[str, Any]:
+        """As `evaluation.metrics.evaluate`."""
+        return metrics.evaluate(predictions, labels, groups, classes=self.schema.classes, units=units)
+
+    def cost_intervals(
+        self,
+        private: NDArray,
+        baseline: NDArray,
+        labels: NDArray,
+        groups: Groups,
+        *,
+        units: NDArray | None = None,
+    ) -> dict[str, Any]:
+        """Of differences of accuracies."""
+        return metrics.cost_intervals(private, baseline, labels, groups, units=units)
+
+    def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
+        """Accuracy and loss."""
+        return live_metrics(predictions, labels, groups)
+
+    def words(self) -> Words:
+        """By the number of classes."""
+        count = len(self.schema.classes)
+        names = f"with {count} classes", f"into {count} classes"
+        return Words("classifier", *names, "one logit per class", f"One score for each of {count} classes")
+
+    @classmethod
+    def cost(cls, private: Figures, baseline: Figures) -> dict[str, float | None]:
+        """Private minus baseline, the loss as `excess_loss`."""
+        return metrics.difference(private, baseline)
+
+    @classmethod
+    def diverged(cls, figures: Mapping[str, Any]) -> bool:
+        """Whether there is no loss: the accuracy of wrong predictions is 0."""
+        return metrics.diverged(figures)
+
+    @classmethod
+    def guessing(cls, figures: Mapping[str, Any]) -> str | None:
+        """By MCC and AUROC."""
+        return metrics.guessing(figures)

@@ -1,0 +1,90 @@
+"""Multi-label: several labels of 0 or 1 for each record, such as the diagnoses of one image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equidp.evaluation import multilabel
+from equidp.evaluation.intervals import Groups
+from equidp.gradients.losses import Loss
+from equidp.tasks.base import Task, Words
+
+
+class MultiLabel(Task):
+    """Outputs are one logit per label, predictions probabilities."""
+
+    name = "multilabel"
+    losses = ("binary_cross_entropy", "binary_cross_entropy_sum")
+    metrics = multilabel.METRICS
+    main = "label_accuracy"
+    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"loss": "lowest"}
+    most = 1.0
+    costs = ("label_accuracy", "macro_auroc")
+    beside = ("macro_auroc",)
+    cost_means = "label accuracy lost against"
+    guessed_means = "Its label accuracy is then that of the most frequent value of each label"
+    metrics_mean = (
+        "Label accuracy is the share of right labels: of a rare label, 0 for everybody has a high one. Macro AUROC is "
+        "the mean over the labels that occur with both values, which in a small group may be fewer."
+    )
+    undefined_means = "no test record, or of AUROC no label with both values"
+    intervals_are = "mean ± t·s/√n of each record's share of right labels"
+
+    def loss(
+        self,
+        name: str,
+        device: torch.device | str,
+        *,
+        class_weights: tuple[float, ...] | None = None,
+        huber_delta: float = 0.1,
+    ) -> Loss:
+        """Binary cross-entropy, averaged or summed over the labels of the record."""
+        over = torch.sum if name == "binary_cross_entropy_sum" else torch.mean
+        return lambda outputs, labels: over(F.binary_cross_entropy_with_logits(outputs, labels, reduction="none"), 1)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """A sigmoid each."""
+        return torch.sigmoid(outputs.float())
+
+    def evaluate(
+        self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
+    ) -> dict[str, Any]:
+        """As `evaluation.multilabel.evaluate`."""
+        found = multilabel.evaluate(predictions, labels, groups, names=self.schema.targets, units=units)
+        return {"task": self.name, **found}
+
+    def cost_intervals(
+        self,
+        private: NDArray,
+        baseline: NDArray,
+        labels: NDArray,
+        groups: Groups,
+        *,
+        units: NDArray | None = None,
+    ) -> dict[str, Any]:
+        """Of differences of label accuracies."""
+        return multilabel.cost_intervals(private, baseline, labels, groups, units=units)
+
+    def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
+        """Label accuracy and loss."""
+        return multilabel.live(predictions, labels, groups)
+
+    def words(self) -> Words:
+        """By the number of labels."""
+        count = len(self.schema.targets)
+        names = f"of {count} labels", f"for {count} labels"
+        return Words("multi-label classifier", *names, "one logit per label", f"One score for each of {count} labels")
+
+    @classmethod
+    def guessing(cls, figures: Mapping[str, Any]) -> str | None:
+        """By macro AUROC."""
+        found = figures.get("overall", {}).get("macro_auroc")
+        if found is None or found > 0.5:
+            return None
+        return "has learnt nothing: its macro AUROC is not above 0.5, which a coin has"

@@ -1,0 +1,111 @@
+"""Regression: a number with public bounds for each record.
+
+A model's one output is the number on a scale on which the bounds are −1 and 1, so that nothing about the scale is
+learnt from private records, and an output of 0 is the middle. A prediction beyond the bounds becomes the bound, which
+brings it nearer to any number within them. Figures are in the number's own unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equidp.evaluation import regression
+from equidp.evaluation.intervals import Groups
+from equidp.gradients.losses import Loss
+from equidp.tasks.base import Task, Words
+
+
+class Regression(Task):
+    """Outputs are scaled numbers, predictions numbers in the target's own unit."""
+
+    name = "regression"
+    losses: ClassVar[tuple[str, ...]] = ("squared", "huber")
+    metrics: ClassVar[tuple[str, ...]] = regression.METRICS
+    main = "mae"
+    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {
+        "mae": "lowest",
+        "rmse": "lowest",
+        "mean_error": "nearest to 0",
+    }
+    costs = ("mae",)
+    beside = ("mean_error",)
+    cost_means = "mean absolute error minus"
+    guessed_means = "Its MAE is then that of one number for everybody"
+    metrics_mean = (
+        "MAE, RMSE and mean error are in the target's own unit. The mean error is positive where predictions are too "
+        "high. An R² of 0 is that of the mean for everybody."
+    )
+    undefined_means = "no test record; of R², fewer than two different values"
+    intervals_are = "mean ± t·s/√n of absolute errors and of their differences"
+
+    def loss(
+        self,
+        name: str,
+        device: torch.device | str,
+        *,
+        class_weights: tuple[float, ...] | None = None,
+        huber_delta: float = 0.1,
+    ) -> Loss:
+        """Squared error, or Huber's loss: half the squared error up to `huber_delta` of the range, linear beyond it."""
+        middle, half = self._scale()
+
+        def each(outputs: Tensor, labels: Tensor) -> Tensor:
+            found, wanted = outputs.squeeze(1), (labels - middle) / half
+            if name == "huber":
+                return F.huber_loss(found, wanted, reduction="none", delta=2 * huber_delta)
+            return F.mse_loss(found, wanted, reduction="none")
+
+        return each
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """`[n, 1]` within the bounds."""
+        middle, half = self._scale()
+        return middle + half * outputs.float().clamp(-1, 1)
+
+    def _scale(self) -> tuple[float, float]:
+        low, high = self.schema.bounds
+        return (low + high) / 2, (high - low) / 2
+
+    def evaluate(
+        self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
+    ) -> dict[str, Any]:
+        """As `evaluation.regression.evaluate`."""
+        figures = regression.evaluate(predictions[:, 0], labels, groups, metrics=self.metrics, units=units)
+        return {"task": self.name, "target": self.schema.targets[0], **figures}
+
+    def cost_intervals(
+        self,
+        private: NDArray,
+        baseline: NDArray,
+        labels: NDArray,
+        groups: Groups,
+        *,
+        units: NDArray | None = None,
+    ) -> dict[str, Any]:
+        """Of the mean differences of absolute errors."""
+        return regression.cost_intervals(private[:, 0], baseline[:, 0], labels, groups, units=units)
+
+    def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
+        """The mean absolute error."""
+        return regression.live(predictions[:, 0], labels, groups)
+
+    def words(self) -> Words:
+        """By the target and its bounds."""
+        low, high = self.schema.bounds
+        target = f"{self.schema.targets[0]}, a number from {low:g} to {high:g}"
+        outputs = f"one output, −1 for {low:g} and 1 for {high:g}"
+        return Words("regression model", f"of {target}", f"for {target}", outputs, f"One number, {target}")
+
+    @classmethod
+    def guessing(cls, figures: Mapping[str, Any]) -> str | None:
+        """By R²."""
+        found = figures.get("overall", {}).get("r2")
+        if found is None or found > 0:
+            return None
+        return f"has learnt nothing: its R² is {found:.2f}, and the mean of the test part for everybody would have 0"
