@@ -32,7 +32,7 @@ def rewritten(model: nn.Module) -> nn.Module:
         if (replace := REPLACEMENTS.get(type(layer))) and _trained(layer):
             model.set_submodule(path, replace(layer, path))
             logger.info(
-                "Layer %r (%s) is rewritten from Linear layers, which compute the same and show each record's gradient.",
+                "Layer %r (%s) is rewritten from Linear layers, which compute the same and show every gradient.",
                 path,
                 type(layer).__name__,
             )

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.errors import EquidpError, unknown_name
-from equidp.models.backbone import Backbone
 from equidp.gradients.rewriting import rewritten
+from equidp.models.backbone import Backbone
 from equidp.models.base import Model, ModelOptions
 from equidp.models.bilstm import BiLstm
 from equidp.models.cnn import Cnn4, Cnn9, SaCnn9
