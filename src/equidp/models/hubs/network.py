@@ -96,7 +96,8 @@ class ImageNetwork(Network):
             how: dict[str, Any] = {} if nearest else {"align_corners": False, "antialias": True}
             pixels = nn.functional.interpolate(pixels, (self.size, self.size), mode=self.interpolation, **how)
             pixels = pixels.clamp(0, 1)  # bicubic goes beyond
-        return self.pooled((pixels - self.mean) / self.sd)
+        # up to twice as fast on a CPU, and the same numbers but for rounding
+        return self.pooled(((pixels - self.mean) / self.sd).contiguous(memory_format=torch.channels_last))
 
     def pooled(self, pixels: Tensor) -> Tensor:
         """The body's one row per image."""
