@@ -143,7 +143,8 @@ class Recurrence(nn.Module):
         return (values if self.batch_first else values.transpose(0, 1)), state if self.gated else (state, cell)
 
     def _direction(self, i: int, values: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        step, from_state, shown = (_gru if self.gated else _lstm), self.from_state[i], []
+        step, from_state = (_gru if self.gated else _lstm), self.from_state[i]
+        shown: list[Tensor] = []
         for inputs in self.from_input[i](values).unbind(1):
             at = step(inputs, from_state(at[0]), at)
             shown.append(at[0])
