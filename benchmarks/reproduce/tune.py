@@ -10,6 +10,7 @@ grid that evaluates on test records is refused: nothing may be chosen by them.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -27,10 +28,12 @@ from tqdm import tqdm
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.cli import project_at
+from equidp.data import encoding
 from equidp.data.records import Records, Split
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.evaluation.live import live_metrics
+from equidp.models import features, model_features
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.training.nodes import group_arrays
@@ -71,10 +74,17 @@ def raw_folder(project: Project) -> Path:
 
 
 @cache
-def records_of(name: str, options: str, raw: Path) -> Records:
-    """A source's records; its options are JSON, which a cache can tell apart."""
+def records_of(name: str, options: str, raw: Path, mapped: str | None = None) -> Records:
+    """A source's records, or a map's features of them, kept on disk; options are JSON, which a cache tells apart."""
     chosen = source(name, json.loads(options))
-    return chosen.read(chosen.locate(raw))
+    files = chosen.locate(raw)
+    if mapped is None:
+        return chosen.read(files)
+    facts = [name, options, files.fingerprint, features.fingerprint(*json.loads(mapped))]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return encoding.kept(
+        ROOT / "data" / "04_feature" / name, key, lambda: features.extract(chosen.read(files), *json.loads(mapped))
+    )
 
 
 @cache
@@ -110,7 +120,9 @@ def training_of(block: Mapping[str, Any]) -> TrainingSettings:
 def divided(settings: Mapping[str, Any], name: str, raw: Path) -> Split:
     """The parts of one cell's records."""
     data = DataSettings(**settings["data"])
-    records = records_of(data.source, json.dumps(data.options), raw)
+    wanted = model_features(settings["model"]["name"], settings["model"]["options"])
+    mapped = None if wanted is None else json.dumps(wanted)
+    records = records_of(data.source, json.dumps(data.options), raw, mapped)
     algorithm = algorithm_settings(name, settings[name]["options"]).build()
     return divide(records, data, settings["seed"], [algorithm])
 

@@ -230,8 +230,6 @@ def test_either_parameter_may_be_frozen(layer, name, holds) -> None:
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
-        (nn.Conv3d(2, 3, 2), (2, 4, 4, 4)),
-        (nn.ConvTranspose2d(2, 3, 2), (2, 4, 4)),
         (nn.InstanceNorm1d(6, affine=True), (6, 3)),
     ],
     ids=lambda value: type(value).__name__,

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equidp.gradients import compiled
 from equidp.gradients.engine import GradientEngine
@@ -117,3 +118,28 @@ def test_norms_and_sums_are_those_of_autograd(name: str, trainable: Trainable) -
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-6)
     whole = each[0] + 0.5 * each[1] + 2 * each[2]
     assert (total - whole).norm() <= 1e-5 * whole.norm()
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "gpt2"])
+def test_no_kernel_of_attention_depends_on_whether_another_text_is_padded(name: str) -> None:
+    network = ARCHITECTURES[name]().eval()
+    tokens = torch.randint(3, TOKENS + 1, (2, LENGTH))
+    padded = tokens.clone()
+    padded[1, 2:] = 0
+    with torch.no_grad(), Operations() as computed:
+        alike, beside = network(tokens), network(padded)
+    assert torch.equal(alike[0], beside[0])
+    assert not torch.equal(alike[1], beside[1])
+    assert not [name for name in computed.names if "scaled_dot_product" in name]

@@ -171,6 +171,18 @@ def test_your_own_algorithm(checkout: Path) -> None:
     assert found["ledger"]["dpsgd"] == found["ledger"]["dpsgd_smooth"]
 
 
+def test_a_model_from_a_hub(checkout: Path) -> None:
+    pytest.importorskip("timm", reason="needs equidp[pretrained]")
+    found = executed(checkout, "a_model_from_a_hub", {"rows": "found", "width": "features.features.shape"})
+    assert found["width"] == [800, 256]
+    rows = found["rows"]
+    assert rows["sgd"]["ring"] > 0.5
+    for name in ("dpsgd", "dpsgd_f_adjusted", "dpsgd, norm"):
+        assert 2.97 < rows[name]["ε"] <= 3.0
+    assert rows["dpsgd_f_adjusted"]["ring"] > rows["dpsgd"]["ring"]  # the rare class
+    assert rows["dpsgd, norm"]["trained numbers"] > rows["dpsgd"]["trained numbers"] == 2 * 257
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_without_outputs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
@@ -181,4 +193,9 @@ def test_a_notebook_is_committed_without_outputs(path: Path) -> None:
 
 
 def test_every_notebook_is_executed_here() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {"reading_results", "your_own_data", "your_own_algorithm"}
+    assert {path.stem for path in NOTEBOOKS} == {
+        "reading_results",
+        "your_own_data",
+        "your_own_algorithm",
+        "a_model_from_a_hub",
+    }

@@ -2,9 +2,10 @@
 
 - `engine`: what a step asks, `norms` and then `weighted_sum`. It tries a model out before it trusts it.
 - `bookkeeping`: one forward and one backward pass, and what is kept of them for both. `tape`: what the layers saw.
-- `layers`: one rule for each kind of layer; `libraries`: for timm's and transformers' own; `sites`: which layer has
-  which. `products`, `convolutions`, `lookups`: what the rules are made of; `terms`: what these have in common; `units`:
-  means over a unit's records; `windows`: what a convolution sees.
+- `layers`: one rule for each kind of layer; `volumes`: for Conv3d and transposed convolutions; `libraries`: for timm's
+  and transformers' own; `sites`: which layer has which. `rewriting`: attention and recurrence made of
+  layers with rules. `products`, `convolutions`, `lookups`: what the rules are made of; `terms`: what these have in
+  common; `units`: means over a unit's records; `windows`: what a convolution sees.
 - `rounding`, `precision`: why no norm comes out too small. `refusals`: models that cannot be private.
 - `compiled`: kernels for the CPU. Nothing else knows whether there are any.
 - `losses`: per-record losses. `workspace`: memory that is used again from step to step.

@@ -54,8 +54,8 @@ def refuse_mixing(model: nn.Module) -> None:
         if trained and isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
             raise EquidpError(
                 f"Layer {name or 'model'!r} ({type(layer).__name__}) cannot be trained privately, as torch does not "
-                "show what happens inside; write it from Linear layers, as models/bilstm.py does an LSTM and "
-                "docs/pytorch.md attention."
+                "show what happens inside; for all but nn.RNN give rewritten(model) of equidp.gradients.rewriting, or "
+                "write it from Linear layers."
             )
         if trained and getattr(layer, "track_running_stats", False):
             raise EquidpError(

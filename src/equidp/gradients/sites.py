@@ -35,16 +35,22 @@ from equidp.gradients.layers import (
 )
 from equidp.gradients.standardised import StandardisedConv2d
 from equidp.gradients.terms import Term, Vectors
+from equidp.gradients.volumes import transposed_convolution, volume_convolution
 from equidp.gradients.workspace import Workspace
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
+    nn.Conv3d: volume_convolution,
+    nn.ConvTranspose1d: transposed_convolution,
+    nn.ConvTranspose2d: transposed_convolution,
+    nn.ConvTranspose3d: transposed_convolution,
     StandardisedConv2d: standardised_convolution,
     nn.GroupNorm: group_norm,
     nn.BatchNorm1d: frozen_batch_norm,
     nn.BatchNorm2d: frozen_batch_norm,
+    nn.BatchNorm3d: frozen_batch_norm,
     nn.LayerNorm: layer_norm,
     nn.RMSNorm: layer_norm,
     nn.PReLU: prelu,

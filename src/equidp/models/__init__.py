@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.errors import EquidpError, unknown_name
+from equidp.gradients.rewriting import rewritten
 from equidp.models.backbone import Backbone
 from equidp.models.base import Model, ModelOptions
 from equidp.models.bilstm import BiLstm
@@ -69,6 +70,7 @@ def build_model(
         # Only the CPU generator: weights are made there, and `torch.manual_seed` would reach the GPUs' generators too.
         torch.random.default_generator.manual_seed(seed)
         model = MODELS[name](schema, settings)
+        rewritten(model)  # attention and recurrence that hide their inside
         _try(name, model, schema)
     return model
 

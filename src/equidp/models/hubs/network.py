@@ -96,7 +96,8 @@ class ImageNetwork(Network):
             how: dict[str, Any] = {} if nearest else {"align_corners": False, "antialias": True}
             pixels = nn.functional.interpolate(pixels, (self.size, self.size), mode=self.interpolation, **how)
             pixels = pixels.clamp(0, 1)  # bicubic goes beyond
-        return self.pooled((pixels - self.mean) / self.sd)
+        # up to twice as fast on a CPU, and the same numbers but for rounding
+        return self.pooled(((pixels - self.mean) / self.sd).contiguous(memory_format=torch.channels_last))
 
     def pooled(self, pixels: Tensor) -> Tensor:
         """The body's one row per image."""
@@ -107,15 +108,18 @@ class TextNetwork(Network):
     """Tokens int64 `[b, length]`, each 1 + the tokenizer's id and 0 for padding, to `[b, width]`.
 
     Args:
-        body: Hugging Face's.
+        body: Hugging Face's; its attention is computed step by step from then on.
         padding: the id that the body wants in places of padding.
         pooling: `mean` of the tokens' last hidden states, or `cls`, that of the first.
     """
 
     kind = "text"
 
-    def __init__(self, body: nn.Module, padding: int, pooling: str) -> None:
+    def __init__(self, body: Any, padding: int, pooling: str) -> None:
         super().__init__(body)
+        # other kernels leave the mask out where nobody in the batch is padded, and these round otherwise on a GPU: a
+        # record's last digits would depend on the others. This one adds zeros, which changes none
+        body.set_attn_implementation("eager")
         self.padding, self.pooling = padding, pooling
 
     def forward(self, tokens: Tensor) -> Tensor:

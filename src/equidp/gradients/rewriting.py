@@ -1,0 +1,186 @@
+"""Attention and recurrence of torch's, made of layers that have gradient rules.
+
+`nn.MultiheadAttention`, `nn.LSTM` and `nn.GRU` do not show what happens inside, so no rule can be given to them. Their
+replacements compute the same from Linear layers with the same weights; the names of the weights are other ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from equidp.errors import EquidpError
+
+logger = logging.getLogger(__name__)
+
+
+def rewritten(model: nn.Module) -> nn.Module:
+    """The model with every trained attention and recurrence replaced, in place where it lies deeper; the log says so.
+
+    Raises:
+        EquidpError: for settings that the replacements do not have.
+    """
+    if (replace := REPLACEMENTS.get(type(model))) and _trained(model):
+        return replace(model, "model")
+    for path, layer in list(model.named_modules()):
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False  # that way it would read the weights of the attention itself
+        if (replace := REPLACEMENTS.get(type(layer))) and _trained(layer):
+            model.set_submodule(path, replace(layer, path))
+            logger.info(
+                "Layer %r (%s) is rewritten from Linear layers, which compute the same and show every gradient.",
+                path,
+                type(layer).__name__,
+            )
+    return model
+
+
+def _trained(layer: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in layer.parameters())
+
+
+class Attention(nn.Module):
+    """`nn.MultiheadAttention`, for batches.
+
+    Args:
+        layer: whose weights are taken.
+        name: of it, for messages.
+    """
+
+    in_proj_bias = None
+    """nn.TransformerEncoderLayer looks at it, and does without its own kernel where there is none."""
+
+    def __init__(self, layer: nn.MultiheadAttention, name: str) -> None:
+        super().__init__()
+        if layer.bias_k is not None or layer.add_zero_attn:
+            raise EquidpError(f"Layer {name!r} (MultiheadAttention): leave add_bias_kv and add_zero_attn out.")
+        self.num_heads, self.batch_first, self.dropout = layer.num_heads, layer.batch_first, layer.dropout
+        whole = layer.in_proj_weight
+        given = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight) if whole is None else whole.chunk(3)
+        biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
+        self.query, self.key, self.value = (_linear(w, b) for w, b in zip(given, biases, strict=True))
+        self.outward = _linear(layer.out_proj.weight, layer.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As torch's: masks are true, or −∞, where nothing may be seen."""
+        if query.dim() != 3:
+            raise EquidpError(f"Attention takes batches of sequences, not {tuple(query.shape)}.")
+        if not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = (
+            project(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            for project, x in ((self.query, query), (self.key, key), (self.value, value))
+        )
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+        if attn_mask is not None:
+            mask = attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (-1, self.num_heads))
+            scores = scores + _added(mask, scores)
+        if key_padding_mask is not None:
+            scores = scores + _added(key_padding_mask, scores)[:, None, None]
+        shares = nn.functional.dropout(scores.softmax(3), self.dropout, self.training)
+        found = self.outward((shares @ v).transpose(1, 2).flatten(2))
+        weights = (shares.mean(1) if average_attn_weights else shares) if need_weights else None
+        return (found if self.batch_first else found.transpose(0, 1)), weights
+
+
+def _added(mask: Tensor, scores: Tensor) -> Tensor:
+    """What a mask adds to scores."""
+    return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
+
+
+class Recurrence(nn.Module):
+    """`nn.LSTM` or `nn.GRU`, for batches that are no PackedSequence.
+
+    Args:
+        layer: whose weights are taken.
+        name: of it, for messages.
+    """
+
+    def __init__(self, layer: nn.RNNBase, name: str) -> None:
+        super().__init__()
+        if layer.proj_size:
+            raise EquidpError(f"Layer {name!r} ({type(layer).__name__}): leave proj_size out.")
+        self.hidden, self.batch_first, self.dropout = layer.hidden_size, layer.batch_first, layer.dropout
+        self.gated = isinstance(layer, nn.GRU)
+        self.directions = 2 if layer.bidirectional else 1
+        ends = [f"l{i}{way}" for i in range(layer.num_layers) for way in ("", "_reverse")[: self.directions]]
+        self.from_input = nn.ModuleList(_of(layer, "ih", end) for end in ends)
+        self.from_state = nn.ModuleList(_of(layer, "hh", end) for end in ends)
+
+    def forward(self, values: Tensor, start: Tensor | tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, object]:
+        """As torch's: `[b, L, i]` (or `[L, b, i]`) to states of all steps `[b, L, directions·h]`, and the last ones."""
+        if not isinstance(values, Tensor) or values.dim() != 3:
+            raise EquidpError("A recurrence that is trained privately takes batches of sequences, padded, not packed.")
+        values = values if self.batch_first else values.transpose(0, 1)
+        begin = values.new_zeros(len(self.from_input), len(values), self.hidden)
+        states, cells = start if isinstance(start, tuple) else (begin if start is None else start, begin)
+        last: list[tuple[Tensor, Tensor]] = []
+        for layer in range(0, len(self.from_input), self.directions):
+            if layer:
+                values = nn.functional.dropout(values, self.dropout, self.training)
+            ways = []
+            for way in range(self.directions):
+                i = layer + way
+                found, end = self._direction(i, values.flip(1) if way else values, (states[i], cells[i]))
+                ways.append(found.flip(1) if way else found)
+                last.append(end)
+            values = torch.cat(ways, 2)
+        state, cell = (torch.stack(parts) for parts in zip(*last, strict=True))
+        return (values if self.batch_first else values.transpose(0, 1)), state if self.gated else (state, cell)
+
+    def _direction(self, i: int, values: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        step, from_state = (_gru if self.gated else _lstm), self.from_state[i]
+        shown: list[Tensor] = []
+        for inputs in self.from_input[i](values).unbind(1):
+            at = step(inputs, from_state(at[0]), at)
+            shown.append(at[0])
+        return torch.stack(shown, 1), at
+
+
+def _lstm(inputs: Tensor, before: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    write, keep, candidate, show = (inputs + before).chunk(4, 1)
+    cell = keep.sigmoid() * at[1] + write.sigmoid() * candidate.tanh()
+    return show.sigmoid() * cell.tanh(), cell
+
+
+def _gru(inputs: Tensor, before: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    (reset, keep, candidate), (reset_, keep_, candidate_) = inputs.chunk(3, 1), before.chunk(3, 1)
+    new = (candidate + (reset + reset_).sigmoid() * candidate_).tanh()
+    kept = (keep + keep_).sigmoid()
+    return (1 - kept) * new + kept * at[0], at[1]
+
+
+def _of(layer: nn.RNNBase, which: str, end: str) -> nn.Linear:
+    return _linear(
+        getattr(layer, f"weight_{which}_{end}"), getattr(layer, f"bias_{which}_{end}") if layer.bias else None
+    )
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """With these weights, trained where they are."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            setattr(made, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
+    return made
+
+
+REPLACEMENTS: dict[type[nn.Module], Callable[..., nn.Module]] = {
+    nn.MultiheadAttention: Attention,
+    nn.LSTM: Recurrence,
+    nn.GRU: Recurrence,
+}
