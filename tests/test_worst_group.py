@@ -95,8 +95,9 @@ def test_the_page_has_every_row_its_differences_and_what_is_missing(plan: Path) 
 
 
 def test_a_row_is_trained_again_to_the_last_digit_and_a_changed_digit_is_told(
-    plan: Path, capsys: pytest.CaptureFixture[str]
+    plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(table, "noise_of", lambda *asked: 8.0)  # solving for it takes longer than all else here
     made_up({"dpsgd": 0.4})
     cell = next(table.finals("digits", "dpsgd", 3.0, (2, 1.0)))
     row = table.trained(cell)
@@ -106,7 +107,7 @@ def test_a_row_is_trained_again_to_the_last_digit_and_a_changed_digit_is_told(
     with pytest.raises(SystemExit, match="^False$"):
         table.again(asked)
     assert "the same to the last digit" in capsys.readouterr().out
-    assert row["spent"] <= 3.0
+    assert 0 < row["spent"] < 3.0
     with table.RECORDS.open("a", encoding="utf-8") as file:
         file.write(json.dumps({**row, "overall": row["overall"] + 1e-9}) + "\n")
     with pytest.raises(SystemExit, match="^True$"):
