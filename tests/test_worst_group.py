@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import worst_group as table
-from pytest import approx
 
 PLAN = """
 head: "How: {rule}"
@@ -60,13 +59,17 @@ def made_up(worst: dict[str, float]) -> list[table.Cell]:
 
 
 def test_holm_multiplies_the_smallest_most_and_never_reverses_an_order() -> None:
-    assert table.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a": approx(0.03), "c": approx(0.06), "b": approx(0.06)}
+    assert table.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {
+        "a": pytest.approx(0.03),
+        "c": pytest.approx(0.06),
+        "b": pytest.approx(0.06),
+    }
     assert table.holm({"a": 0.6, "b": 0.7}) == {"a": 1.0, "b": 1.0}
 
 
 def test_p_is_that_of_a_paired_test_and_equal_seeds_prove_nothing() -> None:
     first, second = {1: 0.5, 2: 0.6, 3: 0.8}, {1: 0.4, 2: 0.4, 3: 0.5}
-    assert table.p_value(first, second) == approx(0.0742, abs=1e-4)  # mean 0.2, sd 0.1: t = 3.464 with 2 degrees
+    assert table.p_value(first, second) == pytest.approx(0.0742, abs=1e-4)  # mean 0.2, sd 0.1: t = 3.464 with 2 degrees
     assert table.p_value(first, first) == 1.0
 
 
@@ -94,6 +97,17 @@ def test_the_page_has_every_row_its_differences_and_what_is_missing(plan: Path) 
     assert "| 2, 1 (3) | 0.547 ± 0.100 | 0.453 | 0.800 | 0.900 | +0.147 ± 0.100 | 0.024 | – | – |" in naive
 
 
+def test_the_summary_compares_ours_with_every_published_one_over_the_data_sets(plan: Path) -> None:
+    made_up({"dpsgd": 0.4, "naive": 0.5, "dpsgd_level": 0.7})
+    table.page(argparse.Namespace())
+    text = table.PAGE.read_text(encoding="utf-8")
+    assert "Not run yet" not in text
+    short = text[text.index("## In short") : text.index("## digits")]
+    assert "| **`dpsgd_level`** | 0.747 | 0.747 | – | – |" in short
+    assert "| `naive` | 0.547 | 0.547 | +0.200 | <0.001 |" in short
+    assert "| `dpsgd` | 0.400 | 0.400 | +0.347 ± 0.100 | 0.004 |" in short
+
+
 def test_a_row_is_trained_again_to_the_last_digit_and_a_changed_digit_is_told(
     plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,12 +118,12 @@ def test_a_row_is_trained_again_to_the_last_digit_and_a_changed_digit_is_told(
     with table.RECORDS.open("a", encoding="utf-8") as file:
         file.write("\n" + json.dumps(row) + "\n")
     asked = argparse.Namespace(row="digits/dpsgd/1", epsilon=3.0)
-    with pytest.raises(SystemExit, match="^False$"):
+    with pytest.raises(SystemExit, match=r"^False$"):
         table.again(asked)
     assert "the same to the last digit" in capsys.readouterr().out
     assert 0 < row["spent"] < 3.0
     with table.RECORDS.open("a", encoding="utf-8") as file:
         file.write(json.dumps({**row, "overall": row["overall"] + 1e-9}) + "\n")
-    with pytest.raises(SystemExit, match="^True$"):
+    with pytest.raises(SystemExit, match=r"^True$"):
         table.again(asked)
     assert capsys.readouterr().out.startswith("overall: ")
