@@ -470,9 +470,8 @@ def summary(tables: Mapping[str, Sequence[Row]]) -> str:
         cells += [f"{sum(means[name].values()) / len(seeds):.3f}"]
         cells += ["–" if name == OURS else shown(paired_difference(ours, means[name]), "+")]
         cells += [p_text(corrected[name]) if name in corrected else "–"]
-        lines.append(
-            f"| {f'**`{name}`**' if name == OURS else f'`{name}`' + ', not private' * (name == 'sgd')} | {' | '.join(cells)} |"
-        )
+        label = f"**`{name}`**" if name == OURS else f"`{name}`" + ", not private" * (name == "sgd")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     told = (
         f"Accuracy of the worst group. Mean and difference are over the {len(seeds)} seeds that all have, each the "
         f"mean of the data sets; p is corrected by Holm for the {len(others)} published algorithms shown."
@@ -498,7 +497,8 @@ def figure(tables: Mapping[str, Sequence[Row]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    drawing, panels = pyplot.subplots(2, 3, figsize=(15, 9.5), layout="constrained")
+    columns = 2 if len(tables) < 5 else 3
+    drawing, panels = pyplot.subplots(2, columns, figsize=(6.5 * columns, 10), layout="constrained")
     colours = {"ours": "#d1495b", "published": "#30638e", "reference": "#888888"}
     for panel in panels.flat[len(tables) :]:
         panel.set_visible(False)
@@ -510,8 +510,11 @@ def figure(tables: Mapping[str, Sequence[Row]], path: Path) -> None:
             ahead = not any(r.mean("overall") > x and r.mean("worst") > y for r in rows if r.kind != "reference")
             if ahead or row.kind == "ours" or row.name in ("dpsgd", "sgd"):
                 panel.annotate(row.name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+        for kind, colour in colours.items():
+            panel.plot([], [], "o", color=colour, label="not private" if kind == "reference" else kind)
+        panel.legend(loc="lower left", fontsize=8)
         panel.set(title=dataset, xlabel="overall accuracy", ylabel="accuracy of the worst group")
-        panel.margins(0.12)
+        panel.margins(x=0.25, y=0.1)
     path.parent.mkdir(exist_ok=True)
     drawing.savefig(path, dpi=80, metadata={"Software": None})
     pyplot.close(drawing)
