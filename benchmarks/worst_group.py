@@ -512,7 +512,7 @@ def figure(tables: Mapping[str, Sequence[Row]], path: Path) -> None:
                 panel.annotate(row.name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
         for kind, colour in colours.items():
             panel.plot([], [], "o", color=colour, label="not private" if kind == "reference" else kind)
-        panel.legend(loc="lower left", fontsize=8)
+        panel.legend(loc="best", fontsize=8)
         panel.set(title=dataset, xlabel="overall accuracy", ylabel="accuracy of the worst group")
         panel.margins(x=0.25, y=0.1)
     path.parent.mkdir(exist_ok=True)
