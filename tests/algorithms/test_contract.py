@@ -154,6 +154,29 @@ GOLDEN: dict[str, list[Golden]] = {
             events=[Event(QUARTER, 1.04**-0.5, 4)],
         ),
     ],
+    # one bound; b̂ as above, ρ = (1/10, 4/7.07, 0), and shares of b̂^k·exp(−4ρ^k)
+    "dpsgd_level": [
+        Golden(
+            norms=(0.5, 2, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(1, 0.5, 0.25),
+            sensitivity=1,
+            later={"group_shares": [0.46196735, 0.05071283, 0.48731982]},
+            events=[Event(QUARTER, 1.04**-0.5, 4)],
+        ),
+        # σ_1 = 0.75: b̂ = (10, 5, 1.06), ρ = (1/10, 4/5, 0), κ = 3; 1/σ² = 1 + 16/9
+        Golden(
+            options={"clip_norm": 0.5, "margin": 3.0, "count_noise_multiplier": 0.75},
+            norms=(0.5, 2, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(1, 0.25, 0.125),
+            sensitivity=0.5,
+            later={"group_shares": [0.83028731, 0.05083701, 0.11887568]},
+            events=[Event(QUARTER, 0.6, 4)],
+        ),
+    ],
     # the same C^k = (1.2, 2.6, 1), and θ^k = ((10/3)/(10, 5, 3))^p
     "dpsgd_f_balanced": [
         Golden(
@@ -669,6 +692,7 @@ STATISTICS: dict[str, list[tuple[dict[str, Any], Sequence[float], Sequence[int],
     "dpsgd_f": [({}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 1, 1, 1, 1, 0))],
     "dpsgd_f_smooth": [({}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 1, 1, 1, 1, 0))],
     "dpsgd_f_adjusted": [({}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 1, 1, 1, 1, 0))],
+    "dpsgd_level": [({"clip_norm": 2.0}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 0, 1, 1, 2, 0))],
     # all C^k = C_0, nothing is left of Δ: a count comes times σ_f/σ_m = 0.6/0.75 at σ = 1
     "dpsgd_f_slack": [({"count_noise_multiplier": 0.75}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 0.8, 0.8, 0.8, 0.8, 0))],
     "dpsgd_f_balanced": [({"base_clip_norm": 2.0}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 0, 1, 1, 2, 0))],
@@ -1336,6 +1360,12 @@ class TestLimits:
         assert release.now(torch.tensor([3.2, 5.1]), public, lab.facts(plan))["clip_norm"].tolist() == [2.0]
         algorithm = algorithm_settings("dpsgd_f").build()
         assert algorithm.events(plan) == (Event(QUARTER, fuse(1.0, 10.0), 4),)
+
+    def test_dpsgd_level_without_margin_is_dpsgd_f_adjusted_with_one_bound(self, lab: Any) -> None:
+        level = lab.trained("dpsgd_level", {"margin": 0.0})
+        adjusted = lab.trained("dpsgd_f_adjusted", {"max_clip_norm": 1.0})
+        assert torch.equal(level.parameters, adjusted.parameters)
+        assert level.trainer.ledger.events == adjusted.trainer.ledger.events
 
     def test_psasc_at_scale_one_is_psac(self, lab: Any) -> None:
         assert torch.equal(lab.trained("psasc", {"scale": 1.0}).parameters, lab.trained("psac").parameters)

@@ -168,6 +168,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "dpsgd_f_smooth": [{"count_noise_multiplier": 1.0}],
     "dpsgd_f_balanced": [{"count_noise_multiplier": 1.0, "balance": 1.0}],
     "dpsgd_f_adjusted": [{"count_noise_multiplier": 1.0, "adjustment": 5.0, "memory": 0.5}],
+    "dpsgd_level": [{"count_noise_multiplier": 1.0, "margin": 9.0, "memory": 0.5}],
     "dpsgd_f_slack": [{"count_noise_multiplier": 1.0, "memory": 0.5}, {"count_noise_multiplier": "2x", "memory": 0.0}],
     "dpsgd_quantile": [
         {"centred": True, "count_noise_multiplier": 0.5},

@@ -30,6 +30,7 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
         "dpsgd_f_balanced": "dpsgd_f_balanced:DPSGDFBalanced",
         "dpsgd_f_adjusted": "dpsgd_f_adjusted:DPSGDFAdjusted",
         "dpsgd_f_slack": "dpsgd_f_slack:DPSGDFSlack",
+        "dpsgd_level": "dpsgd_level:DPSGDLevel",
         "dpsgd_global": "dpsgd_global:DPSGDGlobal",
         "dpsgd_global_adapt": "dpsgd_global:DPSGDGlobalAdapt",
         "dpsgd_quantile": "dpsgd_quantile:DPSGDQuantile",

@@ -28,6 +28,7 @@ from equidp.algorithms.dpsgd_f_adjusted import ClipCountsAndShares, LogitAdjuste
 from equidp.algorithms.dpsgd_f_balanced import BalancedClipCounts
 from equidp.algorithms.dpsgd_f_smooth import SmoothedClipCounts
 from equidp.algorithms.dpsgd_global import ScaleOrClip, ScaleOrDrop, StrictBoundCount
+from equidp.algorithms.dpsgd_level import SharesAndMargins
 from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.algorithms.naive import GroupSizeCounts
 from equidp.algorithms.psasc import AdaptiveScaling
@@ -90,6 +91,7 @@ PARTS: dict[str, dict[str, type[Part]]] = {
         "smoothed_clip_counts": SmoothedClipCounts,
         "balanced_clip_counts": BalancedClipCounts,
         "clip_counts_and_shares": ClipCountsAndShares,
+        "clip_counts_and_margins": SharesAndMargins,
         "group_size_counts": GroupSizeCounts,
         "quantile": QuantileCount,
         "slack": Slack,

@@ -49,10 +49,14 @@ class ClipCountsAndShares(SmoothedClipCounts):
         above, not_above = noised.chunk(2)
         counted = torch.cat([above + not_above, noised.new_ones(1)])  # the last one counts the steps
         counted += public.get(COUNTED, 0.0)
+        sizes = self.sizes(counted, facts)
+        return {**super().later(noised, public, facts), COUNTED: counted, SHARES: sizes / sizes.sum()}
+
+    def sizes(self, counted: Tensor, facts: StepFacts) -> Tensor:
+        """b̂^k, `[K]`, of the sums over all steps and their number, `[K + 1]`."""
         steps = counted[-1]
         least = (self.noise(facts.plan) * (2 / steps).sqrt()).clamp(min=facts.plan.sampling_rate)
-        sizes = torch.maximum(counted[:-1] / steps, least)
-        return {**super().later(noised, public, facts), COUNTED: counted, SHARES: sizes / sizes.sum()}
+        return torch.maximum(counted[:-1] / steps, least)
 
 
 class LogitAdjusted(Objective):
