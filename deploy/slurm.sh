@@ -21,11 +21,15 @@ case "${MLFLOW_TRACKING_URI:-}" in
     *) echo "Set MLFLOW_TRACKING_URI to the address of an MLflow server, http://host:5000: SQLite is for one machine." >&2; exit 2 ;;
 esac
 [ "${SLURM_NTASKS:-1}" -ge 2 ] || { echo "Ask for two tasks or more (--ntasks): one coordinates, the others run cells." >&2; exit 2; }
+[ -f pyproject.toml ] || { echo "No project in $PWD: submit this job from the folder that \`equidp new\` made." >&2; exit 2; }
 
 shared=$(mktemp -d "$PWD/.equidp-dask-XXXXXX")   # the scheduler's address and key; readable by this user alone
+processes=()   # the newest first, and stopped in that order: workers before their scheduler
 cleanup() {
-    jobs -p | xargs -r kill 2>/dev/null || true
-    wait || true
+    for process in "${processes[@]}"; do
+        kill "$process" 2>/dev/null || true
+        wait "$process" || true
+    done
     rm -rf "$shared"
 }
 trap cleanup EXIT
@@ -47,14 +51,17 @@ for role in CLIENT SCHEDULER WORKER; do
     export "DASK_DISTRIBUTED__COMM__TLS__${role}__CERT=$shared/pair.pem" "DASK_DISTRIBUTED__COMM__TLS__${role}__KEY=$shared/pair.pem"
 done
 
-dask scheduler --protocol tls --port 0 --no-dashboard --scheduler-file "$shared/scheduler.json" &
-until [ -s "$shared/scheduler.json" ]; do kill -0 $! && sleep 1; done   # ends the job if the scheduler has ended
+dask scheduler --protocol tls --port 0 --dashboard-address :0 --no-dashboard --scheduler-file "$shared/scheduler.json" &
+processes=($!)
+until [ -s "$shared/scheduler.json" ]; do kill -0 $! || exit 1; sleep 1; done   # or the scheduler has ended
 address=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["address"])' "$shared/scheduler.json")
 
 worker=(dask worker --scheduler-file "$shared/scheduler.json" --protocol tls --nthreads 1 --no-dashboard)
 worker+=(--local-directory "${TMPDIR:-/tmp}/equidp-dask-$SLURM_JOB_ID")
 [ -z "${SLURM_GPUS_PER_TASK:-}" ] || worker+=(--resources "GPU=$SLURM_GPUS_PER_TASK")
 srun --ntasks="$((SLURM_NTASKS - 1))" --exact --kill-on-bad-exit=0 "${worker[@]}" &
+processes=($! "${processes[@]}")
 
 "$@" --scheduler="$address" &   # in the background, so that Slurm's signal is answered at once
+processes=($! "${processes[@]}")
 wait $!

@@ -75,8 +75,9 @@ def test_a_service_is_reached_under_the_name_and_port_that_others_ask_for() -> N
         ([], {}, "Give the command"),
         (["kedro"], {}, "Set MLFLOW_TRACKING_URI"),
         (["kedro"], {"MLFLOW_TRACKING_URI": "http://here:5000"}, "Ask for two tasks"),
+        (["kedro"], {"MLFLOW_TRACKING_URI": "http://here:5000", "SLURM_NTASKS": "2"}, "No project"),
     ],
-    ids=["without a command", "without a server", "with one task"],
+    ids=["without a command", "without a server", "with one task", "without a project"],
 )
 def test_a_slurm_job_says_what_it_lacks(words: list[str], variables: dict[str, str], told: str, tmp_path: Path) -> None:
     bash = shutil.which("bash")

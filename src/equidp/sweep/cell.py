@@ -158,7 +158,7 @@ def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store}  # the same store on every machine
     if job.warm:
         warm_up(job.project)
-    # `dask worker` marks its processes as daemons, which may start none; that a run ends with its worker is ensured here
+    # `dask worker` marks its processes as daemons, which may start none; runs end with their workers all the same
     multiprocessing.current_process().daemon = False
     context: Any = multiprocessing.get_context("forkserver" if job.warm else "spawn")
     process = context.Process(
