@@ -194,6 +194,18 @@ def test_the_run_is_a_kedro_process_that_knows_its_label(make_job, tmp_path, sta
     assert dict(os.environ) == before
 
 
+def test_a_worker_that_dask_made_a_daemon_starts_runs(make_job, tmp_path, stand_in):
+    """`dask worker` does so, and multiprocessing lets no daemon start a process."""
+    stand_in("raise SystemExit(3)")
+    me, job = multiprocessing.current_process(), make_job(project=tmp_path)
+    me.daemon = True
+    try:
+        with (tmp_path / "log").open("w") as log, (tmp_path / "lock").open("w") as lock:
+            assert cells.run_kedro(["run"], job, log, lock.fileno()) == 3
+    finally:
+        me.daemon = False
+
+
 def test_a_run_holds_the_cells_lock_itself(make_job, tmp_path, stand_in):
     stand_in("import pathlib, time; pathlib.Path('on').touch(); time.sleep(60)")
     job = make_job(project=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sqlite3
 from collections.abc import Mapping
@@ -99,8 +100,8 @@ def check_store(uri: str) -> None:
         socket.create_connection((address.hostname, address.port or PORTS[address.scheme]), timeout=5).close()
     except OSError as error:
         raise EquidpError(
-            f"The MLflow server at {uri} does not answer ({error}): start it, or take the project's own store by "
-            "unsetting MLFLOW_TRACKING_URI and mlflow_tracking_uri in conf/local/mlflow.yml."
+            f"The MLflow server at {shown(uri)} does not answer ({error}): start it, or take the project's own store "
+            "by unsetting MLFLOW_TRACKING_URI and mlflow_tracking_uri in conf/local/mlflow.yml."
         ) from error
 
 
@@ -165,6 +166,11 @@ def _check_file(path: Path) -> None:
         ) from error
 
 
+def shown(uri: str) -> str:
+    """A store's address for messages, without the password it may hold."""
+    return re.sub(r"(://[^/@:]*):.*@", r"\1:***@", uri)
+
+
 def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
     """What to tell the user of a store that failed, `consequence` being a sentence.
 
@@ -172,4 +178,4 @@ def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
         KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
     """
     interrupts.raise_hidden(error)
-    return EquidpError(f"MLflow's store {uri} failed ({first_line(error)}). {consequence}")
+    return EquidpError(f"MLflow's store {shown(uri)} failed ({first_line(error)}). {consequence}")

@@ -158,6 +158,8 @@ def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
     environment = {CONTEXT: tags, "MLFLOW_TRACKING_URI": job.store}  # the same store on every machine
     if job.warm:
         warm_up(job.project)
+    # `dask worker` marks its processes as daemons, which may start none; runs end with their workers all the same
+    multiprocessing.current_process().daemon = False
     context: Any = multiprocessing.get_context("forkserver" if job.warm else "spawn")
     process = context.Process(
         target=kedro, args=(arguments, job.project, environment, Descriptor(log.fileno()), Descriptor(lock))
