@@ -57,6 +57,7 @@ for module in pkgutil.walk_packages(equidp.__path__, "equidp."):
 """
 
 
+@pytest.mark.slow
 def test_every_module_is_imported_without_what_posix_alone_has() -> None:
     """A single one that is not would end every `kedro` command on Windows."""
     done = subprocess.run([sys.executable, "-c", COMMANDS], capture_output=True, text=True, cwd=ROOT)

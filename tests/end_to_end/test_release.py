@@ -95,6 +95,7 @@ def test_a_release_of_the_baseline_is_refused(project):
         kedro_run(project, "release", algorithm="sgd")
 
 
+@pytest.mark.slow
 def test_findings_of_an_audit_made_since_go_out_with_a_finished_run(project):
     weak = {"audit.gradient_canaries": 500, "audit.input_canaries": 0, "audit.reference_models": 0}
     kedro_run(project, "dpsgd", **{**QUICK, "privacy.secure": True})

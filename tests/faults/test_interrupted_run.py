@@ -92,6 +92,7 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
         assert {step for step, _ in curves[0]} >= {1, 12}
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_training_is_not_finished_in_mlflow(project: Path) -> None:
     def begun() -> bool:
         with contextlib.closing(sqlite3.connect(project / "mlflow.db", timeout=20)) as database:

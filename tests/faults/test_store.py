@@ -128,6 +128,7 @@ def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, 
     assert "cost_of_privacy/accuracy/class:8" in run.data.metrics
 
 
+@pytest.mark.slow
 def test_a_store_locked_to_the_end_loses_no_result(project, locked_in_training, capsys):
     with pytest.raises(EquidpError, match=r"database is locked\)\. All results are on disk, .* resume=true") as caught:
         kedro_run(project, "dpsgd", **QUICK)

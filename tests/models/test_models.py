@@ -206,7 +206,7 @@ class Wrong(Model):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ("table", r"Model 'wrong' gives \(2, 3\) for two records; it must give logits, .* \(2, 10\)"),
+        ("table", r"Model 'wrong' gives \(2, 3\) for two records; it must give one for each class, .*: \(2, 10\)"),
         ("digits", r"Model 'wrong' fails on image features of shape \(1, 8, 8\): .*Choose another model\.name"),
     ],
 )

@@ -60,6 +60,7 @@ def executed(checkout: Path, name: str, wanted: dict[str, str], *, elsewhere: bo
     return json.loads(answer.text)
 
 
+@pytest.mark.slow
 def test_reading_results(checkout: Path) -> None:
     found = executed(
         checkout,
@@ -115,6 +116,7 @@ def test_reading_results_of_a_checkout_with_several_runs(checkout: Path) -> None
     assert found["recognised"] > 0.4  # the newest run's, not that of one epoch
 
 
+@pytest.mark.slow
 def test_your_own_data(checkout: Path) -> None:
     found = executed(
         checkout,
@@ -171,6 +173,7 @@ def test_your_own_algorithm(checkout: Path) -> None:
     assert found["ledger"]["dpsgd"] == found["ledger"]["dpsgd_smooth"]
 
 
+@pytest.mark.slow
 def test_a_model_from_a_hub(checkout: Path) -> None:
     pytest.importorskip("timm", reason="needs equidp[pretrained]")
     found = executed(checkout, "a_model_from_a_hub", {"rows": "found", "width": "features.features.shape"})

@@ -70,6 +70,7 @@ def test_an_option_that_no_cell_reads_is_refused(project):
     assert (read.exit_code, read.stdout.count("base_clip_norm=2"), read.stdout.count("sgd.options")) == (0, 1, 2)
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):
     """One cell that runs and one that cannot; a second call has nothing to do for the first."""
     settings = ("--algorithms=dpsgd", "--datasets=digits", "--epsilons=3", "--params=training.epochs=1")

@@ -183,7 +183,6 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
             "protects: leave one of them out."
         )
     model, data = _with_network(model, data, training)
-    _refuse_id(data)
     _refuse_other_units(data, privacy)
     _refuse_strata(data, privacy)
     _refuse_beyond_task(data, privacy, training)
@@ -216,6 +215,7 @@ def _sourced(data: DataSettings, dataset: str) -> DataSettings:
                 f"`source: table`, in conf/local/parameters.yml. Sources: {', '.join(sorted(SOURCES))}."
             )
         raise unknown_name("data.source", named, SOURCES)
+    _refuse_id(data.id, named)  # before the source's options, among which it is by now
     task = source(named, data.options).task
     if data.task not in ("", task):
         if data.task not in TASKS:
@@ -288,12 +288,12 @@ def _refuse_other_units(data: DataSettings, privacy: PrivacySettings) -> None:
         )
 
 
-def _refuse_id(data: DataSettings) -> None:
+def _refuse_id(column: str, source: str) -> None:
     """A column is named where there is a table to name it in."""
     with_table = [name for name, kind in SOURCES.items() if "id" in kind.Options.model_fields]
-    if data.id and data.source not in with_table:
+    if column and source not in with_table:
         raise EquidpError(
-            f"data.id={data.id}: every record of source {data.source!r} has an identity already; leave it out (it "
+            f"data.id={column}: every record of source {source!r} has an identity already; leave it out (it "
             f"names a column of {' or '.join(with_table)})."
         )
 

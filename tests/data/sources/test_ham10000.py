@@ -52,6 +52,7 @@ def test_the_real_files_give_the_providers_counts(raw_dir: Path) -> None:
     assert len(parts.test) == pytest.approx(2_003, abs=60)
 
 
+@pytest.mark.slow
 def test_the_real_packed_jpegs_give_the_packed_arrays_pixels(raw_dir: Path) -> None:
     arrays, jpegs = (read(raw_dir, layout=layout, size=28) for layout in ("npz", "tar"))
     assert torch.equal(arrays.features, jpegs.features)

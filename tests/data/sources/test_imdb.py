@@ -28,6 +28,7 @@ def pack(raw_dir: Path, rows: list, *, cut: int | None = None) -> None:
     path.write_bytes(lzma.compress("\n".join(map(str, rows)).encode())[:cut])
 
 
+@pytest.mark.slow
 def test_the_real_packed_file_gives_the_providers_counts(raw_dir: Path) -> None:
     imdb = source("imdb")
     records = imdb.read(imdb.locate(raw_dir))

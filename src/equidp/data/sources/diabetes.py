@@ -49,7 +49,6 @@ class Diabetes(Source):
     """Disease progression after a year; groupings sex and age band."""
 
     name = "diabetes"
-    unit_names = ("patient",)
     tasks = ("regression",)
     sizes = (442,)
 
