@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from equidp.accounting.dataset_ledger import FILE, Entry, total_epsilon
+from equidp.accounting.dataset_ledger import FILE, Entry, spent_by_run, total_epsilon
 from equidp.accounting.events import Event
 from equidp.data.records import Membership
 from equidp.errors import EquidpError
@@ -76,6 +76,17 @@ def test_other_data_sets_stay_apart_unless_the_user_gives_them_a_name_in_common(
     named = {"privacy": {"ledger": "patients"}}
     assert len(entered(tmp_path, table(**named))) == 2
     assert len(entered(tmp_path, table("other", path="other.csv", **named), OTHER)) == 4
+
+
+def test_a_name_that_data_get_while_a_run_goes_on_connects_it_with_later_runs(tmp_path: Path) -> None:
+    entered(tmp_path, table())
+    named = {"privacy": {"ledger": "patients"}}
+    again = table(resume=True, raw_dir="moved", **named)
+    assert [one.what for one in entered(tmp_path, again)] == ["training", "names"]
+    assert len(entered(tmp_path, again)) == 2  # they are known by now
+    found = entered(tmp_path, table("other", path="other.csv", **named), OTHER)
+    assert len(found) == 3
+    assert len(spent_by_run(found, 1e-5)) == 2
 
 
 def test_presets_of_one_public_source_are_one_data_set(tmp_path: Path) -> None:

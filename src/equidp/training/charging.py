@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equidp.accounting.dataset_ledger import DatasetLedger, Entry
+from equidp.accounting.dataset_ledger import NAMES, DatasetLedger, Entry
 from equidp.accounting.events import Event, beyond
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
@@ -97,6 +97,7 @@ def enter(
     """Enter a run's releases, and the figures that it will release, in the data set's ledger; returns the run's name.
 
     A run that is continued is entered already, if it will be charged what was entered then; else it is entered anew.
+    Names that its data have got since are entered, too, or a later run on these would not know of it.
 
     Args:
         folder: of the ledger.
@@ -137,7 +138,10 @@ def enter(
         begun, before = json.loads(place.read_text(encoding="utf-8")).get("runs", []), ledger.entries()
         for known in begun:
             # one of other settings was charged for something else
-            if [entry for entry in before if entry.run == known][: len(found)] == entries(known):
+            if (mine := [entry for entry in before if entry.run == known])[: len(found)] == entries(known):
+                if not set(ledger.names) <= {name for entry in mine for name in entry.data}:
+                    named = Entry(known, NAMES, algorithm, split="", part="", unit="", secure=False)
+                    ledger.charge([named], delta=settings.privacy.delta)
                 return known
     run = secrets.token_hex(8)
     with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
