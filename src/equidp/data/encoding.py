@@ -59,6 +59,8 @@ def encode(
     text = json.dumps({**facts, "encoding": [ENCODING, _code_digest(chosen)], "raw": files.fingerprint})
     key = hashlib.sha256(text.encode()).hexdigest()
     provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
+    if files.records not in ("", files.fingerprint):
+        provenance["records_fingerprint"] = files.records
 
     def made() -> Records:
         records = chosen.records(files)

@@ -77,7 +77,10 @@ def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | 
     if path := data.options.get("path"):
         where.append(f"path={(Path(settings.raw_dir) / str(path)).resolve()}")
     names += where or [f"source={data.source}"]  # where nothing says which data a source reads, they are its own
-    if len(digest := (provenance or {}).get("raw_fingerprint", "")) == DIGEST:  # else a word that many sources share
+    told = provenance or {}
+    # of the records alone, where it is told: with another tokenizer they are the same people's
+    digest = told.get("records_fingerprint", told.get("raw_fingerprint", ""))
+    if len(digest) == DIGEST:  # else a word that many sources share
         names.append(f"digest={digest}")
     if settings.privacy.ledger:
         names.append(f"ledger={settings.privacy.ledger}")
@@ -173,8 +176,8 @@ def _split(membership: Membership | None, settings: Settings, run: str, raw: str
     """A name for the split: of one name only where the parts are the same function of each record.
 
     Its digest is of the source and its options, too, in their order: a record's identity is made of what these read.
-    It is of the raw data, too, where that identity is not a declared id: a person whose row was changed since may be in
-    another part than before.
+    It is of the raw data, too, where that identity is not a declared id, or where these give the test part: a person
+    whose row was changed since may be in another part than before.
     """
     how, data = "given" if membership is None else membership.how, settings.data
     if how not in ("hash", "provider"):
@@ -182,6 +185,6 @@ def _split(membership: Membership | None, settings: Settings, run: str, raw: str
     assert membership is not None
     part = "validation" if held else data.evaluate_on
     facts = (how, membership.key, repr(data.test_fraction), data.split_by, part)
-    stays = how == "hash" and (data.id or data.split_unit == "unit")
+    stays = how == "hash" and not membership.given and (data.id or data.split_unit == "unit")
     made = json.dumps([facts, data.source, data.options, data.id, "" if stays else raw], default=str)
     return "/".join((*facts, hashlib.sha256(made.encode()).hexdigest()[:16]))
