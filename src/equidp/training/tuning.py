@@ -164,14 +164,15 @@ def tuned_statement(
     plan = chosen.plan
     accounted = Accounted(plan, charged, charged, None)
     epsilon, curve = accounted.epsilon(), accounted.trade_off()
+    target = None if settings.tune.exact else settings.privacy.epsilon  # there it is each training's alone
     return {
         **privacy,
         "epsilon": epsilon.value,
         "epsilon_rdp": epsilon.rdp,
         "epsilon_pld": epsilon.pld,
         "epsilon_replace_one": accounted.replace_one(),
-        "target_epsilon": settings.privacy.epsilon,
-        "target_epsilon_as": None if settings.privacy.epsilon is None else "sound",
+        "target_epsilon": target,
+        "target_epsilon_as": None if target is None else "sound",
         "trade_off": None if curve is None else curve.to_dict(),
         "charged": [event.to_dict() for event in charged],
         "tuning": {
