@@ -135,18 +135,20 @@ def score(noised: Noised, kind: str, grouping: str) -> float:
     """What trials are ordered by: a figure of a noised histogram, in [0, 1].
 
     Where noise would hide the figure it still orders trials better than nothing does. The worst group is looked for
-    among those that are known to have ten records or more, if there are any.
+    among those that are known to have ten records or more, if there are any. Without noise, a class or group that has
+    no record has no figure.
     """
-    whole = overall(noised)
+    whole, unknown = overall(noised), noised.sd > 0
     if kind == "accuracy":
         return whole.rough(whole.of())
-    recalls = [whole.rough(whole.of(k)) for k in range(whole.classes)]
+    recalls = [whole.rough(whole.of(k)) for k in range(whole.classes) if unknown or whole.counts[k].any()]
     if kind == "balanced_accuracy":
         return sum(recalls) / len(recalls)
     if grouping == "class":
         return min(recalls)
     left_out = released_figures(noised)["left_out"][grouping]
-    groups = dict(zip(noised.names[grouping], noised.counts[grouping], strict=True))
+    named = zip(noised.names[grouping], noised.counts[grouping], strict=True)
+    groups = {name: of for name, of in named if unknown or of.any()}
     kept = [of for name, of in groups.items() if name not in left_out] or list(groups.values())
     return min(of.rough(of.of()) for of in (Cells(counts, noised.sd) for counts in kept))
 
