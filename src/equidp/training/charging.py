@@ -115,7 +115,7 @@ def enter(
     """
     ledger, place = ledger_of(folder, settings, provenance), workplace / CHARGED
     protected = source(settings.data.source, settings.data.options).words()[int(settings.privacy.by_unit)]
-    raw = str(provenance.get("raw_fingerprint"))
+    raw = " ".join(str(provenance.get(of)) for of in ("raw_fingerprint", "version", "encoding"))
     found = dict(releases)
     if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
         event = Event.from_dict(figures["mechanism"])
@@ -176,8 +176,8 @@ def _split(membership: Membership | None, settings: Settings, run: str, raw: str
     """A name for the split: of one name only where the parts are the same function of each record.
 
     Its digest is of the source and its options, too, in their order: a record's identity is made of what these read.
-    It is of the raw data, too, where that identity is not a declared id, or where these give the test part: a person
-    whose row was changed since may be in another part than before.
+    It is of the raw data, and of the code that reads them, too, where that identity is not a declared id, or where they
+    give the test part: a person whose row was changed since, or is read otherwise, may be in another part than before.
     """
     how, data = "given" if membership is None else membership.how, settings.data
     if how not in ("hash", "provider"):
