@@ -169,6 +169,8 @@ def test_patients_who_differ_in_the_target_alone_are_no_copies_of_each_other(tmp
         ({"label": "x"}, "the label 'x' is also a feature"),
         ({"class_edges": [3]}, "class_map and class_edges are for classes, and target declares none"),
         ({"sizes": [3, 4]}, "sizes: without classes give one number"),
+        ({"target": {"maximum": 1e39}}, "cannot be told apart by seven digits"),
+        ({"target": {"minimum": 1e8, "maximum": 1e8 + 1}}, "cannot be told apart by seven digits"),
     ],
 )
 def test_a_declaration_that_tells_no_task_is_refused(options: dict, words: str) -> None:
