@@ -54,6 +54,16 @@ def test_a_new_project_has_the_packages_settings_below_its_own(study: Path) -> N
     assert loader(study, dataset="adult", training={"epochs": 9})["parameters"]["training"]["epochs"] == 9
 
 
+def test_a_preset_over_the_packages_takes_nothing_of_what_its_own_choice_replaces(study: Path) -> None:
+    (study / "conf/base/parameters/mine.yml").write_text(
+        "presets: {adult: {privacy: {epsilon: 2.0}}, cifar10: {model: {name: mlp}, privacy: {noise_multiplier: 3.0}}}\n"
+    )
+    adult, cifar = (loader(study, dataset=name)["parameters"] for name in ("adult", "cifar10"))
+    assert [adult["privacy"][name] for name in ("epsilon", "noise_multiplier", "delta")] == [2.0, None, 1e-6]
+    assert (cifar["privacy"]["epsilon"], cifar["privacy"]["noise_multiplier"]) == (None, 3.0)
+    assert cifar["model"] == {"name": "mlp", "options": {}}  # the package's are another network's
+
+
 def test_the_preset_to_fill_is_refused_until_it_is_filled_and_stops_no_other_data_set(study: Path) -> None:
     preset = study / "conf/base/parameters/my_study.yml"
     assert len(marked(preset.read_text())) == 5

@@ -114,6 +114,11 @@ class EquidpConfigLoader(OmegaConfigLoader):
             return below
         if self.merge_strategy.get(key) != "soft":
             return {**below, **own}
+        presets = own.get("presets")
+        if key == "parameters" and isinstance(presets, dict):  # a preset, too, lies over the package's of that name
+            known = {name: below["presets"].get(name) for name in presets}
+            over = {n: _laid_over(known[n], of) for n, of in presets.items() if known[n] and isinstance(of, dict)}
+            below, own = {**below, "presets": below["presets"] | over}, {**own, "presets": presets | over}
         return OmegaConf.to_container(OmegaConf.merge(below, own))  # type: ignore[return-value]
 
     def _resolved(self) -> Settings:
@@ -146,15 +151,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
             block(section, layer.get(section))  # refuses what is none: it is looked into below
         merged: dict[str, Any] = {}
         for layer in layers:
-            chosen = {name for name in EITHER_OR if (layer.get("privacy") or {}).get(name) is not None}
-            if len(chosen) == 1:
-                merged.get("privacy", {}).update({name: None for name in EITHER_OR if name not in chosen})
-            for section, choice in CHOICES.items():
-                before, named = merged.get(section) or {}, (layer.get(section) or {}).get(choice)
-                if named is not None and named != before.get(choice):
-                    before.pop("options", None)
-            _refuse_unlike("", merged, layer)
-            merged = OmegaConf.to_container(OmegaConf.merge(merged, layer))  # type: ignore[assignment]
+            merged = _laid_over(merged, layer)
         if "seed" in layers[-1] and (merged.get("privacy") or {}).get("secure"):
             raise EquidpError(
                 "privacy.secure=true draws batches and noise that no seed can repeat: leave seed out (kedro sweep "
@@ -162,6 +159,24 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 "drawn with the project's seed (conf/base/globals.yml)."
             )
         return merged
+
+
+def _laid_over(below: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer of settings over lower ones, without what a choice of its own replaces there (`EITHER_OR`, `CHOICES`)."""
+    merged = {name: dict(of) if isinstance(of, Mapping) else of for name, of in below.items()}
+
+    def given(section: str) -> Mapping[str, Any]:
+        return of if isinstance(of := layer.get(section), Mapping) else {}
+
+    chosen = {name for name in EITHER_OR if given("privacy").get(name) is not None}
+    if len(chosen) == 1 and merged.get("privacy"):
+        merged["privacy"].update({name: None for name in EITHER_OR if name not in chosen})
+    for section, choice in CHOICES.items():
+        before, named = merged.get(section) or {}, given(section).get(choice)
+        if named is not None and named != before.get(choice):
+            before.pop("options", None)
+    _refuse_unlike("", merged, layer)
+    return OmegaConf.to_container(OmegaConf.merge(merged, layer))  # type: ignore[return-value]
 
 
 def _packaged(source: Path, given: Mapping[str, Any]) -> OmegaConfigLoader | None:

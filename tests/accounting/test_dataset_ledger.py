@@ -132,6 +132,7 @@ def test_half_a_line_of_a_crash_goes_and_a_damaged_line_is_refused(tmp_path: Pat
     assert len(ledger.entries()) == 1
     ledger.charge([entry("test")], delta=DELTA)
     assert [one.part for one in ledger.entries()] == ["train", "test"]
-    ledger.path.write_text("no entry\n", encoding="utf-8")
-    with pytest.raises(EquidpError, match="line 1: the entry is damaged"):
-        ledger.entries()
+    for damaged in (b"no entry\n", ledger.path.read_bytes().replace(b"train", b"tr\xe4in")):
+        ledger.path.write_bytes(damaged)
+        with pytest.raises(EquidpError, match="line 1: the entry is damaged"):
+            ledger.entries()

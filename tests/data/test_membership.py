@@ -141,7 +141,7 @@ def test_of_every_source_one_record_less_moves_no_other(name: str, tmp_path: Pat
         how: dict[str, Any] = {
             "seed": 5,
             "split_by": split_by,
-            "keep": {name: 0.6 for name in read.schema.classes[:1]},
+            "keep": dict.fromkeys(read.schema.classes[:1], 0.6),
             "public_fraction": 0.25,
         }
         before = whereabouts(split(identified(read), **how))

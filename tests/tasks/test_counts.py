@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,8 @@ def test_a_loss_is_the_deviance_and_finite_whatever_the_output(tmp_path: Path) -
     expected = [2 * mu[0].item(), 2 * (3 * np.log(3 / mu[1].item()) - 3 + mu[1].item())]
     assert losses[:2].tolist() == pytest.approx(expected, rel=1e-5)
     assert mu[2:].tolist() == pytest.approx([20.0, 0.001], rel=1e-4)
+    thousand = replace(task.schema, bounds=(0.0, 1000.0))  # whose logarithm, rounded, is that of more
+    assert task_of(thousand).predict(outputs).max() <= 1000
     losses.sum().backward()
     assert outputs.grad is not None
     assert outputs.grad.isfinite().all()

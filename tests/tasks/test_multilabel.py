@@ -18,8 +18,10 @@ from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, read_json, re
 from equidp.data.sources import source
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
+from equidp.evaluation.metrics import flat_metrics
 from equidp.models.weights import load_weights
 from equidp.parameters import resolve
+from equidp.reporting.release.facts import _exact
 from equidp.tasks import task_of
 
 LABELS = ("cough", "fever", "rash")
@@ -158,3 +160,15 @@ def test_a_task_that_the_table_does_not_declare_is_refused_with_what_declares_it
     }
     with pytest.raises(EquidpError, match=r"data.task=regression: declare data.options.target \(with its bounds\)"):
         resolve({**blocks, "privacy": {"noise_multiplier": 1.0}})
+
+
+def test_a_share_that_goes_out_is_rounded_to_decimals_as_a_small_one_tells_its_denominator() -> None:
+    overall = {"count": 813, "label_accuracy": 0.8765, "macro_auroc": None, "exact_match": 1 / 813, "loss": 0.5}
+    released = _exact({"task": "multilabel", "overall": overall, "groups": {}})["overall"]
+    assert released == {"label_accuracy": 0.876, "macro_auroc": None, "exact_match": 0.001, "loss": 0.5}
+
+
+def test_two_labels_that_mlflow_would_call_the_same_keep_their_own_figures() -> None:
+    labels = {name: {"overall": {"count": 9, "auroc": auroc}} for name, auroc in (("a+", 0.6), ("a plus", 0.7))}
+    flat = flat_metrics({"task": "multilabel", "overall": {}, "groups": {}, "labels": labels})
+    assert sorted(flat.values()) == [0.6, 0.7]

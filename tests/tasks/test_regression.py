@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -133,6 +134,9 @@ def test_a_loss_is_of_the_number_on_the_scale_of_its_bounds(tmp_path: Path, loss
     labels = torch.tensor([10.0, 50.0, 30.0])
     assert each(torch.tensor([[-0.5], [-1.0], [0.0]]), labels).tolist() == pytest.approx(expected)
     assert task.predict(torch.tensor([[-2.0], [0.5]])).tolist() == [[10.0], [40.0]]
+    low, high = bounds = 0.1, 0.7  # half the range and the middle are rounded, and their sum is beyond the bound
+    extremes = task_of(replace(task.schema, bounds=bounds)).predict(torch.tensor([[-9.0], [9.0]]))
+    assert extremes.flatten().tolist() == torch.tensor([low, high]).tolist()
 
 
 def test_numbers_beyond_their_bounds_are_refused_or_clipped_and_told_by_group(tmp_path: Path) -> None:
@@ -165,6 +169,8 @@ def test_patients_who_differ_in_the_target_alone_are_no_copies_of_each_other(tmp
         ({"label": "x"}, "the label 'x' is also a feature"),
         ({"class_edges": [3]}, "class_map and class_edges are for classes, and target declares none"),
         ({"sizes": [3, 4]}, "sizes: without classes give one number"),
+        ({"target": {"maximum": 1e39}}, "cannot be told apart by seven digits"),
+        ({"target": {"minimum": 1e8, "maximum": 1e8 + 1}}, "cannot be told apart by seven digits"),
     ],
 )
 def test_a_declaration_that_tells_no_task_is_refused(options: dict, words: str) -> None:

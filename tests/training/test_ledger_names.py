@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from equidp.accounting.dataset_ledger import FILE, Entry, total_epsilon
+from equidp.accounting.dataset_ledger import FILE, Entry, spent_by_run, total_epsilon
 from equidp.accounting.events import Event
 from equidp.data.records import Membership
+from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.reporting.nodes import draw_ledger
@@ -32,11 +33,13 @@ def table(dataset: str = "clinic", path: str = "2024.csv", unit: str = "", **mor
     return resolve(given)
 
 
-def entered(folder: Path, of: Settings, raw: str = RAW) -> tuple[Entry, ...]:
+def entered(
+    folder: Path, of: Settings, raw: str = RAW, *, given: bool = False, encoding: str = "1-a"
+) -> tuple[Entry, ...]:
     """The data set's entries after a run."""
-    told, place = {"raw_fingerprint": raw}, folder / "run"
+    told, place = {"raw_fingerprint": raw, "encoding": encoding}, folder / "run"
     place.mkdir(exist_ok=True)
-    enter(folder, place, of, told, Membership("hash", key="seed=0"), DUE, algorithm="dpsgd")
+    enter(folder, place, of, told, Membership("hash", key="seed=0", given=given), DUE, algorithm="dpsgd")
     return ledger_of(folder, of, told).entries()
 
 
@@ -60,6 +63,20 @@ def test_runs_that_share_a_preset_a_place_or_the_content_are_of_one_data_set(
     assert [path.name for path in tmp_path.glob("*.jsonl")] == [FILE]
 
 
+def test_a_copy_that_is_read_with_a_tokenizer_is_known_by_its_own_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equidp.data.sources.table.tokenizer_digest", lambda _: "t")
+    (tmp_path / "notes.csv").write_text("note,y\nwell,a\n")
+    options = {"path": "notes.csv", "label": "y", "classes": ["a", "b"], "text": "note"}
+    plain, tokens = (source("table", options | more).search(tmp_path) for more in ({}, {"tokenizer": "words"}))
+    assert plain.fingerprint != tokens.fingerprint
+    assert plain.fingerprint == tokens.records
+    entered(tmp_path, table(), tokens.records)
+    told = {"raw_fingerprint": tokens.fingerprint, "records_fingerprint": tokens.records}
+    assert len(ledger_of(tmp_path, table("elsewhere", path="copy.csv"), told).entries()) == 1
+
+
 def test_a_third_run_connects_two_data_sets_and_a_limit_counts_both(tmp_path: Path) -> None:
     one, two = table("one", path="one.csv"), table("two", path="two.csv")
     assert len(entered(tmp_path, one, RAW)) == len(entered(tmp_path, two, OTHER)) == 1
@@ -78,6 +95,17 @@ def test_other_data_sets_stay_apart_unless_the_user_gives_them_a_name_in_common(
     assert len(entered(tmp_path, table("other", path="other.csv", **named), OTHER)) == 4
 
 
+def test_a_name_that_data_get_while_a_run_goes_on_connects_it_with_later_runs(tmp_path: Path) -> None:
+    entered(tmp_path, table())
+    named = {"privacy": {"ledger": "patients"}}
+    again = table(resume=True, raw_dir="moved", **named)
+    assert [one.what for one in entered(tmp_path, again)] == ["training", "names"]
+    assert len(entered(tmp_path, again)) == 2  # they are known by now
+    found = entered(tmp_path, table("other", path="other.csv", **named), OTHER)
+    assert len(found) == 3
+    assert len(spent_by_run(found, 1e-5)) == 2
+
+
 def test_presets_of_one_public_source_are_one_data_set(tmp_path: Path) -> None:
     given: dict[str, Any] = {"model": {"name": "logistic"}, "privacy": {"noise_multiplier": 4.0, "secure": True}}
     first = resolve(given | {"dataset": "digits"})
@@ -92,8 +120,11 @@ def test_a_table_that_changed_is_split_anew_unless_ids_say_who_is_where(tmp_path
     """By content, a person whose row was changed may have gone from the training to the test part."""
     names = [entered(tmp_path, table(), raw)[-1].split for raw in (RAW, RAW, OTHER)]
     assert names[0] == names[1] != names[2]
+    assert entered(tmp_path, table(), encoding="2-a")[-1].split not in names  # an upgrade may read a row otherwise
     by_id = [entered(tmp_path, table(data={"id": "pid"}), raw)[-1].split for raw in (RAW, OTHER)]
     assert by_id[0] == by_id[1] not in names
+    by_provider = [entered(tmp_path, table(data={"id": "pid"}), raw, given=True)[-1].split for raw in (RAW, OTHER)]
+    assert by_provider[0] != by_provider[1]  # a column of the table says who is in the test part
 
 
 def test_units_of_other_columns_have_totals_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -237,6 +237,10 @@ def test_a_score_is_the_figure_that_it_is_named_after(kind: str, grouping: str, 
     )
     hidden = Noised({"sex": counts}, {"sex": ("f", "m")}, ("0", "1"), 1e6)
     assert score(hidden, kind, grouping) == pytest.approx(expected)
+    absent = np.zeros((3, 3, 3, 1))  # nobody is of a third class or group
+    absent[:2, :2, :2] = counts / 30  # and so few of the others that no group has ten
+    few = Noised({"sex": absent}, {"sex": ("f", "m", "x")}, ("0", "1", "2"), 0.0)
+    assert score(few, kind, grouping) == pytest.approx(expected)
 
 
 class Constant:

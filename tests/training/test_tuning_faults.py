@@ -184,11 +184,12 @@ def test_trials_that_are_counted_afterwards_are_caught(tmp_path: Path, monkeypat
 
 
 def test_an_exact_choice_trains_every_combination_and_states_them_all(tmp_path: Path) -> None:
-    given = settings(privacy={}, tune={"exact": True})
+    given = settings(privacy={"epsilon": 3.0, "noise_multiplier": None}, tune={"exact": True})
     _, privacy, choice, _, inside = tuned(tmp_path, given)
     (twice,) = privacy["charged"]
     assert twice["count"] == 2 * privacy["ledger"][0]["count"]
-    assert privacy["epsilon"] == privacy["epsilon_pld"]
+    assert privacy["epsilon"] == privacy["epsilon_pld"] > 3.0
+    assert privacy["target_epsilon"] is None  # 3 was each training's
     assert "no guarantee" in privacy["notes"][-1]
     scores = [one["score"] for one in inside["trials"]]
     assert [one["settings"]["training.learning_rate"] for one in inside["trials"]] == [0.1, 1.0]

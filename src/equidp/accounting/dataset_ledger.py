@@ -40,6 +40,9 @@ from equidp.system.files import durable, private, storage_error, sync_folder
 
 FILE = "ledger.jsonl"
 
+NAMES = "names"
+"""`what` of an entry without a release: other names that the data of a run have got since it began."""
+
 SECONDS = 60
 """So long one process waits for another's entry."""
 
@@ -53,7 +56,7 @@ class Entry:
 
     Attributes:
         run: what the entries of one run have in common.
-        what: `training`, `tuning`, `scores` or `figures`.
+        what: `training`, `tuning`, `scores` or `figures`; or `NAMES`.
         algorithm: its name.
         split: names the split, so that parts of one split are disjoint.
         part: `train`, `test` or `validation`.
@@ -86,7 +89,7 @@ class Entry:
         return json.dumps(asdict(self) | {"events": [event.to_dict() for event in self.events]}, sort_keys=True)
 
     @classmethod
-    def from_json(cls, line: str) -> Entry:
+    def from_json(cls, line: bytes) -> Entry:
         """Read `to_json`'s line."""
         facts = json.loads(line)
         orders = None if facts["orders"] is None else tuple(facts["orders"])
@@ -134,7 +137,7 @@ class DatasetLedger:
         if not self.path.is_file():
             return ()
         found = list[Entry]()
-        for number, line in enumerate(_whole(self.path.read_bytes()).decode().splitlines(), start=1):
+        for number, line in enumerate(_whole(self.path.read_bytes()).splitlines(), start=1):
             try:
                 found.append(Entry.from_json(line))
             except (ValueError, TypeError, KeyError) as error:
@@ -232,7 +235,8 @@ def total_epsilon(entries: Iterable[Entry], delta: float) -> float:
 def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, float, bool, str]]:
     """Of each run, in order: what it was, its unit's total after it, whether it counts, and its unit."""
     rows, so_far = [], list[Entry]()
-    for run, of in itertools.groupby(entries, key=lambda entry: entry.run):
+    releases = (entry for entry in entries if entry.what != NAMES)
+    for run, of in itertools.groupby(releases, key=lambda entry: entry.run):
         own = list(of)
         so_far += own
         first, alike = own[0], [entry for entry in so_far if entry.unit == own[0].unit]

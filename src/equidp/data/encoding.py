@@ -56,9 +56,13 @@ def encode(
     files = chosen.locate(raw_folder)
     facts = {"dataset": dataset, "source": source_name, "options": dict(options), "version": __version__}
     # unsorted: the order of declared columns is that of the features
-    text = json.dumps({**facts, "encoding": [ENCODING, _code_digest(chosen)], "raw": files.fingerprint})
+    code = _code_digest(chosen)
+    text = json.dumps({**facts, "encoding": [ENCODING, code], "raw": files.fingerprint})
     key = hashlib.sha256(text.encode()).hexdigest()
     provenance = {**facts, "raw_fingerprint": files.fingerprint, "files": sorted(files.paths), "fingerprint": key}
+    provenance["encoding"] = f"{ENCODING}-{code[:16]}"
+    if files.records not in ("", files.fingerprint):
+        provenance["records_fingerprint"] = files.records
 
     def made() -> Records:
         records = chosen.records(files)

@@ -46,10 +46,12 @@ class RawFiles:
     Attributes:
         paths: by the name the source gives them; empty for an embedded dataset.
         fingerprint: sha256 over all contents (names, sizes and times for big folders), or `embedded`.
+        records: the same of the records' own files alone; empty where these are all.
     """
 
     paths: Mapping[str, Path]
     fingerprint: str
+    records: str = ""
 
 
 def find(raw_dir: Path, published: PublishedFile) -> Path | None:

@@ -101,6 +101,7 @@ class Membership:
         records_declared, units_declared: whether these follow from settings and declared sizes, so that they are the
             same for any table.
         keeps: whether `data.keep` makes classes rare.
+        given: whether the data give each record's test part, which identity and key then do not tell.
     """
 
     how: Literal["hash", "strata", "provider"]
@@ -110,6 +111,7 @@ class Membership:
     records_declared: bool = False
     units_declared: bool = False
     keeps: bool = False
+    given: bool = False
 
     def declares(self, *, by_unit: bool) -> bool:
         """Whether the expected number is the same for any table."""

@@ -138,6 +138,7 @@ class Hash:
             units=None if unit is None else expected_units(schema, labels, unit, shares, whole=self.whole_units),
             records_declared=bool(schema.sizes),
             units_declared=bool(schema.unit_sizes) and self.whole_units,
+            given=self.records.part is not None,
         )
 
 

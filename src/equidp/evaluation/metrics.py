@@ -440,8 +440,9 @@ def _flat_figures(prefix: str, figures: Mapping) -> Iterator[tuple[str, float | 
         names = unique_slugs(list(groups))
         for group, values in groups.items():
             yield from ((f"{prefix}/{m}/{slugs[grouping]}:{names[group]}", v) for m, v in values.items())
+    labels = unique_slugs(list(figures.get("labels", {})))
     for label, of in figures.get("labels", {}).items():
-        yield from ((f"{prefix}/label/{slug(label)}/{m}", v) for m, v in of["overall"].items() if m != "count")
+        yield from ((f"{prefix}/label/{labels[label]}/{m}", v) for m, v in of["overall"].items() if m != "count")
     for grouping, worst in figures.get("worst", {}).items():
         yield from ((f"{prefix}/worst_group_{m}/{slugs[grouping]}", v) for m, v in worst.items() if m != "group")
     for grouping, disparities in figures.get("disparity", {}).items():

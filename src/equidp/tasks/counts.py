@@ -54,7 +54,7 @@ class Counts(Regression):
 
     def predict(self, outputs: Tensor) -> Tensor:
         """`[n, 1]` expected counts."""
-        return self._log_rate(outputs.float()).exp()
+        return self._log_rate(outputs.float()).exp().clamp(LEAST, self.schema.bounds[1])  # float32 rounds beyond them
 
     def words(self) -> Words:
         """By the target and its maximum."""

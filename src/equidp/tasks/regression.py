@@ -66,7 +66,7 @@ class Regression(Task):
     def predict(self, outputs: Tensor) -> Tensor:
         """`[n, 1]` within the bounds."""
         middle, half = self._scale()
-        return middle + half * outputs.float().clamp(-1, 1)
+        return (middle + half * outputs.float()).clamp(*self.schema.bounds)
 
     def _scale(self) -> tuple[float, float]:
         low, high = self.schema.bounds

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equidp.accounting.dataset_ledger import DatasetLedger, Entry
+from equidp.accounting.dataset_ledger import NAMES, DatasetLedger, Entry
 from equidp.accounting.events import Event, beyond
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
@@ -77,7 +77,10 @@ def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | 
     if path := data.options.get("path"):
         where.append(f"path={(Path(settings.raw_dir) / str(path)).resolve()}")
     names += where or [f"source={data.source}"]  # where nothing says which data a source reads, they are its own
-    if len(digest := (provenance or {}).get("raw_fingerprint", "")) == DIGEST:  # else a word that many sources share
+    told = provenance or {}
+    # of the records alone, where it is told: with another tokenizer they are the same people's
+    digest = told.get("records_fingerprint", told.get("raw_fingerprint", ""))
+    if len(digest) == DIGEST:  # else a word that many sources share
         names.append(f"digest={digest}")
     if settings.privacy.ledger:
         names.append(f"ledger={settings.privacy.ledger}")
@@ -97,6 +100,7 @@ def enter(
     """Enter a run's releases, and the figures that it will release, in the data set's ledger; returns the run's name.
 
     A run that is continued is entered already, if it will be charged what was entered then; else it is entered anew.
+    Names that its data have got since are entered, too, or a later run on these would not know of it.
 
     Args:
         folder: of the ledger.
@@ -111,7 +115,7 @@ def enter(
     """
     ledger, place = ledger_of(folder, settings, provenance), workplace / CHARGED
     protected = source(settings.data.source, settings.data.options).words()[int(settings.privacy.by_unit)]
-    raw = str(provenance.get("raw_fingerprint"))
+    raw = " ".join(str(provenance.get(of)) for of in ("raw_fingerprint", "version", "encoding"))
     found = dict(releases)
     if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
         event = Event.from_dict(figures["mechanism"])
@@ -137,7 +141,10 @@ def enter(
         begun, before = json.loads(place.read_text(encoding="utf-8")).get("runs", []), ledger.entries()
         for known in begun:
             # one of other settings was charged for something else
-            if [entry for entry in before if entry.run == known][: len(found)] == entries(known):
+            if (mine := [entry for entry in before if entry.run == known])[: len(found)] == entries(known):
+                if not set(ledger.names) <= {name for entry in mine for name in entry.data}:
+                    named = Entry(known, NAMES, algorithm, split="", part="", unit="", secure=False)
+                    ledger.charge([named], delta=settings.privacy.delta)
                 return known
     run = secrets.token_hex(8)
     with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
@@ -169,8 +176,8 @@ def _split(membership: Membership | None, settings: Settings, run: str, raw: str
     """A name for the split: of one name only where the parts are the same function of each record.
 
     Its digest is of the source and its options, too, in their order: a record's identity is made of what these read.
-    It is of the raw data, too, where that identity is not a declared id: a person whose row was changed since may be in
-    another part than before.
+    It is of the raw data, and of the code that reads them, too, where that identity is not a declared id, or where they
+    give the test part: a person whose row was changed since, or is read otherwise, may be in another part than before.
     """
     how, data = "given" if membership is None else membership.how, settings.data
     if how not in ("hash", "provider"):
@@ -178,6 +185,6 @@ def _split(membership: Membership | None, settings: Settings, run: str, raw: str
     assert membership is not None
     part = "validation" if held else data.evaluate_on
     facts = (how, membership.key, repr(data.test_fraction), data.split_by, part)
-    stays = how == "hash" and (data.id or data.split_unit == "unit")
+    stays = how == "hash" and not membership.given and (data.id or data.split_unit == "unit")
     made = json.dumps([facts, data.source, data.options, data.id, "" if stays else raw], default=str)
     return "/".join((*facts, hashlib.sha256(made.encode()).hexdigest()[:16]))

@@ -135,18 +135,20 @@ def score(noised: Noised, kind: str, grouping: str) -> float:
     """What trials are ordered by: a figure of a noised histogram, in [0, 1].
 
     Where noise would hide the figure it still orders trials better than nothing does. The worst group is looked for
-    among those that are known to have ten records or more, if there are any.
+    among those that are known to have ten records or more, if there are any. Without noise, a class or group that has
+    no record has no figure.
     """
-    whole = overall(noised)
+    whole, unknown = overall(noised), noised.sd > 0
     if kind == "accuracy":
         return whole.rough(whole.of())
-    recalls = [whole.rough(whole.of(k)) for k in range(whole.classes)]
+    recalls = [whole.rough(whole.of(k)) for k in range(whole.classes) if unknown or whole.counts[k].any()]
     if kind == "balanced_accuracy":
         return sum(recalls) / len(recalls)
     if grouping == "class":
         return min(recalls)
     left_out = released_figures(noised)["left_out"][grouping]
-    groups = dict(zip(noised.names[grouping], noised.counts[grouping], strict=True))
+    named = zip(noised.names[grouping], noised.counts[grouping], strict=True)
+    groups = {name: of for name, of in named if unknown or of.any()}
     kept = [of for name, of in groups.items() if name not in left_out] or list(groups.values())
     return min(of.rough(of.of()) for of in (Cells(counts, noised.sd) for counts in kept))
 
@@ -164,14 +166,15 @@ def tuned_statement(
     plan = chosen.plan
     accounted = Accounted(plan, charged, charged, None)
     epsilon, curve = accounted.epsilon(), accounted.trade_off()
+    target = None if settings.tune.exact else settings.privacy.epsilon  # there it is each training's alone
     return {
         **privacy,
         "epsilon": epsilon.value,
         "epsilon_rdp": epsilon.rdp,
         "epsilon_pld": epsilon.pld,
         "epsilon_replace_one": accounted.replace_one(),
-        "target_epsilon": settings.privacy.epsilon,
-        "target_epsilon_as": None if settings.privacy.epsilon is None else "sound",
+        "target_epsilon": target,
+        "target_epsilon_as": None if target is None else "sound",
         "trade_off": None if curve is None else curve.to_dict(),
         "charged": [event.to_dict() for event in charged],
         "tuning": {

@@ -59,12 +59,16 @@ class Table(Source):
         read = [tokenizer_digest(Path(self.options.tokenizer))] if self.options.tokenizer else []
         if not self.options.path:
             self._given = self._fetched()
-            return RawFiles({}, fingerprint([frame_digest(self._given), *read]) if read else frame_digest(self._given))
+            own = frame_digest(self._given)
+            return RawFiles({}, fingerprint([own, *read]) if read else own, own)
         named = inside(raw_dir, self.options.path)
         path = find_own(raw_dir, self.options.path)
         if path is None and named.is_dir():
             raise EquidpError(f"data.options.path: {named} is a folder; name the file in it.")
-        return None if path is None else RawFiles({"table": path}, fingerprint([digest(path), *read]))
+        if path is None:
+            return None
+        own = digest(path)
+        return RawFiles({"table": path}, fingerprint([own, *read]), fingerprint([own]))
 
     def wanted(self, raw_dir: Path) -> PublishedFile:
         """The file the options name."""

@@ -163,6 +163,13 @@ class TableOptions(SourceOptions):
             raise ValueError("labels: name two columns or more; one label of 0 or 1 is two classes")
         refuse_alike(self.labels, "labels")
         check_shown(self.labels)
+        if (of := self.number) is not None:
+            largest = max(abs(of.minimum), abs(of.maximum))
+            if largest > HUGE or of.maximum - of.minimum < largest / 10_000:  # in float32 all would be one number
+                raise ValueError(
+                    f"numbers from {of.minimum:g} to {of.maximum:g} cannot be told apart by seven digits: give the "
+                    "label in another unit, or as its distance from a public number"
+                )
 
     @property
     def task(self) -> str:

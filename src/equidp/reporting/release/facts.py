@@ -22,7 +22,7 @@ from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
 from equidp.parameters import ReleaseSettings
 from equidp.reporting.tables import BASELINE
-from equidp.tasks import CLASSIFICATION, kind_of, task_of
+from equidp.tasks import kind_of, task_of
 from equidp.tasks.base import Words
 
 STATEMENT = (
@@ -249,7 +249,7 @@ def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     }
     task = kind_of(metrics)
     found = _figures({**metrics, "groups": groups}, task.metrics)
-    return _rounded(found) if task.name == CLASSIFICATION else _shortened(found)
+    return _rounded(found) if task.most == 1 else _shortened(found)  # a small fraction tells its denominator
 
 
 def _shortened(figures: Any) -> Any:
