@@ -103,6 +103,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no
 
 
 @needs_proc
+@pytest.mark.slow
 def test_a_run_leaves_nothing_open_that_it_removes(project: Path, kept_while_open: None, monkeypatch) -> None:
     monkeypatch.setattr("equidp.training.conclusion.sys", SimpleNamespace(platform="win32"))
     for _ in range(2):  # the second one replaces the first one's results

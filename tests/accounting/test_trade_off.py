@@ -74,6 +74,7 @@ def test_the_curve_is_its_own_inverse_and_falls() -> None:
         assert curve.misses(missed) == pytest.approx(alpha, rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_no_curve_says_more_than_nothing_where_epsilon_is_large() -> None:
     assert curve_of([Event(1.0, 0.05)]).mu is None
     assert trade_off([Event(0.5, 1e-3, 100)], DELTA, 1e6) is None

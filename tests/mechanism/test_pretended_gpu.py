@@ -93,6 +93,7 @@ def test_every_algorithm_gives_the_cpus_result(gpu, algorithm: str, how: dict) -
 
 
 @pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
+@pytest.mark.slow
 def test_every_model_gives_the_cpus_result(gpu, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scatter, "forward", scattered_once(Scatter.forward))
     compare("dpsgd_f", model, steps=2, by_unit=False, chunk=None)

@@ -23,6 +23,7 @@ def test_every_figure_is_listed():
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     drawn: list[go.Figure] = []

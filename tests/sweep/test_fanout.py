@@ -72,6 +72,7 @@ def sweep(client: Client, jobs: list[Job], reason: str | None = None) -> Sweep:
     return Sweep(client, {job.cell.key: job for job in jobs}, ingest=partial(no_records, reason))
 
 
+@pytest.mark.slow
 def test_cells_that_share_a_baseline_wait_for_the_first_of_them(client, make_job: Callable[..., Job], monkeypatch):
     monkeypatch.setattr(fanout, "run_cell", record)
     cells = [cell("a0", "A"), cell("a1", "A"), cell("b0", "B"), cell("b1", "B"), cell("a2", "A")]
