@@ -230,8 +230,8 @@ def _sourced(data: DataSettings, dataset: str) -> DataSettings:
 
 def _refuse_beyond_task(data: DataSettings, privacy: PrivacySettings, training: TrainingSettings) -> None:
     """Refuse settings that the task has no use for; where there are classes all but other losses have one."""
-    if training.loss is not None and training.loss not in (losses := TASKS[data.task].losses):
-        raise unknown_name(f"training.loss of {data.task}", training.loss, losses)
+    if training.loss is not None:  # else no task is imported, and torch with it
+        TASKS[data.task].loss_named(training.loss)
     if data.task == CLASSIFICATION:
         return
     for setting, given in (("data.keep", data.keep), ("training.class_weights", training.class_weights)):

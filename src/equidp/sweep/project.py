@@ -16,6 +16,7 @@ from equidp.algorithms import ALGORITHMS
 from equidp.errors import refuse_unknown
 from equidp.parameters import TrainingSettings
 from equidp.sweep.grid import Grid, nested, params_text
+from equidp.tasks import CLASSIFICATION
 
 BASELINE = "sgd"
 OUTPUTS = ("metrics", "privacy", "report")
@@ -196,7 +197,7 @@ def _training_that_matters(training: Mapping[str, Any]) -> dict[str, Any]:
 
 def _data_that_matters(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data settings without those that do not change the parts, so that names of cells by strata stay the same."""
-    idle = {"accept_strata", "id"} | ({"task"} if data.get("task") in (None, "classification", "") else set())
+    idle = {"accept_strata", "id"} | ({"task"} if data["task"] == CLASSIFICATION else set())
     idle |= {"membership", "key"} if data["membership"] == "strata" else set()
     return {name: value for name, value in data.items() if name not in idle}
 

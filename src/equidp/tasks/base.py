@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equidp.data.records import Schema
+from equidp.errors import unknown_name
 from equidp.evaluation.intervals import Groups
 from equidp.evaluation.metrics import worst_group
 from equidp.gradients.losses import Loss
@@ -70,6 +71,17 @@ class Task(ABC):
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
+
+    @classmethod
+    def loss_named(cls, name: str | None) -> str:
+        """A loss's name, the task's own where none is given.
+
+        Raises:
+            EquidpError: the task has no such loss.
+        """
+        if name is not None and name not in cls.losses:
+            raise unknown_name(f"training.loss of {cls.name}", name, cls.losses)
+        return name or cls.losses[0]
 
     @abstractmethod
     def loss(

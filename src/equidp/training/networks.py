@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
@@ -25,11 +25,11 @@ def loss_of(training: TrainingSettings, schema: Schema, device: torch.device) ->
         EquidpError: the task has no such loss, or there is not one weight for each class.
     """
     task = task_of(schema)
-    name = training.loss or task.losses[0]
-    if name not in task.losses:
-        raise unknown_name(f"training.loss of {task.name}", name, task.losses)
     return task.loss(
-        name, device, class_weights=training.class_weights, huber_delta=training.huber_delta or HUBER_DELTA
+        task.loss_named(training.loss),
+        device,
+        class_weights=training.class_weights,
+        huber_delta=training.huber_delta or HUBER_DELTA,
     )
 
 
