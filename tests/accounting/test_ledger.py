@@ -224,7 +224,7 @@ class TestCalibration:
         events = [Event(0.02, calibrate(lambda noise: [Event(0.02, noise, 500)], target, 1e-5), 500)]
         assert 0.99 * target < epsilon(events, 1e-5).value <= target
 
-    @pytest.mark.parametrize("event", [(0.01, 1000), (0.05, 200)])
+    @pytest.mark.parametrize("event", [(0.01, 1000), pytest.param((0.05, 200), marks=pytest.mark.slow)])
     def test_meets_a_target_beyond_the_limit_of_pld(self, event: tuple[float, int]) -> None:
         """PLD is asked up to a Rényi figure only, and there it may still be below so large a target."""
         rate, count = event

@@ -62,6 +62,7 @@ def test_weight_rules_train_beside_side_releases(lab: Any, weights: str, side_re
     assert run.trainer.algorithm.covers(run.trainer.plan, run.trainer.ledger.events)
 
 
+@pytest.mark.slow
 def test_a_combination_that_no_paper_has(lab: Any) -> None:
     options = {
         "weights": {"name": "psasc", "scale": 0.8},

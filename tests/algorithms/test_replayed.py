@@ -226,13 +226,17 @@ def base(lab: Any) -> Records:
     return replace(records, unit=torch.arange(OTHERS))
 
 
+@pytest.mark.parametrize("labels", [pytest.param("both", marks=pytest.mark.slow), "in turn"])
 @pytest.mark.parametrize(("name", "options"), RUNS)
-def test_nobody_is_seen_by_more_than_was_charged(lab: Any, base: Records, name: str, options: dict[str, Any]) -> None:
+def test_nobody_is_seen_by_more_than_was_charged(
+    lab: Any, base: Records, name: str, options: dict[str, Any], labels: str
+) -> None:
+    """Units of every length, each with both labels or with one of them in turn."""
     without = tell(lab, name, options, base)
     looked = looks(without)
     largest = []
-    for features in UNITS.values():
-        for label in (0, 2):
+    for number, features in enumerate(UNITS.values()):
+        for label in (0, 2) if labels == "both" else (2 * (number % 2),):
             within = tell(lab, name, options, unit(features, label, base), without.random)
             assert not within.random.forced, "less was released than without the unit"
             found = excess(without.random.told, within.random.told)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import kedro.framework.project
 import mlflow
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
@@ -22,9 +23,15 @@ def kedro_run(project: Path, *pipelines: str, options: Mapping[str, Any] | None 
 
     `options` are those of Kedro's own, such as `to_nodes`.
     """
-    bootstrap_project(project)
+    bootstrapped(project)
     with KedroSession.create(project_path=project, runtime_params=nested(params)) as session:
         session.run(pipeline_names=list(pipelines), **(options or {}))
+
+
+def bootstrapped(project: Path) -> None:
+    """As Kedro's own, once a process: all projects here are of one package, and Kedro looks at every frame for it."""
+    if kedro.framework.project.PACKAGE_NAME != "equidp":
+        bootstrap_project(project)
 
 
 def nested(params: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,14 @@ from equidp.reporting.privacy_report import privacy_report
 from equidp.settings import Session
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
+FEW = ["dp_adambc", "dpis", "dpsgd", "dpsgd_level", "psasc_momentum", "sa_dpsgd"]
+OTHERS = sorted(set(PRIVATE) - set(FEW))
+SHARED_SESSIONS = [
+    FEW,
+    pytest.param(OTHERS[::2], marks=pytest.mark.slow),
+    pytest.param(OTHERS[1::2], marks=pytest.mark.slow),
+]
+"""Algorithms that share a session: what is the same for all is then made once."""
 SHARED = {"dataset", "seed", "training.epochs", "training.batch_size", "privacy.delta", "model.name", "data.groups"}
 
 
@@ -48,13 +56,8 @@ def test_a_private_pipeline_leaves_one_run_and_all_files(project):
     left_by(project, "dpsgd_f", run)
 
 
-SESSIONS = 4
-"""Sessions that all algorithms share: what is the same for all is then made once a session."""
-
-
-@pytest.mark.parametrize("part", range(SESSIONS))
-def test_every_private_algorithm_leaves_a_run_and_all_files(project, part: int):
-    algorithms = PRIVATE[part::SESSIONS]
+@pytest.mark.parametrize("algorithms", SHARED_SESSIONS, ids=["few", "every other", "the rest"])
+def test_every_private_algorithm_leaves_a_run_and_all_files(project, algorithms: list[str]):
     kedro_run(project, *algorithms, **QUICK)
 
     children = {
@@ -386,6 +389,7 @@ def test_what_kedro_offers_and_would_mislead_is_refused(project, options, words)
     assert mlflow_runs(project) == []
 
 
+@pytest.mark.slow
 def test_an_experiment_of_ones_own_keeps_how_runs_are_tracked(project):
     (project / "conf/local/mlflow.yml").write_text("tracking: {experiment: {name: clinic}}\n")
     kedro_run(project, "ingestion")

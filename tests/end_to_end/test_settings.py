@@ -16,7 +16,7 @@ from kedro.config import OmegaConfigLoader
 from kedro.framework.project import settings
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
-from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, nested, report_folder
+from tests.end_to_end.kedro_project import QUICK, bootstrapped, kedro_run, mlflow_runs, nested, report_folder
 
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError
@@ -25,7 +25,7 @@ from equidp.parameters import resolve
 
 
 def resolved(project, **params):
-    bootstrap_project(project)
+    bootstrapped(project)
     given = {"runtime_params": nested(params), **settings.CONFIG_LOADER_ARGS}
     loader = settings.CONFIG_LOADER_CLASS(project / "conf", **given)
     return loader["parameters"]
@@ -285,8 +285,13 @@ def test_units_called_as_records_are_elsewhere_are_told_apart(project):
 )
 def test_a_bad_setting_is_one_sentence_before_anything_runs(project, params, message):
     with pytest.raises(EquidpError, match=message) as caught:
-        kedro_run(project, "dpsgd", **params)
+        resolved(project, **params)
     assert "\n" not in caught.value.message
+
+
+def test_a_run_with_a_bad_setting_leaves_nothing(project):
+    with pytest.raises(EquidpError, match=r"Unknown setting 'privacy.epsilonn'. Did you mean 'privacy.epsilon'\?"):
+        kedro_run(project, "dpsgd", **{"privacy.epsilonn": 3})
     assert mlflow_runs(project) == []
     assert not (project / "data" / "08_reporting").exists()
 
@@ -405,6 +410,7 @@ def test_an_empty_pipeline_is_not_the_demonstration(project):
     assert not (project / "data" / "08_reporting").exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_without_greek_letters_loses_no_run(project):
     ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-m", "kedro", "run", "--pipeline=dpsgd", "--params=training.epochs=1"]

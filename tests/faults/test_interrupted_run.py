@@ -106,7 +106,9 @@ def test_ctrl_c_before_training_is_not_finished_in_mlflow(project: Path) -> None
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
 
 
-@pytest.mark.parametrize("call", ["set_tag", "log_inputs", "log_batch"])  # before, between and within nodes
+@pytest.mark.parametrize(
+    "call", ["set_tag", *(pytest.param(name, marks=pytest.mark.slow) for name in ("log_inputs", "log_batch"))]
+)  # before, between and within nodes
 def test_ctrl_c_that_cuts_a_session_of_the_store_in_two_is_no_failure_of_it(
     project: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

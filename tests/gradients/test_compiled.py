@@ -119,6 +119,7 @@ print(found.weighted_sum(torch.rand(10)).tolist(), found.squared_norms()[0].toli
 """
 
 
+@pytest.mark.slow
 def test_fewer_threads_than_were_called_do_the_same() -> None:
     """OpenMP sends as many as it sees fit where the environment lets it, by the load of the machine."""
     told = [{}, {"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "2"}]

@@ -14,6 +14,7 @@ import torch
 from tests.models.conftest import PRETRAINED, SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import pretended_gpu
+from tests.thorough import ONE_OF_EACH, first, small
 from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
@@ -101,7 +102,7 @@ def move(engine: GradientEngine) -> None:
             parameter.add_(0.01 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
+@pytest.mark.parametrize("model", small([name for name in MODELS if name not in PRETRAINED]))
 def test_every_model_gives_the_same_when_trusted(model: str) -> None:
     schema = SCHEMAS[FIRST[model]]
     made: list[int] = []
@@ -269,8 +270,8 @@ def same_run(algorithm: str, new_recorder: Callable[[], Recorder], device: str, 
         torch.testing.assert_close(recorded.shown[name], value, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [None, 7])
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("custom", "sgd")])
+@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("algorithm", first([n for n in ALGORITHMS if n not in ("custom", "sgd")], ONE_OF_EACH))
 def test_every_algorithm_runs_the_same(algorithm: str, chunk: int | None) -> None:
     same_run(algorithm, Again, "cpu", chunk)
 
@@ -285,7 +286,7 @@ def test_on_a_pretended_gpu_too(chunk: int | None) -> None:
     assert (parameters - on_cpu.engine.flatten()).norm() < 1e-4 * parameters.norm()
 
 
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
+@pytest.mark.parametrize("model", small([name for name in MODELS if name not in PRETRAINED]))
 def test_recorded_passes_ask_the_device_for_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a GPU records it answers no question. The meta device, which has no values, never answers any."""
     monkeypatch.setattr(recording, "TRIALS", 0)  # they compare numbers

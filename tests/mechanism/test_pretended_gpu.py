@@ -11,6 +11,7 @@ import torch
 from tests.models.conftest import SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import GPU, OnGpu, pretended_gpu
+from tests.thorough import ONE_OF_EACH, first
 from tests.training.test_checkpoint import EMPTY
 from torch import Tensor, nn
 
@@ -86,8 +87,14 @@ def compare(algorithm: str, model: str, steps: int | None = None, **how) -> None
     assert (parameters_there - parameters).norm() < 1e-4 * parameters.norm()
 
 
-@pytest.mark.parametrize("how", [{"by_unit": False, "chunk": None}, {"by_unit": True, "chunk": 4}], ids=["", "units"])
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("custom", *TRANSFORMS)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"by_unit": False, "chunk": None}, id="records", marks=pytest.mark.slow),
+        pytest.param({"by_unit": True, "chunk": 4}, id="units"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", first([n for n in ALGORITHMS if n not in ("custom", *TRANSFORMS)], ONE_OF_EACH))
 def test_every_algorithm_gives_the_cpus_result(gpu, algorithm: str, how: dict) -> None:
     compare(algorithm, "mlp", **how)
 

@@ -92,8 +92,14 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("trainable", get_args(Trainable))
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "trainable"),
+    [
+        pytest.param(name, chosen, marks=() if chosen == "all" or name in ("bert", "timm vit") else pytest.mark.slow)
+        for name in ARCHITECTURES
+        for chosen in get_args(Trainable)
+    ],
+)
 def test_norms_and_sums_are_those_of_autograd(name: str, trainable: Trainable) -> None:
     network = ARCHITECTURES[name]()
     features, labels = records_for(network), torch.tensor([0, 1, 2])

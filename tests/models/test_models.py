@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.conftest import SCHEMAS, batch, combinations
+from tests.thorough import first
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
@@ -44,7 +45,7 @@ def test_one_record_never_changes_another_ones_logits(name: str, dataset: str, o
     torch.testing.assert_close(model(features), alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first(MODELS, MODELS.keys() - {"resnet_finetune", "wrn16_4"}))
 def test_the_engine_finds_each_records_gradient(name: str, options: dict) -> None:
     schema = SCHEMAS[FIRST[name]]
     model = build_model(name, schema, options=options[name], seed=1).train()

@@ -25,8 +25,6 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WIDTHS = (1280, 400)
-
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this system (apt-get install chromium)")
 
 
@@ -68,8 +66,17 @@ def visit(browser: sync_api.Browser, path: Path, width: int) -> Visit:
     return seen
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["run", "comparison", "hostile"])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("run", 1280),
+        ("hostile", 400),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("run", 400), ("hostile", 1280), ("comparison", 1280), ("comparison", 400)]
+        ),
+    ],
+)
 def test_report_renders_without_complaint_or_request(browser, reports, name, width):
     seen = visit(browser, reports[name], width)
     assert seen.complaints == []
@@ -92,7 +99,7 @@ def column(page: sync_api.Page, index: int) -> list[str]:
     return page.locator("#groups table").first.locator(f"tbody tr > :nth-child({index + 1})").all_inner_texts()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [1280, pytest.param(400, marks=pytest.mark.slow)])
 def test_table_sorts_by_number_and_by_name_undefined_last(browser, reports, width):
     seen = visit(browser, reports["comparison"], width)
     table = seen.page.locator("#groups table").first

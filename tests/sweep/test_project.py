@@ -12,6 +12,7 @@ from equidp.sweep.project import Project, differing
 SHORT = {"dataset": "digits", "training.epochs": 1, "seed": 0}
 
 
+@pytest.mark.slow
 def test_the_demo_has_24_cells_of_different_names(here: Project):
     cells = here.cells(choose_grid(here.grids(), "demo", {}))
 
