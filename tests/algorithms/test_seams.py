@@ -127,6 +127,10 @@ class TestChosenSteps:
         always = counting(count_noise_multiplier=0.5)
         assert algorithm.epsilon(plan).value < always.epsilon(plan).value
         assert algorithm.epsilon_path(plan)[-1] == pytest.approx(algorithm.epsilon(plan).value, rel=1e-2)
+
+    @pytest.mark.slow
+    def test_the_noise_for_a_target_counts_the_steps_that_pay(self, lab: Any) -> None:
+        plan, algorithm = lab.plan(epochs=3), counting(every=3, count_noise_multiplier=0.5)
         target = algorithm.epsilon(plan).value
         assert algorithm.calibrated(plan, target).noise_multiplier == pytest.approx(1.0, rel=1e-2)
 
