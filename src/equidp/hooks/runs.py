@@ -121,6 +121,20 @@ def close_runs(status: str) -> None:
         mlflow.end_run(status)
 
 
+def begun() -> bool:
+    """Whether an algorithm that has a run has trained an epoch."""
+    return any(_current.epochs.get(algorithm) for algorithm in _current.runs)
+
+
+def discard() -> None:
+    """End the pipeline's runs and take them out of MLflow's list (`State: Deleted` shows them); a user's own stays."""
+    active, client = mlflow.active_run(), _current.client
+    unwanted = [*_current.children, *([active.info.run_id] if active is not None and _current.ours else [])]
+    close_runs("FAILED")
+    for run_id in unwanted:
+        client.delete_run(run_id)
+
+
 def abandon() -> None:
     """End the pipeline's run as failed, and leave its children: MLflow would end it as finished with the process."""
     with suppress(*FAILURES):

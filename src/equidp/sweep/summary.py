@@ -21,7 +21,8 @@ from equidp.evaluation.seeds import over_seeds
 from equidp.reporting.page import html_report
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.titles import METRIC_TITLES
-from equidp.sweep.project import BASELINE, Cell, by_seed, differing
+from equidp.sweep.project import BASELINE, Cell, by_seed, differing, digest
+from equidp.sweep.tracked import Means
 from equidp.system.files import replacing
 from equidp.tasks import TASKS, kind_of
 
@@ -175,6 +176,42 @@ def _line(row: Row) -> dict[str, Any]:
         line[f"{name}_seeds"] = figure["seeds"] if figure else 0
         line[f"{name}±"] = figure["high"] - figure["mean"] if figure and figure["high"] is not None else None
     return line
+
+
+def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Mapping[str, str]) -> Means:
+    """A line of `table_of` as MLflow shows it, under the names that a run's own figures have there.
+
+    Args:
+        cells: of the row.
+        row: what the line is of.
+        line: of the table.
+        runs: MLflow's id of each cell's run, by the cell's key.
+    """
+    main = kind_of(next(iter(row.metrics.values()))).main
+    named = {
+        f"test/{main}": main,
+        f"test/worst_group_{main}": "worst",
+        f"cost_of_privacy/{main}": "cost",
+        "cost_of_privacy/gap": "gap",
+    }
+    known = {name: line[column] for name, column in named.items() if not pd.isna(line[column])}
+    halves = {f"{name}/plus_minus": line[f"{named[name]}±"] for name in known}
+    epsilons = {name: line[name] for name in ("epsilon", "epsilon_published")}
+    metrics = {name: float(value) for name, value in (known | halves | epsilons).items() if not pd.isna(value)}
+    words = {f"test/{main}": METRIC_TITLES[main], f"test/worst_group_{main}": "worst group"}
+    words |= {f"cost_of_privacy/{main}": "cost of privacy", "cost_of_privacy/gap": "gap"}
+    told = [f"{words[name]} {_figure(pd.Series(line), column)}" for name, column in named.items() if name in known]
+    seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
+    note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
+    return Means(
+        key=digest({**cells[0].settings, "seed": None}),
+        dataset=row.dataset,
+        algorithm=row.algorithm,
+        label=row.label,
+        metrics=metrics | {"seeds": float(line["seeds"])},
+        note=f"{note}{', '.join(told)} (mean ± half of the 95 % interval over {seeds})",
+        cells=[runs[cell.key] for cell in cells],
+    )
 
 
 def print_table(table: pd.DataFrame, console: Console) -> None:
