@@ -31,7 +31,7 @@ viz: $(STAMP)            ## the pipelines in the browser, on 127.0.0.1
 	$(BIN)/kedro viz run --host 127.0.0.1 $(ARGS)
 
 ui: $(STAMP)             ## the runs in MLflow's UI, on 127.0.0.1
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 $(ARGS)
+	$(BIN)/kedro ui $(ARGS)
 
 site: $(STAMP)           ## the documentation, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build

@@ -24,7 +24,8 @@ def serve(uri: str, experiment: str, host: str, port: int) -> int:
     """
     remote = uri.startswith(("http://", "https://"))
     pages = f"{uri if remote else f'http://{host}:{port}'}/#/experiments/{experiment}/runs?viewStateShareKey="
-    print(f"Means over seeds: {pages}{MEANS}\nAll runs: {pages}{RUNS}", flush=True)
+    charts = f"{pages}{MEANS}&compareRunsMode=CHART"
+    print(f"Sweeps, means over seeds: {pages}{MEANS}\n as charts: {charts}\nAll runs: {pages}{RUNS}", flush=True)
     if remote:
         return 0
     variables = {

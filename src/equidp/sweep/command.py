@@ -208,7 +208,7 @@ def _conclude(
         rows = rows_of(complete)
         table = table_of(rows)
         print_table(table, console)
-        written = write_summary(rows, table, project.path / REPORTS / name, name)
+        written = write_summary(rows, table, project.path / REPORTS / name, name, project.path / REPORTS.parent)
         for path in written:
             console.print(str(path), soft_wrap=True, markup=False)
         _summarise(name, complete, jobs, rows, table, written)

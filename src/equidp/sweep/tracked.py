@@ -19,6 +19,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 from mlflow.utils.time import get_current_time_millis
 from sqlalchemy.exc import SQLAlchemyError
 
+from equidp.reporting.rendering import whole
+
 SUMMARY = "summary"
 """The tag of runs that trained nothing: `seeds` of a row's means, `dataset` of a data set's."""
 
@@ -39,7 +41,8 @@ class Means:
     Attributes:
         key: stands for its settings, seeds aside.
         label: what the row is called.
-        metrics: means by name, and half of their intervals as `<name>/plus_minus`.
+        metrics: means by name, and half of their intervals as `plus_minus/…`.
+        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns.
         note: the same in a sentence.
         cells: MLflow's ids of the seeds' runs.
     """
@@ -49,6 +52,7 @@ class Means:
     algorithm: str
     label: str
     metrics: Mapping[str, float]
+    shown: Mapping[str, str]
     note: str
     cells: Sequence[str]
 
@@ -103,9 +107,10 @@ def _summarise(
         mine = [row for row in rows if row.dataset == dataset]
         note = {MLFLOW_RUN_NOTE: "\n\n".join(f"**{row.label}** {row.note}" for row in mine)}
         above = run("dataset", f"{dataset}, {sweep}", dataset, {"dataset": dataset, **note})
-        mlflow.log_artifact(above, str(page))
+        mlflow.log_text(above, whole(page.read_text(encoding="utf-8")), page.name)
         for row in mine:
-            tags = {"dataset": dataset, "algorithm": row.algorithm, "row": row.label, MLFLOW_RUN_NOTE: row.note}
+            own = {"dataset": dataset, "algorithm": row.algorithm, "row": row.label, MLFLOW_RUN_NOTE: row.note}
+            tags = {**own, **row.shown}
             means = run("seeds", f"{row.label} {dataset} mean", row.key, tags | {MLFLOW_PARENT_RUN_ID: above})
             now = get_current_time_millis()
             mlflow.log_batch(means, metrics=[Metric(name, value, now, 0) for name, value in row.metrics.items()])
