@@ -8,7 +8,7 @@ ARGS ?=
 CHECKS := tests/test_layers.py tests/test_options.py tests/test_pipeline_registry.py tests/test_startup.py tests/accounting \
 	tests/evaluation tests/sweep/test_grid.py tests/sweep/test_project.py tests/sweep/test_summary.py tests/system
 
-.PHONY: run test slow check lint viz ui site bench gpu clean
+.PHONY: run test slow check lint coverage viz ui site bench track gpu clean
 
 run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's digits
 	$(BIN)/kedro run $(ARGS)
@@ -38,6 +38,12 @@ site: $(STAMP)           ## the documentation, into build/site
 
 bench: $(STAMP)          ## speed and memory against plain SGD and Opacus
 	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+coverage: $(STAMP)       ## coverage of `make check`, with the floor that was measured
+	$(BIN)/pytest -m "not slow" --cov=equidp --cov-report=term:skip-covered --cov-fail-under=$(FLOOR) $(CHECKS) $(ARGS)
+
+track: $(STAMP)          ## the speed of this commit, added to benchmarks/over_commits.jsonl and drawn
+	$(BIN)/python benchmarks/over_commits.py $(ARGS)
 
 gpu: $(STAMP)            ## whether a GPU trains rightly, and how fast: ten minutes
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -101,7 +101,7 @@ def test_pages_of_one_folder_share_a_copy_of_plotly_and_can_be_made_whole_again(
     assert len(page) < len(comparison) - 1_000_000
     (script,) = [attrs for attrs, _ in Reader(page).scripts if attrs.get("id") == "library"]
     assert script["src"] == "../../plotly.min.js"
-    assert "script-src 'self' file: 'sha256-" in page
+    assert "script-src 'self' file: " in page
     assert whole(page) == comparison
 
 
