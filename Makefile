@@ -27,7 +27,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-viz: $(STAMP)            ## the pipelines in the browser, on 127.0.0.1
+viz: $(STAMP)            ## the pipelines in the browser; docs/looking.md has the address of an overview
 	$(BIN)/kedro viz run --host 127.0.0.1 $(ARGS)
 
 ui: $(STAMP)             ## the runs in MLflow's UI, on 127.0.0.1

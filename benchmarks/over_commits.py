@@ -74,7 +74,9 @@ def drawn(lines: Sequence[Mapping[str, Any]]) -> str:
             parts.append(f'<line x1="{at}" x2="{at}" y1="{y(low):.1f}" y2="{y(high):.1f}" stroke="{colour}"/>')
             title = f"<title>{line['commit']}, {line['date']}: {line['ratio']}</title>"
             parts.append(f'<circle cx="{at}" cy="{y(line["ratio"]):.1f}" r="4" fill="{colour}">{title}</circle>')
-        parts.append(f'<text x="{x(mine[-1]["commit"]) + 10}" y="{y(mine[-1]["ratio"]) + 4}" fill="{colour}">{model}</text>')
+        parts.append(
+            f'<text x="{x(mine[-1]["commit"]) + 10}" y="{y(mine[-1]["ratio"]) + 4}" fill="{colour}">{model}</text>'
+        )
     ends = dict.fromkeys((commits[0], commits[-1])) if commits else {}
     parts += [f'<text x="{x(commit) - 20}" y="{ABOVE + STEP + 20}">{commit[:7]}</text>' for commit in ends]
     box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'

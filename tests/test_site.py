@@ -41,7 +41,7 @@ ASKED = {
     "My csv has missing values": ("tables.md#what-values-mean", "the constant for a missing number"),
     "Which algorithm?": ("choosing.md", "| your data | begin with |"),
     "Can I publish the table": ("privacy.md#what-may-go-out", "tables (`table.csv`) as they are"),
-    "My network from timm": ("pretrained.md", "network: \"hf:"),
+    "My network from timm": ("pretrained.md", 'network: "hf:'),
 }
 """What a stranger asks, where the start page's row leads, and the answer that is read there."""
 
