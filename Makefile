@@ -8,7 +8,7 @@ ARGS ?=
 CHECKS := tests/test_layers.py tests/test_options.py tests/test_pipeline_registry.py tests/test_startup.py tests/accounting \
 	tests/evaluation tests/sweep/test_grid.py tests/sweep/test_project.py tests/sweep/test_summary.py tests/system
 
-.PHONY: run test slow check lint viz ui site bench gpu clean
+.PHONY: run test slow check lint coverage viz ui site bench track gpu clean
 
 run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's digits
 	$(BIN)/kedro run $(ARGS)
@@ -27,17 +27,23 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-viz: $(STAMP)            ## the pipelines in the browser, on 127.0.0.1
+viz: $(STAMP)            ## the pipelines in the browser; docs/looking.md has the address of an overview
 	$(BIN)/kedro viz run --host 127.0.0.1 $(ARGS)
 
 ui: $(STAMP)             ## the runs in MLflow's UI, on 127.0.0.1
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 $(ARGS)
+	$(BIN)/kedro ui $(ARGS)
 
 site: $(STAMP)           ## the documentation, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 bench: $(STAMP)          ## speed and memory against plain SGD and Opacus
 	$(BIN)/python benchmarks/speed.py $(ARGS)
+
+coverage: $(STAMP)       ## coverage of `make check`, with the floor that was measured
+	$(BIN)/pytest -m "not slow" --cov=equidp --cov-report=term:skip-covered --cov-fail-under=$(FLOOR) $(CHECKS) $(ARGS)
+
+track: $(STAMP)          ## the speed of this commit, added to benchmarks/over_commits.jsonl and drawn
+	$(BIN)/python benchmarks/over_commits.py $(ARGS)
 
 gpu: $(STAMP)            ## whether a GPU trains rightly, and how fast: ten minutes
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

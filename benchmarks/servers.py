@@ -42,6 +42,7 @@ DEBIAN = Path("/usr/lib/postgresql")
 RUNS = """
     SELECT tags.value AS cell, runs.status AS status
     FROM runs LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key = 'run_label'
+    WHERE NOT EXISTS (SELECT 1 FROM tags AS other WHERE other.run_uuid = runs.run_uuid AND other.key = 'summary')
 """
 
 

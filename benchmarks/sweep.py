@@ -87,7 +87,8 @@ def by_label(project: Path, status: str) -> collections.Counter[str]:
     if experiment is None:
         return collections.Counter()
     runs = client.search_runs([experiment.experiment_id], f"attributes.status = '{status}'", max_results=5000)
-    return collections.Counter(run.data.tags.get("run_label", run.info.run_id) for run in runs)
+    tags = [(run.info.run_id, run.data.tags) for run in runs if "summary" not in run.data.tags]
+    return collections.Counter(own.get("run_label", run_id) for run_id, own in tags)
 
 
 def markers(project: Path) -> list[Path]:

@@ -183,9 +183,9 @@ def test_rows_after_some_epochs_are_what_mlflow_had_then() -> None:
 def test_a_record_holds_what_is_shown_and_nothing_that_is_no_number() -> None:
     cell = SimpleNamespace(key="cell-a", algorithm="dpsgd", dataset="adult", seed=3)
     metrics = {"test/accuracy": 0.5, "gap/sex": math.nan, "training_seconds": 9.0}
-    run = SimpleNamespace(data=SimpleNamespace(metrics=metrics, tags={"git_commit": "abc"}))
-    curve = [SimpleNamespace(step=10 * k, value=k / 10) for k in (1, 2, 3)]
+    run = SimpleNamespace(data=SimpleNamespace(tags={"git_commit": "abc"}))
+    curve = {10: 0.1, 20: 0.2, 30: 0.3}
     wanted = {"test/accuracy", "gap/sex", "epsilon", "test/accuracy@20"}
-    made = page.record_of(cell, run, wanted, {"test/accuracy": curve}.__getitem__)
+    made = page.record_of(cell, run, wanted, metrics, {"test/accuracy": curve}.__getitem__)
     assert made.metrics == {"test/accuracy": 0.5, "test/accuracy@20": 0.2}
     assert (made.cell, made.algorithm, made.dataset, made.seed, made.commit) == ("cell-a", "dpsgd", "adult", 3, "abc")

@@ -36,6 +36,32 @@ def test_the_site_builds_with_every_warning_an_error(tmp_path: Path) -> None:
     assert hosts == []  # a reader's visit is told to nobody
 
 
+ASKED = {
+    "What is my ε": ("privacy.md", "at most a factor e^ε"),
+    "My csv has missing values": ("tables.md#what-values-mean", "the constant for a missing number"),
+    "Which algorithm?": ("choosing.md", "| your data | begin with |"),
+    "Can I publish the table": ("privacy.md#what-may-go-out", "tables (`table.csv`) as they are"),
+    "My network from timm": ("pretrained.md", 'network: "hf:'),
+}
+"""What a stranger asks, where the start page's row leads, and the answer that is read there."""
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_the_start_page_leads_to_the_answer_in_one_click(question: str) -> None:
+    place, answer = ASKED[question]
+    (row,) = [line for line in (DOCS / "index.md").read_text(encoding="utf-8").splitlines() if question in line]
+    assert f"]({place})" in row
+    page, _, section = place.partition("#")
+    text = (DOCS / page).read_text(encoding="utf-8")
+    of_section = [part for part in re.split(r"^## ", text, flags=re.M) if _anchor(part) == section]
+    assert answer in (of_section[0] if section else text)
+
+
+def _anchor(part: str) -> str:
+    """The address of a section within its page, from its heading."""
+    return re.sub(r"[^\w-]", "", part.splitlines()[0].lower().replace(" ", "-"))
+
+
 @pytest.mark.parametrize("page", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
 def test_a_page_is_short(page: str) -> None:
     if page not in LONG:

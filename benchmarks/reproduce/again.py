@@ -11,6 +11,7 @@ rounds differently: there the figures agree within seed noise, not to the letter
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -23,10 +24,11 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reproduce.page import ROOT, read_records, run_of
+from reproduce.page import ROOT, figures_of, read_records, run_of
 from sweep import EXPERIMENT, environment, scratch_project
 
 from equidp.cli import project_at
+from equidp.evaluation.metrics import flat_metrics
 from equidp.sweep.grid import choose_grid, params_text
 from equidp.sweep.project import Cell
 
@@ -46,7 +48,7 @@ def main() -> None:
     client = MlflowClient(store)
     cells = project.cells(choose_grid(project.grids(), options.sweep, {}))
     recorded = {key: record.metrics for key, record in read_records().items() if not record.rounded}
-    whole = {c.key: run.data.metrics for c in cells if (run := run_of(c, client, experiment)) is not None}
+    whole = {c.key: figures_of(c, run) for c in cells if (run := run_of(c, client, experiment)) is not None}
     finished = [cell for cell in cells if cell.key in recorded | whole]
     if not finished:
         sys.exit(f"No cell of {options.sweep} has a record: run `kedro sweep {options.sweep}` first.")
@@ -76,7 +78,8 @@ def metrics_again(cell: Cell) -> dict[str, float]:
         experiment = client.get_experiment_by_name(EXPERIMENT)
         assert experiment is not None
         [run] = client.search_runs([experiment.experiment_id])
-        return dict(run.data.metrics)
+        (document,) = (folder / "data" / "08_reporting" / cell.dataset / cell.algorithm).rglob("metrics.json")
+        return run.data.metrics | flat_metrics(json.loads(document.read_text(encoding="utf-8")))
 
 
 def raw_folder() -> str:

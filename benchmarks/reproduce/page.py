@@ -21,17 +21,18 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Run
+from mlflow.entities import Run
 from pydantic import BaseModel, ConfigDict
 
 from equidp.cli import project_at
+from equidp.evaluation.metrics import flat_metrics
 from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.sweep.grid import choose_grid, params_text
@@ -212,10 +213,22 @@ def collected(cells: Sequence[Cell], metrics: set[str], store: str, experiment: 
     client = MlflowClient(store)
     found = ((cell, run_of(cell, client, experiment)) for cell in cells)
     return {
-        cell.key: record_of(cell, run, metrics, partial(client.get_metric_history, run.info.run_id))
+        cell.key: record_of(cell, run, metrics, figures_of(cell, run), curve_of(cell))
         for cell, run in found
         if run is not None
     }
+
+
+def figures_of(cell: Cell, run: Run) -> dict[str, float]:
+    """A cell's figures: those of its files, and ε as MLflow has it."""
+    return run.data.metrics | flat_metrics(json.loads(cell.outputs["metrics"].read_text(encoding="utf-8")))
+
+
+def curve_of(cell: Cell) -> Callable[[str], Mapping[int, float]]:
+    """Gives a figure by epoch, from the cell's history."""
+    path = cell.folder / "history.parquet"
+    history = pd.read_parquet(path).set_index("epoch") if path.is_file() else pd.DataFrame()
+    return lambda name: history[name].dropna().to_dict() if name in history else {}
 
 
 def together(committed: Mapping[str, Record], found: Mapping[str, Record]) -> dict[str, Record]:
@@ -228,11 +241,17 @@ def together(committed: Mapping[str, Record], found: Mapping[str, Record]) -> di
     return both
 
 
-def record_of(cell: Cell, run: Run, metrics: set[str], history: Callable[[str], Sequence[Metric]]) -> Record:
-    """What the tables may show of a run; `history` gives a metric's points."""
-    known = {name: run.data.metrics[name] for name in metrics & run.data.metrics.keys()}
+def record_of(
+    cell: Cell,
+    run: Run,
+    metrics: set[str],
+    figures: Mapping[str, float],
+    curve: Callable[[str], Mapping[int, float]],
+) -> Record:
+    """What the tables may show of a run, of its `figures` and of their values by epoch, which `curve` gives."""
+    known = {name: figures[name] for name in metrics & figures.keys()}
     for name in {name.partition("@")[0] for name in metrics if "@" in name}:
-        points = {f"{name}@{point.step}": point.value for point in history(name)}
+        points = {f"{name}@{epoch}": value for epoch, value in curve(name).items()}
         known |= {one: points[one] for one in metrics & points.keys()}
     return Record(
         cell=cell.key,

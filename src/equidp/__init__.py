@@ -6,3 +6,7 @@ __version__ = "0.1.0"
 # unasked. Here, as MLflow looks when it is imported.
 for _name in ("KEDRO_DISABLE_TELEMETRY", "MLFLOW_DISABLE_TELEMETRY"):
     os.environ.setdefault(_name, "true")
+
+
+def quiet() -> None:
+    """Nothing to do: Kedro calls this as it starts, in any folder, so that this module has been imported."""

@@ -107,6 +107,18 @@ def sweep(metadata: Any, name: str | None, env: str | None, **options: Any) -> N
     run_command(project_at(metadata.project_path, env), name, **options)
 
 
+@cli.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where the pages are served.")
+@click.option("--port", type=int, default=5000, show_default=True)
+@click.option("--env", "-e", help="Configuration environment, as for `kedro run`.")
+@click.pass_obj
+def ui(metadata: Any, env: str | None, host: str, port: int) -> None:
+    """Show the runs in MLflow's pages, until Ctrl-C."""
+    from equidp.hooks.ui import serve
+
+    raise SystemExit(serve(*project_at(metadata.project_path, env).store(), host, port))
+
+
 @cli.command("new-dataset")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", help="Of the dataset; by default the file's.")

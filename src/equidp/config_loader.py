@@ -43,8 +43,8 @@ def _sqlite_uri(path: Path) -> str:
     return URL.create("sqlite+pysqlite", database=str(path)).render_as_string()
 
 
-PROJECT_URIS: Mapping[str, Callable[[Path], str]] = {"sqlite": _sqlite_uri, "file": Path.as_uri}
-"""How a path inside the project is written as a URI; a relative one would depend on the working directory."""
+PROJECT_URIS: Mapping[str, Callable[[Path], str]] = {"sqlite": _sqlite_uri, "file": Path.as_uri, "path": str}
+"""How a path inside the project is written, by what reads it; a relative one would depend on the working directory."""
 
 EITHER_OR = ("epsilon", "noise_multiplier")
 """Settings of `privacy` of which exactly one is given; a higher layer's choice replaces a lower one's other."""

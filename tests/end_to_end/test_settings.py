@@ -319,7 +319,7 @@ def test_a_run_with_a_bad_setting_leaves_nothing(project):
 def test_what_only_the_data_can_tell_is_one_sentence_too(project, pipeline, params, message):
     with pytest.raises(EquidpError, match=message):
         kedro_run(project, pipeline, **params)
-    assert [run.info.status for run in mlflow_runs(project)] in ([], ["FAILED"])
+    assert mlflow_runs(project) == []  # what is refused before its first epoch is not listed
     assert not list((project / "data").rglob("metrics.json"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import gzip
 import hashlib
 import json
 import re
@@ -15,6 +16,7 @@ import pytest
 from equidp.evaluation.metrics import metrics_document
 from equidp.reporting import tables
 from equidp.reporting.page import EXACT_SIZES, html_report
+from equidp.reporting.rendering import linked, whole
 
 from .conftest import HOSTILE
 
@@ -62,8 +64,18 @@ def page(comparison) -> Reader:
     return Reader(comparison)
 
 
+def code_of(page: Reader) -> list[str]:
+    """The scripts that run; Plotly's library is unpacked."""
+    code = [(attrs, text) for attrs, text in page.scripts if "data-chart" not in attrs]
+    packed = [attrs.get("id") == "library" for attrs, _ in code]
+    return [
+        gzip.decompress(base64.b64decode(text)).decode() if zipped else text
+        for (_, text), zipped in zip(code, packed, strict=True)
+    ]
+
+
 def test_plotly_is_inlined_once_and_nothing_is_loaded(page):
-    code = [text for attrs, text in page.scripts if "data-chart" not in attrs]
+    code = code_of(page)
     assert sum("plotly.js v" in text for text in code) == 1
     assert len(code) == 2
     for tag, attrs in page.tags:
@@ -76,10 +88,21 @@ def test_only_the_pages_own_scripts_are_allowed_to_run(page):
     policy = next(a["content"] for t, a in page.tags if t == "meta" and "content-security-policy" in str(a).lower())
     assert "default-src 'none'" in policy
     allowed = set(re.findall(r"'sha256-([^']+)'", policy))
-    code = [text for attrs, text in page.scripts if "data-chart" not in attrs]
+    code = code_of(page)
     assert {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in code} == allowed
     assert "unsafe" not in policy.split("script-src")[1].split(";")[0]
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+
+
+def test_pages_of_one_folder_share_a_copy_of_plotly_and_can_be_made_whole_again(comparison, tmp_path):
+    place = tmp_path / "100 % digits" / "seed=0" / "report.html"
+    page = linked(comparison, place, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["plotly.min.js"]
+    assert len(page) < len(comparison) - 1_000_000
+    (script,) = [attrs for attrs, _ in Reader(page).scripts if attrs.get("id") == "library"]
+    assert script["src"] == "../../plotly.min.js"
+    assert "script-src 'self' file: " in page
+    assert whole(page) == comparison
 
 
 def test_the_page_has_every_section_and_figure(page, sample):

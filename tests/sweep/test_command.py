@@ -41,7 +41,7 @@ def kedro_sweep(project: Path, *arguments: str) -> subprocess.CompletedProcess[s
 def finished_runs(project: Path) -> list[Run]:
     client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("equidp")
-    runs = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")
+    runs = client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED' and tags.run_label != ''")
     client._tracking_client.store.engine.dispose()
     return list(runs)
 

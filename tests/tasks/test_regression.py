@@ -86,9 +86,8 @@ def test_a_run_reports_each_group_as_one_would_by_hand(project: Path) -> None:
     assert document["worst"]["sex"] == {"group": worst, "mae": sexes[worst]["mae"]}
 
     (run,) = mlflow_runs(project)
-    assert run.data.metrics["test/mae/sex:1"] == sexes["1"]["mae"]
-    assert run.data.metrics["test/worst_group_mae/sex"] == sexes[worst]["mae"]
-    assert run.data.metrics["cost_of_privacy/gap/sex"] == cost["gap"]["sex"]["mae"]
+    assert run.data.metrics["test/worst_group_mae"] == sexes[worst]["mae"]
+    assert run.data.metrics["cost_of_privacy/gap"] == cost["gap"]["sex"]["mae"]
     assert "test MAE" in run.data.tags["mlflow.note.content"]
     raw = load_diabetes(as_frame=True, scaled=False).frame.drop(columns=["target", "sex"])
     served = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model").predict(raw)

@@ -15,7 +15,6 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS
-from equidp.evaluation.metrics import flat_metrics
 from equidp.evaluation.noised import flat_released
 from equidp.hooks import runs, store
 from equidp.hooks.guard import (
@@ -36,6 +35,7 @@ from equidp.hooks.guard import (
 from equidp.mechanism.device import choose_device
 from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
+from equidp.reporting.headlines import headline_metrics, overall
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tables import BASELINE
 from equidp.reporting.titles import METRIC_TITLES
@@ -78,7 +78,12 @@ class RunRecorder:
     @property
     def on_epoch(self) -> Callable[[str, Mapping[str, float]], None]:
         """What training calls after every epoch: with the algorithm and the epoch's figures."""
-        return lambda algorithm, figures: runs.log_epoch(algorithm, _named(figures, inside=self._inside))
+        return lambda algorithm, row: runs.log_epoch(algorithm, self._shown(row))
+
+    def _shown(self, row: Mapping[str, float]) -> dict[str, float]:
+        """The curves of an epoch that MLflow draws; those of groups are in history.parquet and on the page."""
+        kept = {name: value for name, value in overall(row).items() if name != "sensitivity"}
+        return _named(kept, inside=self._inside)
 
     @property
     def _inside(self) -> bool:
@@ -148,7 +153,7 @@ class RunRecorder:
             elif kind == "model" and "trainable_parameters" in found.card:
                 runs.log_params(owner, {"resolved.trainable_parameters": found.card["trainable_parameters"]})
             elif kind == "history":
-                runs.log_history(owner, [_named(row, inside=self._inside) for row in found.to_dict("records")])
+                runs.log_history(owner, [self._shown(row) for row in found.to_dict("records")])
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Log results and end the runs.
@@ -173,15 +178,22 @@ class RunRecorder:
                 if name in made and (path := written_to(catalog, name)).is_file():
                     runs.log_artifact(owner, path)
         if "tuned.metrics_release" in made and (released := catalog.load("tuned.metrics_release")):
-            runs.log_metrics(TUNE, flat_released(released))
+            runs.log_metrics(TUNE, overall(flat_released(released)))
         for algorithm in algorithms_in(pipeline):
             if algorithm in runs.tracked():
                 _log_algorithm(algorithm, made, catalog, inside=self._inside)
 
     def fail(self, error: Exception) -> None:
-        """End the runs of a pipeline that failed; one that was stopped can go on, and has not failed."""
+        """End the runs of a pipeline that failed; one that was stopped can go on, and has not failed.
+
+        What is refused before its first epoch leaves no run: a mistyped setting is no experiment.
+        """
+        refused = refusal_in(error)
         try:
-            runs.close_runs("KILLED" if isinstance(refusal_in(error), StoppedError) else "FAILED")
+            if refused and not isinstance(refused, StoppedError) and not runs.begun():
+                runs.discard()
+            else:
+                runs.close_runs("KILLED" if isinstance(refused, StoppedError) else "FAILED")
             runs.begin(False)
         except store.FAILURES as failure:
             runs.lose(failure)
@@ -255,11 +267,11 @@ def _named(figures: Mapping[str, float], *, inside: bool) -> dict[str, float]:
 def _log_algorithm(name: str, made: set[str], catalog: DataCatalog, *, inside: bool) -> None:
     metrics = catalog.load(f"{name}.metrics") if f"{name}.metrics" in made else None
     if metrics is not None:
-        runs.log_metrics(name, _named(flat_metrics(metrics), inside=inside))
+        runs.log_metrics(name, _named(headline_metrics(metrics), inside=inside))
     if f"{name}.privacy" in made:
         privacy = catalog.load(f"{name}.privacy")
         if privacy["private"]:
-            figures = {figure: privacy[figure] for figure in ("epsilon", "epsilon_rdp", "epsilon_pld", "delta")}
+            figures = {figure: privacy[figure] for figure in ("epsilon", "epsilon_rdp")}
             runs.log_metrics(name, figures | {"epsilon_published": privacy["epsilon_published"]["value"]})
         runs.log_tags(name, _privacy_tags(privacy))
         if metrics is not None:
@@ -268,7 +280,7 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog, *, inside: b
         if f"{name}.{kind}" in made:
             runs.log_artifact(name, written_to(catalog, f"{name}.{kind}"))
     if f"{name}.{RELEASED}" in made and (released := catalog.load(f"{name}.{RELEASED}")):
-        runs.log_metrics(name, flat_released(released))
+        runs.log_metrics(name, overall(flat_released(released)))
         runs.log_artifact(name, written_to(catalog, f"{name}.{RELEASED}"))
     if f"{name}.{RELEASE}" in made and (folder := written_to(catalog, f"{name}.{RELEASE}")).is_dir():
         runs.log_artifact(name, folder, RELEASE)  # a run without one wrote none

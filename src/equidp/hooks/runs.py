@@ -121,6 +121,20 @@ def close_runs(status: str) -> None:
         mlflow.end_run(status)
 
 
+def begun() -> bool:
+    """Whether an algorithm that has a run has trained an epoch."""
+    return any(_current.epochs.get(algorithm) for algorithm in _current.runs)
+
+
+def discard() -> None:
+    """End the pipeline's runs and take them out of MLflow's list (`State: Deleted` shows them); a user's own stays."""
+    active, client = mlflow.active_run(), _current.client
+    unwanted = [*_current.children, *([active.info.run_id] if active is not None and _current.ours else [])]
+    close_runs("FAILED")
+    for run_id in unwanted:
+        client.delete_run(run_id)
+
+
 def abandon() -> None:
     """End the pipeline's run as failed, and leave its children: MLflow would end it as finished with the process."""
     with suppress(*FAILURES):
@@ -265,8 +279,17 @@ def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
         return
     if path.is_dir():
         _current.client.log_artifacts(run_id, str(path), folder)
+    elif path.suffix == ".html":
+        log_page(_current.client, run_id, path)
     else:
         _current.client.log_artifact(run_id, str(path), folder)
+
+
+def log_page(client: MlflowClient, run_id: str, path: Path) -> None:
+    """Upload a page as one self-contained file."""
+    from equidp.reporting.rendering import whole  # late: it imports Plotly
+
+    client.log_text(run_id, whole(path.read_text(encoding="utf-8")), path.name)
 
 
 def log_model(algorithm: str, weights: Path, statement: Iterable[Path] = ()) -> None:

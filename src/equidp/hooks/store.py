@@ -23,6 +23,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from equidp.errors import EquidpError
+from equidp.hooks.views import add_views
 from equidp.system import interrupts
 from equidp.system.files import storage_error, unfinished
 from equidp.system.network import first_line
@@ -71,7 +72,9 @@ def _chosen(experiment: Mapping[str, Any]) -> str:
         client.create_experiment(experiment["name"], **experiment["create_experiment_kwargs"])
     elif found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
-    return mlflow.set_experiment(experiment["name"]).experiment_id
+    chosen = mlflow.set_experiment(experiment["name"])
+    add_views(client, chosen)
+    return chosen.experiment_id
 
 
 def _credentials(config: AbstractConfigLoader, name: str | None) -> dict[str, str]:

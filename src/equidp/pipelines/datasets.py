@@ -11,6 +11,7 @@ from kedro.io import AbstractDataset, DatasetError
 
 from equidp.errors import EquidpError
 from equidp.models.weights import Weights, load_weights, save_weights
+from equidp.reporting.rendering import linked, whole
 from equidp.system.files import remove, replacing, replacing_folder
 
 UNDATED = 315_619_200
@@ -85,6 +86,28 @@ class OptionalDocumentDataset(_PathDataset):
         if not isinstance(found, dict):
             raise EquidpError(f"{self._filepath} is damaged (it holds no JSON object): make it again.")
         return found
+
+
+class PageDataset(_PathDataset):
+    """An HTML page; those below one `library` folder share a copy of Plotly there."""
+
+    def __init__(self, *, filepath: str, library: str, metadata: dict | None = None) -> None:
+        super().__init__(filepath=filepath, metadata=metadata)
+        self._library = Path(library)
+
+    def save(self, data: str) -> None:
+        """Write it whole.
+
+        Raises:
+            EquidpError: where the disk refuses.
+        """
+        page = linked(data, self._filepath, self._library)
+        with replacing(self._filepath) as part:
+            part.write_text(page, encoding="utf-8")
+
+    def load(self) -> str:
+        """The page as one self-contained file."""
+        return whole(self._filepath.read_text(encoding="utf-8"))
 
 
 class ReleaseFolderDataset(_PathDataset):

@@ -1,5 +1,7 @@
 """An HTML page as text: one self-contained file that loads nothing from anywhere.
 
+It holds Plotly's library compressed. Where many pages lie in one folder, `linked` puts one copy of it there instead.
+
 Names from data reach the page in three places, each escaped in its own way: HTML text by Jinja's autoescape, Plotly
 labels by `style.label`, JSON inside `<script>` by `_json_for_script`. A content security policy that allows only this
 file's own scripts, by hash, and no request at all stands behind the three.
@@ -8,23 +10,36 @@ file's own scripts, by hash, and no request at all stands behind the three.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import plotly.graph_objects as go
 from markupsafe import Markup
 
 from equidp.options import dotted
+from equidp.system.files import replacing
 from equidp.system.notebooks import without_ipython
 
 with without_ipython():
     from plotly.offline import get_plotlyjs
+
+LIBRARY = "plotly.min.js"
+"""The file beside which many pages lie."""
+
+INSIDE = re.compile(r'<script id="library"[^>]*>[^<]*</script>')
+"""Plotly's place on a page."""
 
 WIDE_FROM = 25
 """A chart with more bars than this takes the page's full width."""
@@ -86,7 +101,7 @@ def render(
         title=title,
         policy=_policy(plotly, script),
         style=Markup(asset("report.css")),
-        plotly=Markup(plotly),
+        library=Markup(_packed()),
         script=Markup(script),
         warnings=warnings,
         charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
@@ -94,6 +109,37 @@ def render(
         provenance={"": list(flat_texts(provenance).items())},
         **content,
     )
+
+
+def linked(page: str, place: Path, folder: Path) -> str:
+    """A page that takes Plotly from `folder`, where it is written unless it is there.
+
+    Args:
+        page: a self-contained page.
+        place: where the page will lie.
+        folder: above it.
+    """
+    library, text = folder / LIBRARY, get_plotlyjs().encode()
+    if not library.is_file() or library.stat().st_size != len(text):
+        with replacing(library) as part:
+            part.write_bytes(text)
+    address = quote(os.path.relpath(library, place.parent).replace(os.sep, "/"))
+    # 'self' where a server shows the page; a page that is a file has no self
+    return INSIDE.sub(f'<script id="library" src="{address}"></script>', page).replace(
+        "script-src ", "script-src 'self' file: ", 1
+    )
+
+
+def whole(page: str) -> str:
+    """A linked page as one self-contained file again."""
+    return INSIDE.sub(_packed(), page).replace("script-src 'self' file: ", "script-src ", 1)
+
+
+@cache
+def _packed() -> str:
+    """Plotly's library, a third of its size: the page's own script unpacks it."""
+    text = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+    return f'<script id="library" type="application/gzip">{text}</script>'
 
 
 def asset(name: str) -> str:

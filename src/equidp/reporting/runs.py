@@ -5,11 +5,11 @@ No MLflow is needed here: any frame with its column names will do.
 
 from __future__ import annotations
 
-from ast import literal_eval
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pandas as pd
 
-from equidp.evaluation.metrics import unique_slugs
 from equidp.reporting.tables import BASELINE
 from equidp.reporting.titles import METRIC_TITLES
 
@@ -30,6 +30,7 @@ def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
         `noise_multiplier` is the one that was trained with.
     """
     mine = tracked[tracked["tags.algorithm"].notna()] if "tags.algorithm" in tracked else tracked.iloc[:0]
+    mine = mine[mine["tags.summary"].isna()] if "tags.summary" in mine else mine  # a sweep's means are no runs
     mine = _newest(mine[mine["status"] == "FINISHED"] if "status" in mine else mine)
     columns = {"algorithm": mine.get("tags.algorithm"), "dataset": mine.get("tags.dataset")}
     columns |= {"raw_fingerprint": mine.get("tags.raw_fingerprint")}
@@ -44,23 +45,24 @@ def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({k: v for k, v in columns.items() if v is not None}, index=mine.index)
 
 
-def group_costs(tracked: pd.DataFrame, grouping: str, metric: str = "accuracy") -> pd.DataFrame:
+def group_costs(
+    tracked: pd.DataFrame, grouping: str, document: Callable[[str], Mapping[str, Any]], metric: str = "accuracy"
+) -> pd.DataFrame:
     """The rows of `runs_frame` once per group of a grouping, with the columns `group` and `cost`.
 
     Args:
-        tracked: the result of `mlflow.search_runs()`.
+        tracked: the result of `mlflow.search_runs()`, with its column `run_id`.
         grouping: its name, `sex*race` for a product.
+        document: gives the `metrics.json` of the run with an id.
         metric: whose cost of privacy.
     """
     runs = runs_frame(tracked)
-    long = [runs.iloc[:0].assign(group="", cost=float("nan"))]
-    groupings = runs["data.groups"] if "data.groups" in runs else pd.Series(str([grouping]), index=runs.index)
-    for text, mine in runs.groupby(groupings):
-        # a grouping's slug depends on the run's other ones: two may share one
-        prefix = f"metrics.cost_of_privacy/{metric}/{unique_slugs(literal_eval(str(text))).get(grouping)}:"
-        columns = {c.removeprefix(prefix): c for c in tracked.columns if c.startswith(prefix)}
-        long += [mine.assign(group=group, cost=tracked.loc[mine.index, c]) for group, c in columns.items()]
-    return pd.concat(long, ignore_index=True).dropna(subset=["cost"])
+    rows = []
+    for place, run_id in tracked.loc[runs.index, "run_id"].items():
+        costs = document(run_id).get("cost_of_privacy", {}).get("groups", {}).get(grouping, {})
+        rows += [(place, group, figures[metric]) for group, figures in costs.items()]
+    costs = pd.DataFrame(rows, columns=["run", "group", "cost"]).dropna(subset=["cost"])
+    return runs.join(costs.set_index("run"), how="inner").reset_index(drop=True)
 
 
 def _newest(runs: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import sys
@@ -16,14 +17,16 @@ from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.options import dotted
 from equidp.sweep.grid import Grid, choose_grid, nested
-from equidp.sweep.project import BASELINE, Cell, Project, digest
+from equidp.sweep.project import BASELINE, Cell, Project, by_seed, digest
 from equidp.system.interrupts import handling
 from equidp.system.logs import terminal
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
     from equidp.sweep.cell import CellResult, Job
+    from equidp.sweep.summary import Row
 
 REPORTS = Path("data") / "08_reporting" / "sweeps"
 INTERRUPTED = 130
@@ -205,8 +208,10 @@ def _conclude(
         rows = rows_of(complete)
         table = table_of(rows)
         print_table(table, console)
-        for path in write_summary(rows, table, project.path / REPORTS / name, name):
+        written = write_summary(rows, table, project.path / REPORTS / name, name, project.path / REPORTS.parent)
+        for path in written:
             console.print(str(path), soft_wrap=True, markup=False)
+        _summarise(name, complete, jobs, rows, table, written)
     failed = {outcome.key: outcome.reason for outcome in outcomes if outcome.reason is not None}
     for cell in cells:
         if cell.key in failed:
@@ -219,3 +224,23 @@ def _conclude(
         raise EquidpError(
             f"{len(cells) - len(complete)} of {len(cells)} cells are not finished; call the sweep again to retry them."
         )
+
+
+def _summarise(
+    name: str,
+    cells: Sequence[Cell],
+    jobs: Mapping[str, Job],
+    rows: Sequence[Row],
+    table: pd.DataFrame,
+    written: Sequence[Path],
+) -> None:
+    """Means in MLflow, above the runs of the cells."""
+    from equidp.sweep.summary import means_of
+    from equidp.sweep.tracked import summarise
+
+    runs = {cell.key: json.loads(jobs[cell.key].marker.read_text())["run_id"] for cell in cells}
+    lines = table.to_dict("records")
+    means = [means_of(*of, runs) for of in zip(by_seed(cells), rows, lines, strict=True)]
+    pages = {path.stem: path for path in written if path.suffix == ".html"}
+    job = jobs[cells[0].key]
+    summarise(name, means, pages, job.store, job.experiment)

@@ -19,9 +19,11 @@ from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
 from equidp.evaluation.seeds import over_seeds
 from equidp.reporting.page import html_report
+from equidp.reporting.rendering import linked
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.titles import METRIC_TITLES
-from equidp.sweep.project import BASELINE, Cell, by_seed, differing
+from equidp.sweep.project import BASELINE, Cell, by_seed, differing, digest
+from equidp.sweep.tracked import Means
 from equidp.system.files import replacing
 from equidp.tasks import TASKS, kind_of
 
@@ -177,6 +179,43 @@ def _line(row: Row) -> dict[str, Any]:
     return line
 
 
+def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Mapping[str, str]) -> Means:
+    """A line of `table_of` as MLflow shows it, under the names that a run's own figures have there.
+
+    Args:
+        cells: of the row.
+        row: what the line is of.
+        line: of the table.
+        runs: MLflow's id of each cell's run, by the cell's key.
+    """
+    main = kind_of(next(iter(row.metrics.values()))).main
+    named = {
+        f"test/{main}": main,
+        f"test/worst_group_{main}": "worst",
+        f"cost_of_privacy/{main}": "cost",
+        "cost_of_privacy/gap": "gap",
+    }
+    known = {name: line[column] for name, column in named.items() if not pd.isna(line[column])}
+    halves = {f"plus_minus/{named[name]}": line[f"{named[name]}±"] for name in known}
+    epsilons = {name: line[name] for name in ("epsilon", "epsilon_published")}
+    metrics = {name: float(value) for name, value in (known | halves | epsilons).items() if not pd.isna(value)}
+    words = {main: "overall", "worst": "worst group", "cost": "cost of privacy", "gap": "gap"}
+    shown = {words[named[name]]: _figure(pd.Series(line), named[name]) for name in known}
+    told = ", ".join(map(" ".join, shown.items())).replace("overall", METRIC_TITLES[main])
+    seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
+    note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
+    return Means(
+        key=digest({**cells[0].settings, "seed": None}),
+        dataset=row.dataset,
+        algorithm=row.algorithm,
+        label=row.label,
+        metrics=metrics | {"seeds": float(line["seeds"])},
+        shown=shown | {"seeds": str(line["seeds"])},
+        note=f"{note}{told} (mean ± half of the 95 % interval over {seeds})",
+        cells=[runs[cell.key] for cell in cells],
+    )
+
+
 def print_table(table: pd.DataFrame, console: Console) -> None:
     """One table per dataset, within 100 columns; 80 are enough."""
     costs: dict[str, None] = {}
@@ -214,8 +253,13 @@ def _figure(line: pd.Series, name: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ pages
 
 
-def write_summary(rows: Sequence[Row], table: pd.DataFrame, folder: Path, title: str) -> list[Path]:
-    """`table.csv`, and one page per dataset, in `folder`; returns what was written."""
+def write_summary(
+    rows: Sequence[Row], table: pd.DataFrame, folder: Path, title: str, library: Path | None = None
+) -> list[Path]:
+    """`table.csv`, and one page per dataset, in `folder`; returns what was written.
+
+    The pages share Plotly with all others below the folder `library`, where there is one.
+    """
     written = [folder / "table.csv"]
     with replacing(written[0]) as part:
         table.to_csv(part, index=False)
@@ -223,7 +267,8 @@ def write_summary(rows: Sequence[Row], table: pd.DataFrame, folder: Path, title:
         mine = [row for row in rows if row.dataset == dataset]
         page = folder / f"{dataset}.html"
         with replacing(page) as part:
-            part.write_text(_page(mine, f"{title} on {dataset}"), encoding="utf-8")
+            text = _page(mine, f"{title} on {dataset}")
+            part.write_text(text if library is None else linked(text, page, library), encoding="utf-8")
         written.append(page)
     return written
 

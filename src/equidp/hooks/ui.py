@@ -1,0 +1,54 @@
+"""MLflow's pages for a project's store: nothing of it reaches out, and nothing of it stays when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+from equidp.hooks.views import MEANS, RUNS
+from equidp.system.interrupts import handling
+
+SECONDS_TO_STOP = 10
+
+
+def serve(uri: str, experiment: str, host: str, port: int) -> int:
+    """Serve until Ctrl-C or SIGTERM, and say under which addresses the views are; MLflow's exit status.
+
+    Args:
+        uri: the store's address; a server's own pages are named only.
+        experiment: its id.
+        host, port: where the pages are served.
+    """
+    remote = uri.startswith(("http://", "https://"))
+    pages = f"{uri if remote else f'http://{host}:{port}'}/#/experiments/{experiment}/runs?viewStateShareKey="
+    charts = f"{pages}{MEANS}&compareRunsMode=CHART"
+    print(f"Sweeps, means over seeds: {pages}{MEANS}\n as charts: {charts}\nAll runs: {pages}{RUNS}", flush=True)
+    if remote:
+        return 0
+    variables = {
+        "MLFLOW_BACKEND_STORE_URI": uri,  # not as an argument, which every user of the machine could read
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes for what no training needs
+    }
+    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    process = subprocess.Popen(command, env=os.environ | variables, start_new_session=True)
+    try:
+        with handling(signal.default_int_handler, signal.SIGTERM), suppress(KeyboardInterrupt):
+            return process.wait()
+        return 0
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the server with all that it has started: its workers outlive it if it is ended alone."""
+    if not hasattr(os, "killpg"):
+        process.terminate()
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_STOP)

@@ -1,0 +1,62 @@
+"""Above the runs of a sweep's seeds MLflow has one of each row's means, and one of each data set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from equidp.hooks.views import RUNS, TAG, add_views
+from equidp.reporting.headlines import headline_metrics
+from equidp.sweep.tracked import Means, summarise
+
+
+def test_a_row_is_above_its_seeds_and_below_its_data_set_once_however_often_it_is_written(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(store)
+    experiment = client.create_experiment("equidp", artifact_location=(tmp_path / "artifacts").as_uri())
+    cells = [client.create_run(experiment).info.run_id for _ in range(2)]
+    client.log_param(cells[0], "privacy.epsilon", "3")
+    client.log_param(cells[0], "seed", "0")
+    page = tmp_path / "digits.html"
+    page.write_text("<p>all rows</p>")
+    for mean in (0.5, 0.6):
+        shown = {"overall": f"{mean}±0.1"}
+        row = Means("abc", "digits", "dpsgd", "dpsgd ε=3", {"test/accuracy": mean}, shown, f"{mean}", cells)
+        summarise("demo", [row], {"digits": page}, store, experiment)
+
+    runs = {run.info.run_id: run for run in client.search_runs([experiment])}
+    (above,) = [run for run in runs.values() if run.data.tags.get("summary") == "dataset"]
+    (means,) = [run for run in runs.values() if run.data.tags.get("summary") == "seeds"]
+    assert means.data.tags["mlflow.parentRunId"] == above.info.run_id
+    assert {runs[cell].data.tags["mlflow.parentRunId"] for cell in cells} == {means.info.run_id}
+    assert (means.data.metrics, means.data.params) == ({"test/accuracy": 0.6}, {"privacy.epsilon": "3"})
+    assert means.data.tags["overall"] == "0.6±0.1"
+    assert [run.info.status for run in (above, means)] == ["FINISHED", "FINISHED"]
+    assert [item.path for item in client.list_artifacts(above.info.run_id)] == ["digits.html"]
+
+    client.set_experiment_tag(experiment, f"{TAG}{RUNS}", "the user's own")
+    add_views(client, client.get_experiment(experiment))
+    tags = client.get_experiment(experiment).tags
+    views = {name.removeprefix(TAG): text for name, text in tags.items() if name.startswith(TAG)}
+    assert views.pop(RUNS) == "the user's own"
+    (means_view,) = map(json.loads, views.values())
+    assert set(json.loads(means_view["state"])["selectedColumns"]) >= {"metrics.`epsilon`", "tags.`overall`"}
+    client._tracking_client.store.engine.dispose()
+
+
+def test_a_run_s_headlines_are_of_all_records_and_of_the_first_grouping() -> None:
+    figures = {"count": 9, "accuracy": 0.8, "mcc": 0.5, "auroc": None}
+    groups = {"sex": {"Female": figures}, "race": {"Other": figures}}
+    worst = {"sex": {"group": "Female", "accuracy": 0.7}, "race": {"group": "Other", "accuracy": 0.1}}
+    gap = {"sex": {"accuracy": 0.2}, "race": {"accuracy": 0.9}}
+    document = {"overall": figures, "groups": groups, "worst": worst, "baseline": {"overall": {"accuracy": 0.9}}}
+    document |= {"cost_of_privacy": {"overall": {"accuracy": -0.1}, "gap": gap}}
+    assert headline_metrics(document) == {
+        "test/accuracy": 0.8,
+        "test/worst_group_accuracy": 0.7,
+        "baseline/accuracy": 0.9,
+        "cost_of_privacy/accuracy": -0.1,
+        "cost_of_privacy/gap": 0.2,
+    }
