@@ -23,8 +23,8 @@ BINS = 5
 
 
 def law(shift: float, rare: float, edge: float = 1.0) -> NDArray:
-    """Shares `[label, predicted, confidence bin]`: the second class is `rare`, its scores lie `shift` higher, and scores
-    above `edge` are predicted to be of it.
+    """Shares `[label, predicted, confidence bin]`: the second class is `rare`, its scores lie `shift` higher, and a
+    score above `edge` is a prediction of it.
     """
     draw = np.random.default_rng(0)
     labels = (draw.random(1_000_000) < rare).astype(int)

@@ -21,9 +21,9 @@ tie it is AUROC.
 
 A mean θ of K recalls r_k is in the interval if min Σ_k T_k(r_k)²/V_k(r_k) ≤ z², over all recalls of mean θ: what one
 class tells is kept where noise hides another. Of h hidden classes nothing but their range, [0, 1], may be known, at
-whose corner nothing is left to minimise over: the bound z² is then the quantile of χ² with h degrees, one more for the
-others together. Differences of groups are combined from their parts' intervals (MOVER,
-Zou and Donner 2008).
+whose corner nothing is left to minimise over: then the minimum is a sum of h squares, and in half of the cases of one
+more for the known classes together. Differences of groups are combined from their parts' intervals (MOVER, Zou and
+Donner 2008).
 
 AUROC and calibration are those of the binned score, with a bin's middle for its confidence.
 """
@@ -40,6 +40,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.optimize import brentq
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.histogram import EVERYONE, Noised
@@ -139,7 +140,8 @@ class Cells:
         hidden = len(recalls) - len(known)
         # a known recall may leave [0, 1] in the minimum, or at a corner it could not make up for another
         ends = [(0.0, 1.0) if of.value is None else (-1.0, 2.0) for of in recalls]
-        wide = [self.share(self.right, self.of(k), ends=of).interval for k, of in enumerate(ends)]
+        bound = _bound(hidden, len(known))
+        wide = [self.share(self.right, self.of(k), math.sqrt(bound), of).interval for k, of in enumerate(ends)]
         step = max(high - low for low, high in wide) / STEPS
         middle, first, least = 0.0, 0, np.zeros(1)
         for k, (low, high) in enumerate(wide):
@@ -149,7 +151,7 @@ class Cells:
             least = (sliding_window_view(padded, len(misfit)) + misfit[::-1]).min(axis=1)
             middle, first = middle + at, first - reach
         theta = (middle + step * (first + np.arange(len(least)))) / len(recalls)
-        inside = least - stats.chi2.ppf(CONFIDENCE, hidden + (1 if known else 0))
+        inside = least - bound
         interval = _zeros(inside, np.clip(theta, 0.0, 1.0)) if (inside <= 0).any() else [0.0, 1.0]
         return Estimate(sum(known) / len(known) if not hidden else None, interval)
 
@@ -157,8 +159,9 @@ class Cells:
         """T²/V of the class's recall, at every recall."""
         among = self.counts[label]
         t = float(among[label].sum()) - recall * float(among.sum())
-        n, wrong = max(float(among.sum()), 0.0), among.size - among[label].size
-        v = n * np.maximum(recall * (1 - recall), 0.0) + self.sd**2 * (among[label].size * (1 - recall) ** 2 + wrong * recall**2)
+        hits, n = among[label].size, max(float(among.sum()), 0.0)
+        noise = self.sd**2 * (hits * (1 - recall) ** 2 + (among.size - hits) * recall**2)
+        v = n * np.maximum(recall * (1 - recall), 0.0) + noise
         return np.divide(t**2, v, out=np.where(t == 0, 0.0, np.inf), where=v > 0)
 
     def auroc(self) -> Estimate | None:
@@ -362,6 +365,17 @@ def _nested(figures: Mapping[str, Mapping[str, Any]], take: Any) -> dict[str, di
 def _z(at_once: int = 1) -> float:
     """How many standard deviations a two-sided interval reaches, where so many must hold together (Bonferroni)."""
     return float(stats.norm.ppf(1 - (1 - CONFIDENCE) / 2 / at_once))
+
+
+def _bound(hidden: int, known: int) -> float:
+    """What the least misfit of so many recalls stays below in 95 % of cases, at a corner of the hidden ones' range."""
+    if not (hidden and known):
+        return float(stats.chi2.ppf(CONFIDENCE, max(hidden, 1)))
+
+    def beyond(bound: float) -> float:
+        return float(stats.chi2.sf(bound, [hidden, hidden + 1]).mean()) - (1 - CONFIDENCE)
+
+    return float(brentq(beyond, 0.0, stats.chi2.ppf(CONFIDENCE, hidden + 1)))
 
 
 def _hull(a: float, b: float, c: float, ends: tuple[float, float]) -> Pair:
