@@ -27,7 +27,13 @@ SECURE = LAW | {"secure": True}
 
 
 def test_two_workers_choose_what_one_chooses(tmp_path: Path) -> None:
-    found = [tuned(tmp_path / str(n), settings(seed=3, tune={"workers": n})) for n in (1, 2)]
+    def of(workers: int) -> Any:
+        given = settings(seed=3, tune={"workers": workers}, algorithm="dpsgd_f")
+        return nodes.choose_model(
+            records(), tmp_path / str(workers) / "run", given, {"dpsgd_f": given.algorithm("dpsgd_f")}, tmp_path, {}
+        )
+
+    found = [of(1), of(2)]
     count = len(list((tmp_path / "2" / "run").glob("trial-*")))
     assert count > 1  # else this seed tests nothing
     assert len(list((tmp_path / "2" / "run").glob(f"{nodes.LOG}-*.log"))) == count  # each had a process
