@@ -141,7 +141,7 @@ def test_what_noise_hides_is_none_and_its_interval_wide() -> None:
 
 
 @pytest.mark.parametrize("size", [20, 300, 20_000])
-@pytest.mark.parametrize("figure", ["accuracy", "auroc"])
+@pytest.mark.parametrize("figure", ["accuracy", "auroc", "balanced_accuracy"])
 def test_intervals_of_95_per_cent_cover_so_often(size: int, figure: str) -> None:
     """A cheap version of benchmarks/coverage.py: 300 parts, so 95 % stand for 0.915 to 0.985."""
     draw = np.random.default_rng(size)
@@ -153,4 +153,24 @@ def test_intervals_of_95_per_cent_cover_so_often(size: int, figure: str) -> None
         low, high = getattr(Cells(counts, 3.0), figure)().interval
         held += low <= true <= high
     assert held / 300 >= 0.915
-    assert held / 300 <= 0.985 or size == 20  # there an interval of AUROC is nearly all that it can be
+    assert held / 300 <= 0.985 or size == 20  # there noise hides one of the classes
+
+
+def test_a_mean_of_recalls_keeps_what_one_class_tells_where_noise_hides_the_other() -> None:
+    counts = np.array([[[1600.0], [400.0]], [[2.0], [1.0]]])
+    found = Cells(counts, 5.0).balanced_accuracy()
+    assert found.value is None
+    assert found.interval == pytest.approx([0.4, 0.9], abs=0.03)  # half of 0.8, and of anything between 0 and 1
+
+
+def test_the_interval_of_a_model_that_is_nearly_always_right_in_three_classes_covers() -> None:
+    """All recalls lie at an end of their range; 150 parts, so 95 % stand for 0.90 to 1."""
+    draw, recalls, shares = np.random.default_rng(0), np.array([0.99, 0.99, 0.98]), np.array([0.5, 0.3, 0.2])
+    law = shares[:, None] * (1 - recalls[:, None]) / 2 * np.ones((3, 3))
+    np.fill_diagonal(law, shares * recalls)
+    held = 0
+    for _ in range(150):
+        counts = draw.multinomial(100, law.ravel()).reshape(3, 3, 1) + 5.0 * draw.normal(size=(3, 3, 1))
+        low, high = Cells(counts, 5.0).balanced_accuracy().interval
+        held += low <= recalls.mean() <= high
+    assert held / 150 >= 0.9

@@ -104,8 +104,29 @@ def test_a_release_in_multiples_of_the_noise_is_no_other_at_one_noise_only(tmp_p
         return plan_tuning(parts(digits, given).train, given)
 
     assert len(planned("1x").points) == 2
-    with pytest.raises(EquidpError, match=r"tune\.grid: .*count_noise_multiplier=1\.0.*whatever its noise"):
+    with pytest.raises(EquidpError, match=r"tune: .*count_noise_multiplier=1\.0.*whatever its noise"):
         planned("1x", 1.0)
+
+
+def test_a_box_is_a_grid_of_points_spread_over_it_whatever_the_data(tmp_path: Any, digits: Any) -> None:
+    ranges = {"training": {"learning_rate": "0.01+10+log", "batch_size": "128+256"}}
+    tune = {"box": ranges, "points": 15, "grid": {"dpsgd": {"options": {"clip_norm": [0.1, 1.0]}}}}
+    given = settings(tmp_path, tune=tune)
+    tuning = plan_tuning(parts(digits, given).train, given)
+    rates = np.array([point.settings.training.learning_rate for point in tuning.points])
+    sizes = np.array([point.settings.training.batch_size for point in tuning.points])
+    assert len(tuning.points) == 30
+    assert list(np.histogram(np.log10(rates), bins=[-2, -1, 0, 1])[0]) == pytest.approx([10, 10, 10], abs=2)
+    assert sizes.min() >= 128
+    assert sizes.max() <= 256
+    assert (sizes > 192).sum() == pytest.approx(15, abs=4)
+    assert tuning.points[0].changes["training.batch_size"] == sizes[0]
+    assert tuning.epsilon() == pytest.approx(Trials(law="geometric", mean=3).epsilon(tuning.reference, DELTA).value)
+    orders = tuning.plan.trials.orders
+    assert orders is not None
+    for point in tuning.points:
+        found = divergences(point.settings.algorithm("dpsgd").events(point.plan), orders)
+        assert all(a <= b * (1 + 1e-9) for a, b in zip(found, divergences(tuning.reference, orders), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -278,6 +299,16 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
         ({"tune": {"grid": {}}}, "tune.grid is empty"),
         ({"tune": {"grid": {"data": {"keep": [1]}}}}, "Unknown block of settings in tune.grid 'data'"),
         ({"tune": {"grid": {"training": {"learning_rat": [1]}}}}, "Did you mean 'training.learning_rate'"),
+        (
+            {"tune": {"box": {"training": {"learning_rate": "2+0.1"}}}},
+            r"tune\.box\.training\.learning_rate=2\+0\.1: give two",
+        ),
+        ({"tune": {"box": {"training": {"learning_rate": "0+1+log"}}}}, "whose ends are above 0"),
+        ({"tune": {"grid": {"training": {"epochs": [1]}}, "sampler": "tpe"}}, "each trial depend on those before it"),
+        (
+            {"tune": {"grid": {"training": {"epochs": [1]}}, "box": {"training": {"epochs": "1+3"}}}},
+            r"both have training\.epochs",
+        ),
         ({"data": {"membership": "strata"}}, "data.membership=hash"),
     ],
 )

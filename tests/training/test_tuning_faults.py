@@ -156,7 +156,7 @@ def trials_run(place: Path, score: float, monkeypatch: pytest.MonkeyPatch, drawn
     with monkeypatch.context() as patched:
         patched.setattr(nodes, "_trial", trial)
         if drawn is not None:
-            patched.setattr(nodes, "_drawn", lambda *given: drawn(score))
+            patched.setattr(nodes, "_drawn", lambda *given: list(drawn(score)))
         with pytest.raises(FileNotFoundError):  # no trial left a model
             tuned(place, settings(seed=3))
     return len(run)

@@ -17,8 +17,13 @@ For a mean over pairs of a record of the second class and one of the first, h th
 
 the first part noise, with what the noise of P and N themselves adds taken off, and the second sampling (DeLong et al.
 1988), likewise; each is at least what it can be: s⁴‖A‖², and 0. With h = 1 where the first score is higher and ½ for a
-tie it is AUROC, with h the mean of both being right it is balanced accuracy. Means of recalls of more than two classes
-and differences of groups are combined from their parts' intervals (MOVER, Zou and Donner 2008).
+tie it is AUROC.
+
+A mean θ of K recalls r_k is in the interval if min Σ_k T_k(r_k)²/V_k(r_k) ≤ z², over all recalls of mean θ: what one
+class tells is kept where noise hides another. Of h hidden classes nothing but their range, [0, 1], may be known, at
+whose corner nothing is left to minimise over: then the minimum is a sum of h squares, and in half of the cases of one
+more for the known classes together. Differences of groups are combined from their parts' intervals (MOVER, Zou and
+Donner 2008).
 
 AUROC and calibration are those of the binned score, with a bin's middle for its confidence.
 """
@@ -32,8 +37,10 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.optimize import brentq
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.histogram import EVERYONE, Noised
@@ -48,6 +55,9 @@ PARITY = ("selection_rate", "true_positive_rate", "false_positive_rate")
 
 WIDEST_BIN = 0.1
 """Of confidence, for a figure of calibration."""
+
+STEPS = 100
+"""Of the widest interval of a recall, at which a mean of recalls is looked for."""
 
 GRID = 1001
 """Points of θ at which an interval over pairs is looked for."""
@@ -88,8 +98,10 @@ class Cells:
         found, half = float(self.counts.sum()), _z() * self.sd * math.sqrt(self.counts.size)
         return Estimate(max(found, 0.0), [max(found - half, 0.0), max(found + half, 0.0)])
 
-    def share(self, hits: NDArray, among: NDArray, z: float | None = None) -> Estimate:
-        """The share of `hits` among `among`, both masks of cells."""
+    def share(
+        self, hits: NDArray, among: NDArray, z: float | None = None, ends: tuple[float, float] = (0.0, 1.0)
+    ) -> Estimate:
+        """The share of `hits` among `among`, both masks of cells; its interval is cut to `ends`."""
         z = _z() if z is None else z
         hits = hits & among
         found, total, noise = float(self.counts[hits].sum()), float(self.counts[among].sum()), (z * self.sd) ** 2
@@ -98,7 +110,7 @@ class Cells:
             total**2 + z**2 * n - noise * cells,
             -2 * found * total - z**2 * n + 2 * noise * inside,
             found**2 - noise * inside,
-            (0.0, 1.0),
+            ends,
         )
         return Estimate(self._quotient(found, total, cells, (0.0, 1.0)), interval)
 
@@ -121,14 +133,36 @@ class Cells:
         )
         return Estimate(self._quotient(found, total, values.size, (-1.0, 1.0)), interval)
 
-    def balanced_accuracy(self) -> Estimate | None:
+    def balanced_accuracy(self) -> Estimate:
         """The mean of the classes' recalls; a class that the part has no record of makes its interval wide."""
-        if self.classes > 2:
-            recalls = [self.share(self.right, self.of(k)) for k in range(self.classes)]
-            return _mean(recalls)
-        first, second = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-        right = [np.repeat(one, self.counts.shape[2]) for one in (first, second)]
-        return self._pairs((right[1][:, None] + right[0][None, :]) / 2)
+        recalls = [self.share(self.right, self.of(k)) for k in range(self.classes)]
+        known = [of.value for of in recalls if of.value is not None]
+        hidden = len(recalls) - len(known)
+        # a known recall may leave [0, 1] in the minimum, or at a corner it could not make up for another
+        ends = [(0.0, 1.0) if of.value is None else (-1.0, 2.0) for of in recalls]
+        bound = _bound(hidden, len(known))
+        wide = [self.share(self.right, self.of(k), math.sqrt(bound), of).interval for k, of in enumerate(ends)]
+        step = max(high - low for low, high in wide) / STEPS
+        middle, first, least = 0.0, 0, np.zeros(1)
+        for k, (low, high) in enumerate(wide):
+            at, reach = (low + high) / 2, math.ceil((high - low) / 2 / step - 1e-9)
+            misfit = self._misfit(k, np.clip(at + step * np.arange(-reach, reach + 1), *ends[k]))
+            padded = np.pad(least, len(misfit) - 1, constant_values=np.inf)
+            least = (sliding_window_view(padded, len(misfit)) + misfit[::-1]).min(axis=1)
+            middle, first = middle + at, first - reach
+        theta = (middle + step * (first + np.arange(len(least)))) / len(recalls)
+        inside = least - bound
+        interval = _zeros(inside, np.clip(theta, 0.0, 1.0)) if (inside <= 0).any() else [0.0, 1.0]
+        return Estimate(sum(known) / len(known) if not hidden else None, interval)
+
+    def _misfit(self, label: int, recall: NDArray) -> NDArray:
+        """T²/V of the class's recall, at every recall."""
+        among = self.counts[label]
+        t = float(among[label].sum()) - recall * float(among.sum())
+        hits, n = among[label].size, max(float(among.sum()), 0.0)
+        noise = self.sd**2 * (hits * (1 - recall) ** 2 + (among.size - hits) * recall**2)
+        v = n * np.maximum(recall * (1 - recall), 0.0) + noise
+        return np.divide(t**2, v, out=np.where(t == 0, 0.0, np.inf), where=v > 0)
 
     def auroc(self) -> Estimate | None:
         """Area under the ROC curve of two classes' binned scores; None for more classes."""
@@ -333,6 +367,17 @@ def _z(at_once: int = 1) -> float:
     return float(stats.norm.ppf(1 - (1 - CONFIDENCE) / 2 / at_once))
 
 
+def _bound(hidden: int, known: int) -> float:
+    """What the least misfit of so many recalls stays below in 95 % of cases, at a corner of the hidden ones' range."""
+    if not (hidden and known):
+        return float(stats.chi2.ppf(CONFIDENCE, max(hidden, 1)))
+
+    def beyond(bound: float) -> float:
+        return float(stats.chi2.sf(bound, [hidden, hidden + 1]).mean()) - (1 - CONFIDENCE)
+
+    return float(brentq(beyond, 0.0, stats.chi2.ppf(CONFIDENCE, hidden + 1)))
+
+
 def _hull(a: float, b: float, c: float, ends: tuple[float, float]) -> Pair:
     """The smallest interval that holds every θ in `ends` with aθ² + bθ + c ≤ 0; `ends` itself where there is none.
 
@@ -361,14 +406,6 @@ def _zeros(values: NDArray, theta: NDArray) -> Pair:
         else:
             ends.append(float(theta[at]))
     return ends
-
-
-def _mean(found: Sequence[Estimate]) -> Estimate:
-    """The mean of independent figures."""
-    middle = sum(sum(of.interval) / 2 if of.value is None else of.value for of in found) / len(found)
-    below, above = (math.hypot(*(of.distances()[side] for of in found)) / len(found) for side in (0, 1))
-    value = None if any(of.value is None for of in found) else middle
-    return Estimate(value, [max(middle - below, 0.0), min(middle + above, 1.0)])
 
 
 def _difference(one: Estimate, other: Estimate) -> tuple[float, float]:

@@ -108,6 +108,10 @@ class Settings:
             self._built[name] = self.algorithms[name].build()
         return self._built[name]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What crosses to another process, which builds its algorithms itself: their parts may be local functions."""
+        return self.__dict__ | {"_built": {}}
+
     def options(self, name: str) -> dict[str, Any]:
         """An algorithm's options as JSON types."""
         return self.algorithms[name].model_dump(mode="json")

@@ -368,11 +368,19 @@ class TuneSettings(Block):
 
     grid: dict[str, Any] = {}
     """Values of each setting, `tune.grid.training.learning_rate=0.1+0.5`; every trial draws one of all combinations."""
+    box: dict[str, Any] = {}
+    """Ranges, `tune.box.training.learning_rate=0.05+2`, or `0.05+2+log`; between whole ends whole numbers."""
+    points: Annotated[int, Field(ge=1)] = 32
+    """Points of the box, each with every combination of the grid."""
+    sampler: str = "halton"
+    """How the points are spread over the box; no sampler that sees scores is allowed."""
     score: Literal["accuracy", "balanced_accuracy", "worst_group"] = "balanced_accuracy"
     """Figure of the validation part that chooses; `worst_group`: the lowest accuracy over the first grouping."""
     epsilon: Annotated[float, Field(gt=0)] = 1.0
     """ε of choice and scores together, for the validation records; `privacy.epsilon` is that of choice and model for
     the training records."""
+    workers: Annotated[int, Field(ge=1)] = 1
+    """Trials at the same time, each in a process of its own; the result is the same for any number."""
     exact: bool = False
     """For research, a choice without privacy: every combination is trained once, each at `privacy.epsilon` alone, and
     the exact figure chooses."""
@@ -381,6 +389,11 @@ class TuneSettings(Block):
     def values(self) -> dict[str, list[Any]]:
         """Each setting's values, by its dotted name."""
         return {name: list(listed(value)) for name, value in dotted(self.grid).items()}
+
+    @property
+    def ranges(self) -> dict[str, list[Any]]:
+        """Each range's ends, and `log` where it is logarithmic, by the setting's dotted name."""
+        return {name: list(listed(value)) for name, value in dotted(self.box).items()}
 
 
 class ReportSettings(Block):

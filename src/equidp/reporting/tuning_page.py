@@ -68,6 +68,9 @@ def _declared(choice: Mapping[str, Any], privacy: Mapping[str, Any]) -> list[tup
     law, held = choice["trials"], choice["validation"]
     rows = [("algorithm", choice["algorithm"])]
     rows += [(name, ", ".join(map(str, listed(of)))) for name, of in dotted(choice["grid"]).items()]
+    for name, (low, high, *log) in choice["box"].items():
+        rows.append((name, f"{low} to {high}{', logarithmic' * bool(log)}"))
+    rows.append(("combinations", choice["points"]))
     if held is None:
         return [*rows, ("trials", "every combination once"), ("score", f"exact {choice['score'].replace('_', ' ')}")]
     cost = f"{epsilon_text(held['epsilon'])} at δ = {held['delta']:g}"

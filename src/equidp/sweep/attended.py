@@ -43,16 +43,21 @@ def kedro(
         output: where it prints.
         held: a descriptor that stays open until this process ends.
     """
-    os.setsid()  # Ctrl-C goes to the process that started this one, which then decides
-    threading.Thread(target=_stop_without_starter, daemon=True).start()
-    os.dup2(output.number, 1)
-    os.dup2(output.number, 2)
+    attend(output)
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = ["kedro", *arguments]
 
     (command,) = entry_points(group="console_scripts", name="kedro")
     command.load()()
+
+
+def attend(output: Descriptor) -> None:
+    """Print there from now on, leave Ctrl-C to the process that started this one, and stop when that has ended."""
+    os.setsid()
+    threading.Thread(target=_stop_without_starter, daemon=True).start()
+    os.dup2(output.number, 1)
+    os.dup2(output.number, 2)
 
 
 def _stop_without_starter() -> None:

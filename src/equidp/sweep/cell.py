@@ -149,7 +149,7 @@ def _attempt(job: Job, lock: int) -> str | None:
     arguments += [f"--env={job.env}"] if job.env else []
     with job.log.open("w") as log:
         code = run_kedro(arguments, job, log, lock)
-    return None if code == 0 else _reason(job.log, code)
+    return None if code == 0 else reason_of(job.log, code)
 
 
 def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
@@ -200,8 +200,8 @@ def _variables(project: Path) -> Iterator[None]:
         yield
 
 
-def _reason(log: Path, code: int) -> str:
-    """The last line that a failed run has printed."""
+def reason_of(log: Path, code: int) -> str:
+    """Why a process failed: the last line that it has printed."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1] if lines else "it printed nothing"
     return last if code > 0 else f"killed by signal {-code}; last line: {last}"

@@ -10,6 +10,12 @@ at most the divergence of its worst component). Every setting's noise is solved 
 order above that of one reference training, of those orders by which the reference's ε is told: one or two, fixed before
 the first trial. The theorem of `accounting.trials` is applied to the reference.
 
+*A box* of ranges is made a grid of points, by a sequence that spreads them evenly and knows neither records nor scores.
+Each trial draws one of them, with replacement: so trials are independent and of one law, as the theorem wants them. One
+point of the sequence for each trial would be neither. A sampler that sees scores (Bayesian optimisation, successive
+halving) makes a trial's law depend on the scores of others, and so on the records in ways that f(x) = E[x^K] does not
+hold; each of its trials would have to be charged.
+
 *A validation record.* Settings and model have the same law for any validation part; the histogram is one Gaussian
 release. The theorem is applied to that release.
 
@@ -30,10 +36,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from numpy.typing import NDArray
+from scipy.stats import qmc
 
 from equidp.accounting.accounted import Accounted
 from equidp.accounting.calibration import divergences, noise_within
@@ -180,6 +190,8 @@ def tuned_statement(
         "tuning": {
             "score": settings.tune.score,
             "grid": settings.tune.values,
+            "box": settings.tune.ranges,
+            "points": len(tuning.points),
             "chosen": dict(chosen.changes),
             "exact": settings.tune.exact,
             "validation": tuning.score_event
@@ -248,6 +260,13 @@ def _refuse_untunable(settings: Settings) -> None:
         raise EquidpError("tune makes no exact figures and no audit: leave release.unprotected out.")
     if settings.training.devices != 1:
         raise EquidpError("tune trains in one process: leave training.devices out.")
+    if settings.tune.sampler != "halton":
+        raise EquidpError(
+            f"tune.sampler={settings.tune.sampler}: give halton. The bound on ε is for trials that are drawn "
+            "independently and from one law; a sampler that sees scores makes each trial depend on those before it."
+        )
+    if settings.tune.workers > 1 and sys.platform == "win32":
+        raise EquidpError("tune.workers needs what Windows lacks: leave it out, or use WSL.")
     algorithm = settings.algorithm(name)
     if not (algorithm.private and algorithm.fixed) or algorithm.needs_public or ALGORITHMS[name].features:
         raise EquidpError(
@@ -255,20 +274,55 @@ def _refuse_untunable(settings: Settings) -> None:
             "they are, without a public part. Name another algorithm, such as algorithm=dpsgd_f."
         )
     mine = (*VARIED, name)
-    wrong = [setting for setting in settings.tune.values if setting.split(".")[0] not in mine]
-    refuse_unknown("block of settings in tune.grid", (setting.split(".")[0] for setting in wrong), mine)
-    if not settings.tune.values:
+    values, ranges = settings.tune.values, settings.tune.ranges
+    for where, names in (("grid", values), ("box", ranges)):
+        refuse_unknown(f"block of settings in tune.{where}", (setting.split(".")[0] for setting in names), mine)
+    if both := values.keys() & ranges.keys():
+        raise EquidpError(f"tune.grid and tune.box both have {min(both)}: give it in one of them.")
+    if not values and not ranges:
         raise EquidpError(
-            "tune.grid is empty: name settings and values, such as tune.grid.training.learning_rate=0.1+0.5."
+            "tune.grid is empty: name settings and values, such as tune.grid.training.learning_rate=0.1+0.5, or a "
+            "range, such as tune.box.training.learning_rate=0.05+2+log."
         )
 
 
 def _combinations(settings: Settings) -> list[dict[str, Any]]:
     values = settings.tune.values
-    found = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+    grid = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+    found = [{**one, **other} for one in grid for other in _spread(settings.tune.ranges, settings.tune.points)]
     if not 1 <= len(found) <= MOST_POINTS:
-        raise EquidpError(f"tune.grid has {len(found)} combinations: give 1 to {MOST_POINTS}.")
+        raise EquidpError(f"tune has {len(found)} combinations of settings: give 1 to {MOST_POINTS}.")
     return found
+
+
+def _spread(ranges: Mapping[str, Sequence[Any]], points: int) -> list[dict[str, Any]]:
+    """Points of a box, by the Halton sequence without its first point, which is a corner."""
+    if not ranges:
+        return [{}]
+    shares = qmc.Halton(len(ranges), scramble=False).random(points + 1)[1:]
+    axes = [_axis(name, ends, shares[:, k]) for k, (name, ends) in enumerate(ranges.items())]
+    return [dict(zip(ranges, chosen, strict=True)) for chosen in zip(*axes, strict=True)]
+
+
+def _axis(name: str, given: Sequence[Any], shares: NDArray) -> list[int] | list[float]:
+    """Values of one range, at shares of it in (0, 1)."""
+    ends = [] if isinstance(given, str) else [str(end) for end in given]
+    log = ends[2:] == ["log"]
+    try:
+        low, high = map(float, ends[:2] if log else ends)
+        allowed = (0 if log else -math.inf) < low < high < math.inf
+    except ValueError:
+        allowed = False
+    if not allowed:
+        raise EquidpError(
+            f"tune.box.{name}={'+'.join(ends)}: give two numbers, the smaller first, such as 0.05+2, or 0.05+2+log for "
+            "a logarithmic range, whose ends are above 0."
+        )
+    whole = all(end.lstrip("-").isdigit() for end in ends[:2])
+    if whole:
+        low, high = low - 0.5, high + 0.5  # so that both ends are as probable as any number between them
+    at = low * (high / low) ** shares if log else low + (high - low) * shares
+    return [round(one) for one in at] if whole else [float(f"{one:.4g}") for one in at]
 
 
 def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Point:
@@ -309,7 +363,7 @@ def _within(
         except EquidpError as error:
             asked = ", ".join(f"{setting}={value}" for setting, value in dict(point.changes).items())
             raise EquidpError(
-                f"tune.grid: {asked} costs more than the settings without the grid, whatever its noise: leave it "
+                f"tune: {asked} costs more than the settings without the grid, whatever its noise: leave it "
                 "out, or give its other releases noise in multiples of the gradient's (`1x`)."
             ) from error
     return dataclasses.replace(point, plan=dataclasses.replace(plan, noise_multiplier=least))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from equidp.accounting.events import Event
 from equidp.data.records import Records, Split
@@ -29,6 +30,7 @@ from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
+from equidp.sweep.apart import Apart, alone
 from equidp.system.files import durable, private, replacing
 from equidp.training import predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
@@ -39,6 +41,9 @@ from equidp.training.tuning import Point, Tuning, beyond_plan, plan_tuning, scor
 
 DRAWN, TRIAL = "nonprivate_trials.json", "nonprivate_trial.json"
 """What was drawn before the first trial, and what a trial left: both stay inside."""
+
+LOCK, LOG = "nonprivate_trials.lock", "nonprivate_trial"
+"""Held until every process of a tuning has ended; what a trial in a process of its own prints."""
 
 MODEL = "model.safetensors"
 
@@ -75,16 +80,9 @@ def choose_model(
         due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
     membership = parts.train.membership
     run = enter(ledgers, workplace, once, provenance, membership, due, algorithm=settings.audited)
-    drawn = _drawn(workplace, tuning, parts, settings)
-    scores, more = list[float](), list[Event]()
-    for number, place in enumerate(drawn):
-        folder, point = workplace / f"trial-{number}", tuning.points[place]
-        if settings.resume and settings.privacy.secure and not (folder / TRIAL).is_file():
-            again = repeated(folder, point.settings.algorithm(settings.audited), point.plan)
-            enter_more(ledgers, settings, run, [*more, *again])
-        found = _trial(number, point, parts, folder, tuning, settings)
-        more += [Event.from_dict(event) for event in found["beyond_plan"]]
-        scores.append(found["score"])
+    with alone(workplace / LOCK) as lock:
+        drawn = _drawn(workplace, tuning, parts, settings)
+        scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
     chosen = scores.index(max(scores))  # the first of equal ones
     if more:
         enter_more(ledgers, settings, run, more)
@@ -115,6 +113,42 @@ def choose_model(
     return weights, privacy, choice, figures, _every_trial(tuning, drawn, scores, settings)
 
 
+def _every_score(
+    drawn: list[int], tuning: Tuning, parts: Split, workplace: Path, settings: Settings, ledgers: Path, run: str,
+    lock: int,
+) -> tuple[list[float], list[Event]]:  # fmt: skip
+    """Train and score every trial, several at a time; their scores, and what they were charged beyond their plans."""
+    beyond: dict[int, list[Event]] = {}
+    scores: dict[int, float] = {}
+
+    def before(number: int) -> tuple[int, Point, Split, Path, Tuning, Settings]:
+        """What a trial takes. What it may do again, as its process or an earlier call was killed, is entered first."""
+        folder, point = workplace / f"trial-{number}", tuning.points[drawn[number]]
+        if settings.privacy.secure and folder.exists() and not (folder / TRIAL).is_file():
+            beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
+            enter_more(ledgers, settings, run, [event for of in beyond.values() for event in of])
+        return number, point, parts, folder, tuning, settings
+
+    def finish(number: int) -> None:
+        found = _trial(*before(number))  # of one that is finished, what it left
+        beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
+        scores[number] = found["score"]
+
+    if settings.tune.workers > 1:
+        apart = Apart(
+            _trial_apart,
+            preload=__name__,
+            before=lambda number: (*before(number), torch.get_num_threads()),
+            lock=lock,
+            log=lambda number: workplace / f"{LOG}-{number}.log",
+            workers=settings.tune.workers,
+        )
+        apart.run(number for number in range(len(drawn)) if not (workplace / f"trial-{number}" / TRIAL).is_file())
+    for number in range(len(drawn)):
+        finish(number)
+    return [scores[number] for number in sorted(scores)], [event for of in beyond.values() for event in of]
+
+
 def _every_trial(tuning: Tuning, drawn: list[int], scores: list[float], settings: Settings) -> dict[str, Any]:
     if not (settings.tune.exact or settings.training.diagnostics):
         return {}
@@ -138,12 +172,10 @@ def write_page(
 
 def forget_trials(workplace: Path) -> None:
     """Remove what a finished tuning drew and trained: nothing but the chosen trial is ever told."""
-    for name in (
-        CHARGED,
-        DRAWN,
-        HISTOGRAM,
-    ):  # what is left must not look like a charged tuning
+    for name in (CHARGED, DRAWN, HISTOGRAM, LOCK):  # what is left must not look like a charged tuning
         (workplace / name).unlink(missing_ok=True)
+    for log in workplace.glob(f"{LOG}-*.log"):
+        log.unlink()
     for folder in workplace.glob("trial-*"):
         shutil.rmtree(folder)
 
@@ -205,6 +237,7 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
     """
     path = workplace / DRAWN
     told = settings.to_dict() | {"resume": None, "raw_dir": None}
+    told["tune"] = {**told["tune"], "workers": None}
     asked = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
     asked.update(fingerprint(parts.train).encode() + fingerprint(parts.test).encode())
     if path.is_file():
@@ -243,7 +276,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         seed=derived_seed(settings.seed, f"tune/{number}"),  # no two trials share batches and noise
         options=of.options(name),
         workplace=folder,
-        resume=settings.resume and folder.exists(),
+        resume=folder.exists(),  # left by an earlier life of this tuning alone
         checkpoint_every=of.operation.checkpoint_every or 1,  # what a secure run does again is charged again
     )
     weights = Weights(trained.weights, model_card(name, parts.train, of))
@@ -258,6 +291,14 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
     save_weights(weights, folder / MODEL)
     _write(folder / TRIAL, found)  # last: a trial that has it is whole
     return found
+
+
+def _trial_apart(
+    number: int, point: Point, parts: Split, folder: Path, tuning: Tuning, settings: Settings, threads: int
+) -> None:
+    """A trial in a process of its own, which sums in the order that the process of one worker would."""
+    torch.set_num_threads(threads)
+    _trial(number, point, parts, folder, tuning, settings)
 
 
 def _scored(weights: Weights, validation: Records, tuning: Tuning, settings: Settings, number: int) -> Noised:
