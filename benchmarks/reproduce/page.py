@@ -66,6 +66,8 @@ class Table(Strict):
         printed: algorithm, or a row's whole label → the paper's figures, in the order of the columns; null where it
             prints none.
         differ: why ours and the paper's differ.
+        setting: network and whose settings these are, where that is not what the page says of the sweep.
+        kept: label → command of rows of the present page that stay although the sweep has them no more.
     """
 
     sweep: str
@@ -81,12 +83,18 @@ class Table(Strict):
     against: str = ""
     printed: Mapping[str, Sequence[float | None]] = {}
     differ: str = ""
+    setting: str = ""
+    kept: Mapping[str, str] = {}
 
 
 class Page(Strict):
-    """The whole page: words, tables, words."""
+    """The whole page: words, tables, words.
+
+    `settings`: network and whose settings, by sweep.
+    """
 
     head: str
+    settings: Mapping[str, str] = {}
     tables: Sequence[Table]
     foot: str
 
@@ -172,7 +180,8 @@ def main() -> None:
     for table in page.tables:
         rows = rows_of(table, cells[table.sweep], known)
         missing += [str(cell) for row in rows for cell in row.cells if cell.seed not in row.records]
-        parts.append(section(table, rows, standing.get(table.title, {})))
+        told = table.model_copy(update={"setting": table.setting or page.settings[table.sweep]})
+        parts.append(section(told, rows, standing.get(table.title, {})))
     for cell in dict.fromkeys(missing):
         print(f"no record: {cell}", file=sys.stderr)
     if check:
@@ -294,9 +303,12 @@ def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
         for one in [row.after(epoch) for epoch in table.epochs] or [row]:
             told = label if one.epoch is None else f"{label}, {one.epoch} epochs"
             entries.append(entry(told, one, table, table.runs, reference, standing))
+    entries += [(standing[label][0], command) for label, command in table.kept.items() if label in standing]
     made = [one for one in entries if one is not None]
     if not made:
         return "\n".join([*lines, "Not run yet."])
+    if table.setting:
+        lines += [f"**Setting.** {table.setting.strip()} Seeds: {seeds_of(made)}.", ""]
     headings = [*table.columns, *([f"{next(iter(table.columns))}, against `{table.against}`"] if table.against else [])]
     lines += [
         "| | seeds | sound ε | ε as published | " + " | ".join(headings) + " |",
@@ -310,6 +322,12 @@ def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
         lines += ["", table.differ.strip()]
     lines += ["", "<details><summary>Every row's command</summary>", "", "```sh"]
     return "\n".join([*lines, *(command for _, command in made if command), "```", "", "</details>"])
+
+
+def seeds_of(made: Sequence[tuple[str, str]]) -> str:
+    """How many seeds the lines of a table have, `3` or `1 to 5`."""
+    counts = sorted({int(line.split(" | ")[1]) for line, _ in made})
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def entry(
