@@ -3,7 +3,7 @@
     kedro sweep gallery                        # small runs whose histories are drawn
     python benchmarks/reproduce/gallery.py     # into docs/images; needs Chromium and Pillow
 
-The others come from the tables of docs/results.md, or need no run. A figure without its runs is left as it is and named.
+The others come from the tables of docs/results.md, or need no run. A figure without its runs is left as it is.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def lines(chart: go.Figure, series: dict[str, dict[float, tuple[float, float]]])
 
 def run_folder(project: Path, dataset: str, algorithm: str, epsilon: float | None = None) -> Path:
     """Where a run of `kedro sweep gallery` has written."""
-    for path in sorted((project / "data" / "08_reporting" / dataset / algorithm / "seed=0").glob("cell-*")):
+    place = project / "data" / "08_reporting" / dataset / algorithm / "seed=0"
+    for path in (*sorted(place.glob("cell-*")), place):  # of a sweep, or of the command alone
         if (path / "history.parquet").is_file() and (path / "privacy.json").is_file():
             target = json.loads((path / "privacy.json").read_text(encoding="utf-8")).get("target_epsilon")
             if epsilon is None or target == epsilon:
@@ -255,11 +256,15 @@ def dpis_noise(project: Path) -> go.Figure:
     """DPIS, figure 1: the noise multiplier over the epochs."""
     series = {}
     for target in (0.5, 1.0, 4.0):
-        for name, history in histories(
-            project, "fashion_mnist_dpis_pixels", ["dpis", "dpsgd", "dpsgd_decay"], target
-        ).items():
+        try:
+            runs = histories(project, "fashion_mnist_dpis_pixels", ["dpis", "dpsgd", "dpsgd_decay"], target)
+        except NoRunsError:
+            continue
+        for name, history in runs.items():
             column = "gradient_noise" if name == "dpis" else "noise_multiplier"
             series[f"{name}, ε {target:g}"] = (history["epoch"], history[column])
+    if not series:
+        raise NoRunsError("run `kedro sweep gallery` first")
     return draw_lines(figure("Noise multiplier over the epochs", "epoch", "σ"), series).update_layout(height=440)
 
 

@@ -2,6 +2,7 @@
 
     kedro sweep dpsgd_f_table              # and the other sweeps that tables.yml names
     python benchmarks/reproduce/page.py    # two minutes; `--check` only says what is missing
+    python benchmarks/reproduce/page.py --only dpsgd_f_table    # rows of other sweeps stay; `--only ""`: words alone
 
 First the finished cells of this project's MLflow store are added to `records.jsonl`, which is committed: it holds what
 the tables show of every cell, so that seeds can be added on another machine and a third person can compare theirs
@@ -163,14 +164,17 @@ def main() -> None:
     """Write the page, or say what is missing."""
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--check", action="store_true", help="only say which cells are missing")
-    check = arguments.parse_args().check
+    arguments.add_argument("--only", help="sweeps, by commas: rows of the others stay as the page has them")
+    options = arguments.parse_args()
     bootstrap_project(ROOT)
     page = Page.model_validate(yaml.safe_load(TABLES.read_text(encoding="utf-8")))
     project = project_at(ROOT)
     store, experiment = project.store()
     grids = project.grids()
     # once per sweep: resolving a cell's settings takes longer than all else here
-    cells = {name: project.cells(choose_grid(grids, name, {})) for name in dict.fromkeys(t.sweep for t in page.tables)}
+    names = dict.fromkeys(table.sweep for table in page.tables)
+    chosen = names if options.only is None else [name for name in names if name in options.only.split(",")]
+    cells = {name: project.cells(choose_grid(grids, name, {})) for name in chosen}
     known = read_records()
     for name, some in cells.items():
         metrics = shown_metrics([table for table in page.tables if table.sweep == name])
@@ -178,13 +182,13 @@ def main() -> None:
     standing = published(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
     parts, missing = [page.head.strip()], []
     for table in page.tables:
-        rows = rows_of(table, cells[table.sweep], known)
-        missing += [str(cell) for row in rows for cell in row.cells if cell.seed not in row.records]
+        rows = rows_of(table, cells[table.sweep], known) if table.sweep in cells else None
+        missing += [str(cell) for row in rows or () for cell in row.cells if cell.seed not in row.records]
         told = table.model_copy(update={"setting": table.setting or page.settings[table.sweep]})
         parts.append(section(told, rows, standing.get(table.title, {})))
     for cell in dict.fromkeys(missing):
         print(f"no record: {cell}", file=sys.stderr)
-    if check:
+    if options.check:
         sys.exit(bool(missing))
     write_records(known)
     PAGE.write_text("\n\n".join([*parts, page.foot.strip()]) + "\n", encoding="utf-8")
@@ -292,19 +296,13 @@ def published(text: str) -> dict[str, Standing]:
     return tables
 
 
-def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
-    """Heading, words, table, and the command of every row."""
+def section(table: Table, rows: Sequence[Row] | None, standing: Standing) -> str:
+    """Heading, words, table, and the command of every row; without `rows` those that stand."""
     lines = [f"## {table.title}", "", table.text.strip(), ""] if table.text else [f"## {table.title}", ""]
     lines += [f"`kedro sweep {table.sweep}`", ""]
-    reference = next((row for row in rows if row.name == table.against), None)
-    first = max(rows, key=lambda row: len(row.records), default=None)
-    entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first and table.baseline else []
-    for label, row in zip(labels(rows), rows, strict=True):
-        for one in [row.after(epoch) for epoch in table.epochs] or [row]:
-            told = label if one.epoch is None else f"{label}, {one.epoch} epochs"
-            entries.append(entry(told, one, table, table.runs, reference, standing))
-    entries += [(standing[label][0], command) for label, command in table.kept.items() if label in standing]
-    made = [one for one in entries if one is not None]
+    made = list(standing.values()) if rows is None else entries_of(table, rows, standing)
+    made = [one for one in made if one not in [standing.get(label) for label in table.kept]]
+    made += [(standing[label][0], command) for label, command in table.kept.items() if label in standing]
     if not made:
         return "\n".join([*lines, "Not run yet."])
     if table.setting:
@@ -322,6 +320,18 @@ def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
         lines += ["", table.differ.strip()]
     lines += ["", "<details><summary>Every row's command</summary>", "", "```sh"]
     return "\n".join([*lines, *(command for _, command in made if command), "```", "", "</details>"])
+
+
+def entries_of(table: Table, rows: Sequence[Row], standing: Standing) -> list[tuple[str, str]]:
+    """Line and command of the baseline and of every row that is finished."""
+    reference = next((row for row in rows if row.name == table.against), None)
+    first = max(rows, key=lambda row: len(row.records), default=None)
+    entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first and table.baseline else []
+    for label, row in zip(labels(rows), rows, strict=True):
+        for one in [row.after(epoch) for epoch in table.epochs] or [row]:
+            told = label if one.epoch is None else f"{label}, {one.epoch} epochs"
+            entries.append(entry(told, one, table, table.runs, reference, standing))
+    return [one for one in entries if one is not None]
 
 
 def seeds_of(made: Sequence[tuple[str, str]]) -> str:
