@@ -46,6 +46,7 @@ def test_every_table_shows_a_sweep_and_one_of_its_datasets() -> None:
         assert {name.split(",")[0] for name in one.printed} <= {page.BASELINE, *algorithms}
         assert set(one.algorithms) <= algorithms
         assert all(len(figures) <= len(one.columns) for figures in one.printed.values())
+        assert one.setting or shown.settings[one.sweep]
 
 
 def test_a_figure_is_the_mean_its_interval_and_the_papers() -> None:
@@ -131,6 +132,20 @@ def test_a_row_that_the_page_knows_better_than_the_records_stays() -> None:
 
     otherwise = [row("dpsgd", {"dataset": "adult", "training.optimizer": "momentum"}, {"epsilon": 1.0})]
     assert "| `dpsgd` | 1 |" in page.section(table(), otherwise, standing["T"])  # of one name, of other settings
+
+
+def test_a_row_whose_command_is_refused_by_now_stands_under_one_that_runs() -> None:
+    def shown(**settings: Any) -> str:
+        return page.section(table(**settings), None, standing)
+
+    rows = [row(name, {"dataset": "adult"}, {"test/accuracy": 0.8, "epsilon": 1.0}) for name in ("dpsgd", "auto_s")]
+    standing = page.published(f"# Page\n\n{page.section(table(), rows, {})}\n")["T"]
+    assert shown() == page.section(table(), rows, {})  # rows of a sweep that is not asked for stay
+    lines = shown(kept={"`dpsgd`": "kedro run --pipeline=custom   # 0"}, setting="A network.").splitlines()
+    assert "**Setting.** A network. Seeds: 1." in lines
+    assert [line for line in lines if line.startswith("kedro run")][-1] == "kedro run --pipeline=custom   # 0"
+    assert not [line for line in lines if line.startswith("kedro run --pipeline=dpsgd ")]
+    assert sum(line.startswith("| `dpsgd` ") for line in lines) == 1
 
 
 def test_records_hold_what_the_tables_show_and_every_table_stands_on_the_page() -> None:

@@ -2,6 +2,7 @@
 
     kedro sweep dpsgd_f_table              # and the other sweeps that tables.yml names
     python benchmarks/reproduce/page.py    # two minutes; `--check` only says what is missing
+    python benchmarks/reproduce/page.py --only dpsgd_f_table    # rows of other sweeps stay; `--only ""`: words alone
 
 First the finished cells of this project's MLflow store are added to `records.jsonl`, which is committed: it holds what
 the tables show of every cell, so that seeds can be added on another machine and a third person can compare theirs
@@ -67,6 +68,8 @@ class Table(Strict):
         printed: algorithm, or a row's whole label → the paper's figures, in the order of the columns; null where it
             prints none.
         differ: why ours and the paper's differ.
+        setting: network and whose settings these are, where that is not what the page says of the sweep.
+        kept: label → command of rows of the present page that stay although the sweep has them no more.
     """
 
     sweep: str
@@ -82,12 +85,18 @@ class Table(Strict):
     against: str = ""
     printed: Mapping[str, Sequence[float | None]] = {}
     differ: str = ""
+    setting: str = ""
+    kept: Mapping[str, str] = {}
 
 
 class Page(Strict):
-    """The whole page: words, tables, words."""
+    """The whole page: words, tables, words.
+
+    `settings`: network and whose settings, by sweep.
+    """
 
     head: str
+    settings: Mapping[str, str] = {}
     tables: Sequence[Table]
     foot: str
 
@@ -156,14 +165,17 @@ def main() -> None:
     """Write the page, or say what is missing."""
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--check", action="store_true", help="only say which cells are missing")
-    check = arguments.parse_args().check
+    arguments.add_argument("--only", help="sweeps, by commas: rows of the others stay as the page has them")
+    options = arguments.parse_args()
     bootstrap_project(ROOT)
     page = Page.model_validate(yaml.safe_load(TABLES.read_text(encoding="utf-8")))
     project = project_at(ROOT)
     store, experiment = project.store()
     grids = project.grids()
     # once per sweep: resolving a cell's settings takes longer than all else here
-    cells = {name: project.cells(choose_grid(grids, name, {})) for name in dict.fromkeys(t.sweep for t in page.tables)}
+    names = dict.fromkeys(table.sweep for table in page.tables)
+    chosen = names if options.only is None else [name for name in names if name in options.only.split(",")]
+    cells = {name: project.cells(choose_grid(grids, name, {})) for name in chosen}
     known = read_records()
     for name, some in cells.items():
         metrics = shown_metrics([table for table in page.tables if table.sweep == name])
@@ -171,12 +183,13 @@ def main() -> None:
     standing = published(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
     parts, missing = [page.head.strip()], []
     for table in page.tables:
-        rows = rows_of(table, cells[table.sweep], known)
-        missing += [str(cell) for row in rows for cell in row.cells if cell.seed not in row.records]
-        parts.append(section(table, rows, standing.get(table.title, {})))
+        rows = rows_of(table, cells[table.sweep], known) if table.sweep in cells else None
+        missing += [str(cell) for row in rows or () for cell in row.cells if cell.seed not in row.records]
+        told = table.model_copy(update={"setting": table.setting or page.settings[table.sweep]})
+        parts.append(section(told, rows, standing.get(table.title, {})))
     for cell in dict.fromkeys(missing):
         print(f"no record: {cell}", file=sys.stderr)
-    if check:
+    if options.check:
         sys.exit(bool(missing))
     write_records(known)
     PAGE.write_text("\n\n".join([*parts, page.foot.strip()]) + "\n", encoding="utf-8")
@@ -302,20 +315,17 @@ def published(text: str) -> dict[str, Standing]:
     return tables
 
 
-def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
-    """Heading, words, table, and the command of every row."""
+def section(table: Table, rows: Sequence[Row] | None, standing: Standing) -> str:
+    """Heading, words, table, and the command of every row; without `rows` those that stand."""
     lines = [f"## {table.title}", "", table.text.strip(), ""] if table.text else [f"## {table.title}", ""]
     lines += [f"`kedro sweep {table.sweep}`", ""]
-    reference = next((row for row in rows if row.name == table.against), None)
-    first = max(rows, key=lambda row: len(row.records), default=None)
-    entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first and table.baseline else []
-    for label, row in zip(labels(rows), rows, strict=True):
-        for one in [row.after(epoch) for epoch in table.epochs] or [row]:
-            told = label if one.epoch is None else f"{label}, {one.epoch} epochs"
-            entries.append(entry(told, one, table, table.runs, reference, standing))
-    made = [one for one in entries if one is not None]
+    made = list(standing.values()) if rows is None else entries_of(table, rows, standing)
+    made = [one for one in made if one not in [standing.get(label) for label in table.kept]]
+    made += [(standing[label][0], command) for label, command in table.kept.items() if label in standing]
     if not made:
         return "\n".join([*lines, "Not run yet."])
+    if table.setting:
+        lines += [f"**Setting.** {table.setting.strip()} Seeds: {seeds_of(made)}.", ""]
     headings = [*table.columns, *([f"{next(iter(table.columns))}, against `{table.against}`"] if table.against else [])]
     lines += [
         "| | seeds | sound ε | ε as published | " + " | ".join(headings) + " |",
@@ -329,6 +339,24 @@ def section(table: Table, rows: Sequence[Row], standing: Standing) -> str:
         lines += ["", table.differ.strip()]
     lines += ["", "<details><summary>Every row's command</summary>", "", "```sh"]
     return "\n".join([*lines, *(command for _, command in made if command), "```", "", "</details>"])
+
+
+def entries_of(table: Table, rows: Sequence[Row], standing: Standing) -> list[tuple[str, str]]:
+    """Line and command of the baseline and of every row that is finished."""
+    reference = next((row for row in rows if row.name == table.against), None)
+    first = max(rows, key=lambda row: len(row.records), default=None)
+    entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first and table.baseline else []
+    for label, row in zip(labels(rows), rows, strict=True):
+        for one in [row.after(epoch) for epoch in table.epochs] or [row]:
+            told = label if one.epoch is None else f"{label}, {one.epoch} epochs"
+            entries.append(entry(told, one, table, table.runs, reference, standing))
+    return [one for one in entries if one is not None]
+
+
+def seeds_of(made: Sequence[tuple[str, str]]) -> str:
+    """How many seeds the lines of a table have, `3` or `1 to 5`."""
+    counts = sorted({int(line.split(" | ")[1]) for line, _ in made})
+    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def entry(

@@ -24,6 +24,11 @@ RECORDS, EPOCHS = 200, 3
 
 @pytest.fixture(scope="module")
 def history() -> pd.DataFrame:
+    """Drawn once."""
+    return trained()
+
+
+def trained() -> pd.DataFrame:
     """Three epochs of full-batch DPSGD with diagnostics."""
     torch.manual_seed(0)
     labels = torch.arange(RECORDS) % 2
@@ -65,4 +70,31 @@ def test_the_diagnostic_figures_draw_what_was_logged(history):
     assert len(figures.diagnostic_distribution({"dpsgd": history}, "cosine").data) == 1
     assert figures.diagnostics_in({"dpsgd": history}) == ["batch_size", "nonfinite", "mean_weight", "cosine"]
     assert figures.diagnostic_curve({"dpsgd": history}, "cosine").data[0].y[-1] == history["nonprivate/cosine"].iloc[-1]
-    assert [t.name for t in figures.group_gradient_norms(history, "dpsgd").data] == ["0", "1"]
+    assert [t.name for t in figures.group_diagnostic(history, "dpsgd").data] == ["0", "1"]
+
+
+def test_a_groups_terms_are_those_of_its_own_gradients(history):
+    """One step per epoch, at the first on parameters that are known: everything can be computed by hand."""
+    torch.manual_seed(0)
+    features = torch.rand(RECORDS, 4)
+    model = nn.Linear(4, 2)
+    error = model(features).softmax(1).detach() - nn.functional.one_hot(torch.arange(RECORDS) % 2, 2)
+    gradients = torch.cat([(error[:, :, None] * features[:, None]).flatten(1), error], dim=1)
+    first = history.iloc[0]
+    for group in (0, 1):
+        mine = gradients[group::2]
+        norms = mine.norm(dim=1)
+        assert first[f"nonprivate/above/{group}"] == pytest.approx(float((norms > 0.5).float().mean()))
+        assert first[f"nonprivate/excess/{group}"] == pytest.approx(float((norms - 0.5).clamp(min=0).mean()), rel=1e-5)
+        assert first[f"nonprivate/mean_gradient/{group}"] == pytest.approx(float(mine.mean(0).norm()), rel=1e-5)
+        # σ·C·√d, d = 10, over the group's 100 records of the batch
+        assert first[f"nonprivate/noise/{group}"] == pytest.approx(1.0 * 0.5 * 10**0.5 / 100, rel=1e-5)
+
+
+def test_a_secure_run_logs_nothing_more_of_its_groups(history, monkeypatch):
+    monkeypatch.setattr(SeededRandom, "repeatable", False)
+    columns = trained().columns
+    assert "nonprivate/gradient_norm/0" in columns
+    assert not [
+        c for c in columns if c.startswith(("nonprivate/above", "nonprivate/excess", "nonprivate/mean_gradient"))
+    ]

@@ -232,7 +232,7 @@ def test_diagnostics_take_the_last_epochs_and_say_they_are_not_private(sample):
     assert [t.name for t in chart.data] == ["dpsgd", "dpsgd_f"]
     assert list(chart.data[0].x) == list(range(11, 21))
     assert "not private" in chart.layout.title.text
-    assert len(figures.group_gradient_norms(sample.histories["dpsgd"], "dpsgd").data) == 10
+    assert len(figures.group_diagnostic(sample.histories["dpsgd"], "dpsgd").data) == 10
 
 
 def test_diagnostics_that_an_algorithm_adds_are_drawn_too():

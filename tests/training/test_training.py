@@ -17,7 +17,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpsgd_quantile import QuantileCount
-from equidp.data.records import Membership, Records, Schema
+from equidp.data.records import Membership, Records, Schema, Split
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
@@ -26,6 +26,7 @@ from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, Trai
 from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import privacy_report
 from equidp.training import digests, plan_run, privacy_statement, record_loss, train_model
+from equidp.training.conclusion import Trained
 
 CPU = torch.device("cpu")
 
@@ -120,6 +121,30 @@ def test_the_history_of_a_run_that_stops_early_ends_in_its_epsilon() -> None:
     assert capped == [Event(1 / 6, 1.0, 30)]
     assert path.iloc[-1] == trained.privacy["epsilon"] == epsilon(capped, 1e-5).value
     assert path.is_monotonic_increasing
+
+
+def test_an_energy_of_test_records_is_told_and_refused_where_a_run_is_released() -> None:
+    features = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+    labels = (features[:, 0] > 0.5).long()
+    schema = Schema("toy", "tabular", (2,), ("a", "b"), {"class": ("a", "b")}, ("x", "y"))
+    parts = split(Records(features, labels, {"class": labels}, schema), seed=0, membership="strata")
+    settings = TrainingSettings(epochs=2, batch_size=24, device="cpu")
+
+    def trained(energy: str, parts: Split, *, secure: bool = False) -> Trained:
+        privacy = PrivacySettings(noise_multiplier=1.0, secure=secure)
+        algorithm = algorithm_settings("sa_dpsgd", {"energy_records": 16, "energy": energy}).build()
+        plan = plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=settings)
+        return train_model(
+            algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+            training=settings, seed=0, progress=False,
+        )  # fmt: skip
+
+    by_test, by_public = trained("test", parts), trained("public", dataclasses.replace(parts, public=parts.test))
+    assert by_test.history.equals(by_public.history)  # the same decisions
+    assert any("loss of *test* records decided" in told for told in by_test.privacy["releases"])
+    assert not any("*test*" in told for told in by_public.privacy["releases"])
+    with pytest.raises(EquidpError, match="not in a secure run"):
+        trained("test", parts, secure=True)
 
 
 @pytest.mark.parametrize(("name", "uses"), [("sa_dpsgd", True), ("dpsgd", False)])

@@ -6,7 +6,8 @@ far (Q_0 until the first). A refusal restores parameters, optimiser and momentum
 
 Where we depart from the text, and why:
 - J is the mean loss over *public* records set apart from training and test; the paper takes the test set, which biases
-  its accuracy. Acceptance is then post-processing, and the public records have no guarantee.
+  its accuracy (`energy: test` does so too, for reproduction alone). Acceptance is then post-processing, and the public
+  records have no guarantee.
 - Every candidate is charged, accepted or not: the accepted ones say which candidates were refused. The paper charges
   accepted steps only, on the ground that refused ones are never seen; but what is seen depends on them.
 - `stop_on: published_epsilon` stops as the paper does, when its own count of accepted steps is used up. How many
@@ -54,7 +55,7 @@ class Annealing(Acceptance):
     """Q_0."""
     max_rejections: Annotated[int, Field(ge=0)] = 10
     """μ_0."""
-    energy: Literal["public", "private"] = "public"
+    energy: Literal["public", "private", "test"] = "public"
     energy_records: Count = 1024
     """Public records in J, or the expected size q_J·N of V."""
     energy_noise_multiplier: NoiseLevel = "10x"
@@ -82,8 +83,18 @@ class Annealing(Acceptance):
         return self.energy_records if self.energy == "public" else 0
 
     @property
+    def on_test(self) -> bool:
+        """As the paper does."""
+        return self.energy == "test"
+
+    @property
     def released(self) -> str:
         """Decisions, and what a private energy releases."""
+        if self.energy == "test":
+            return (
+                "Which candidate steps were accepted, as the loss of *test* records decided: figures of test records "
+                "are of a model chosen by them, and say nothing of other records."
+            )
         if self.energy == "public":
             return "Which candidate steps were accepted, as the loss of public records decided."
         return "The noised change of a sample's clipped losses, for every candidate step."
@@ -104,7 +115,7 @@ class Annealing(Acceptance):
 
     def candidate_events(self, plan: Plan) -> tuple[Event, ...]:
         """(q_J, σ_J) for a private energy."""
-        if self.energy == "public":
+        if self.energy != "private":
             return ()
         return (Event(self.energy_rate(plan), noise_level(self.energy_noise_multiplier, plan)),)
 
@@ -125,7 +136,7 @@ class Annealing(Acceptance):
 
     def start(self, run: Run) -> Accepting:
         """Keeps counters, and the energy of the current iterate."""
-        return PublicAnnealing(self, run) if self.energy == "public" else PrivateAnnealing(self, run)
+        return PrivateAnnealing(self, run) if self.energy == "private" else PublicAnnealing(self, run)
 
 
 class _Annealing(Accepting):
@@ -174,7 +185,7 @@ class _Annealing(Accepting):
 
 
 class PublicAnnealing(_Annealing):
-    """Energy on public records; no event of its own."""
+    """Energy on public (or test) records; no event of its own."""
 
     current: float | None = None
 
@@ -249,10 +260,11 @@ class SADPSGD(AlgorithmSettings):
     """Q_0."""
     max_rejections: Annotated[int, Field(ge=0)] = 10
     """μ_0: after so many refusals in a row a candidate is accepted anyway (5 on CIFAR-10)."""
-    energy: Literal["public", "private"] = "public"
-    """Whether J is a public set's loss, or a noised loss of training records."""
+    energy: Literal["public", "private", "test"] = "public"
+    """What J is the loss of: `public` records, `private` (noised) ones, or `test` records as in the paper, for
+    reproduction alone: test figures are then of a selection on them, and no secure run may have them."""
     energy_records: Count = 1024
-    """Public records in J, or expected size of the private sample."""
+    """Public or test records in J, or expected size of the private sample."""
     energy_noise_multiplier: NoiseLevel = "10x"
     """σ_J, private energy only; a ratio such as "10x" is to the noise multiplier."""
     loss_bound: Positive = 4.0

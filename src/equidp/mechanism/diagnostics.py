@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,10 @@ HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "cosine": tuple(k / 10 for k in range(-10, 10)),
 }
 """Lower edges of the bins in which diagnostics count records' norms and steps' cosines; the last bin is open."""
+
+
+MOST_NUMBERS = 2**25
+"""Groups × parameters for which the gradients of every group are added up apart."""
 
 
 def binned(values: Tensor, edges: tuple[float, ...]) -> Tensor:
@@ -56,8 +60,31 @@ class Diagnostics:
             }
         )
 
-    def step(self, used: Tensor) -> None:
-        """Compare what the optimiser is given, `[d]`, with the plain sum of the batch's gradients."""
+    def group_chunk(
+        self, norms: Tensor, groups: Tensor, size: int, bounds: Tensor | None, sums: Sequence[Tensor]
+    ) -> None:
+        """Add up what DPSGD-F's Eq. 1 says of each group: what its bound cuts off, and its gradient.
+
+        Args:
+            norms, groups, size: as in `chunk`.
+            bounds: `[u]` or `()`, C of each record; None where the algorithm has none.
+            sums: `[d]` for every group, the sum of its finite gradients; empty where that was too much.
+        """
+        zeros = torch.zeros(size, device=norms.device)
+        if bounds is not None:
+            excess = torch.where(norms.isfinite(), norms - bounds, 0.0).clamp(min=0)
+            above = (excess > 0).float()
+            self.observe({"group_above": zeros.index_add(0, groups, above)})
+            self.observe({"group_excess": zeros.index_add(0, groups, excess)})
+        if sums:
+            self.observe({"group_gradient": torch.stack(list(sums))})
+
+    def step(self, used: Tensor, noise: Tensor) -> None:
+        """Compare what the optimiser is given, `[d]`, with the plain sum of the batch's gradients.
+
+        `noise`, `()`: σ·Δ·√d, the expected length of the step's noise to within 1/(4d) of it.
+        """
+        self.observe({"noise": noise})
         if self.clean_sum is None:
             return
         clean, self.clean_sum = self.clean_sum, None
@@ -72,13 +99,14 @@ class Diagnostics:
             return {}
         units = totals["units"].clamp(min=1)
         mean_norm = totals["group_norm"] / totals["group_units"].clamp(min=1)
+        of_group = {"gradient_norm": mean_norm, **self._group_terms()}
         shares = {name: float(value / units) for name, value in totals.items() if name.startswith("nonprivate/")}
         return {
             "nonprivate/batch_size": float(totals["units"]) / steps,
             "nonprivate/nonfinite": float(totals["nonfinite"]),
             "nonprivate/mean_weight": float(totals["weight"] / units),
             "nonprivate/cosine": float(totals["cosine"]) / steps,
-            **{f"nonprivate/gradient_norm/{k}": float(v) for k, v in enumerate(mean_norm)},
+            **{f"nonprivate/{name}/{k}": float(v) for name, values in of_group.items() for k, v in enumerate(values)},
             **shares,
             **{
                 f"nonprivate/{name}_histogram/{edge:.3f}": float(count)
@@ -86,3 +114,17 @@ class Diagnostics:
                 for edge, count in zip(edges, totals[f"{name}_histogram"], strict=True)
             },
         }
+
+    def _group_terms(self) -> dict[str, Tensor]:
+        """`[G]` each, over the epoch: Eq. 1's two terms with n, C and the noise, and the length of the mean gradient.
+
+        The noise is shared by all; one group's estimate, the mean over its b_k records of a batch, gets 1/b_k of it.
+        """
+        totals, units = self.totals, self.totals["group_units"].clamp(min=1)
+        terms = {}
+        if "group_above" in totals:
+            terms = {"above": totals["group_above"] / units, "excess": totals["group_excess"] / units}
+            terms["noise"] = totals["noise"] / units
+        if "group_gradient" in totals:
+            terms["mean_gradient"] = totals["group_gradient"].norm(dim=1) / units
+        return terms

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from equidp.accounting.plan import Plan
 from equidp.gradients.engine import GradientEngine
 from equidp.mechanism.augmentation import Augmentation
-from equidp.mechanism.diagnostics import Diagnostics
-from equidp.mechanism.parts import Contributing, Draw, Sampling, SideRelease
+from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
+from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.parts import Contributing, Draw, Sampling, SideRelease, StepFacts, per_record
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import global_random, set_global_random
 
@@ -25,6 +26,7 @@ class Looking:
     model: nn.Module
     engine: GradientEngine
     population: Population
+    random: RandomSource
     contributing: Contributing
     public_part: Labelled | None
     physical_batch_size: int | None
@@ -111,16 +113,25 @@ class Looking:
     def _look_size(self) -> int:
         return self.physical_batch_size or LOOK_BATCH
 
-    def _observe(self, norms: Tensor, weights: Tensor, batch: Batch) -> None:
+    def _observe(
+        self, norms: Tensor, weights: Tensor, batch: Batch, public: Mapping[str, Tensor] | None = None
+    ) -> None:
         if self.diagnostics is None:
             return
-        clean = self.contributing.weighted_sum(norms.isfinite().float())
-        self.diagnostics.chunk(norms, weights, batch.groups, self.plan.groups, clean)
+        finite, groups, size = norms.isfinite(), batch.groups, self.plan.groups
+        clean = self.contributing.weighted_sum(finite.float())
+        self.diagnostics.chunk(norms, weights, groups, size, clean)
         self.diagnostics.observe(self.sampling.diagnostics())
+        if not self.random.repeatable:  # a secure run tells no more than it did
+            return
+        few = range(size if size * self.engine.dimension <= MOST_NUMBERS else 0)
+        sums = [self.contributing.weighted_sum((finite & (groups == k)).float()) for k in few]
+        bounds = per_record(public or {}, groups).get("clip_norm")
+        self.diagnostics.group_chunk(norms, groups, size, bounds, sums)
 
-    def _observe_step(self, used: Tensor) -> None:
+    def _observe_step(self, used: Tensor, facts: StepFacts) -> None:
         if self.diagnostics is not None:
-            self.diagnostics.step(used)
+            self.diagnostics.step(used, facts.noise_multiplier * facts.sensitivity * facts.dimension**0.5)
 
     def _diagnostic_row(self) -> dict[str, float]:
         assert self.diagnostics is not None

@@ -237,7 +237,7 @@ class Trainer(Looking):
             total, facts = self._noisy_sum(draws, batches, segment)
         else:
             total, facts = self._plain_sum(batches), self._facts(0.0, torch.zeros((), device=self.population.device))
-        self._observe_step(total)
+        self._observe_step(total, facts)
         # divided by the *expected* batch size: the actual one is private
         self.engine.apply_gradient(self.updating.direction(total, facts), over=self.plan.batch_size)
         self._set_rate()
@@ -346,7 +346,7 @@ class Trainer(Looking):
                 weights = torch.where(mask, weights, 0.0)
             part = self.contributing.weighted_sum(weights)
             total = part if total is None else total + part
-            self._observe(fresh, weights, batch)
+            self._observe(fresh, weights, batch, public)
         assert total is not None  # an empty batch is one empty chunk
         return total
 

@@ -172,7 +172,8 @@ def _diagnostic_figures(histories: Mapping[str, pd.DataFrame]) -> Iterator[tuple
     for quantity in figures.diagnostics_in(histories):
         yield figures.diagnostic_curve(histories, quantity), outside
     for name, history in histories.items():
-        yield figures.group_gradient_norms(history, name), outside
+        for quantity in figures.GROUP_DIAGNOSTICS:
+            yield figures.group_diagnostic(history, name, quantity), outside
 
 
 def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[tuple[str, str, str]]:

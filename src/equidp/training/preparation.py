@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
-from equidp.data.records import Membership, Split
+from equidp.data.records import Membership, Records, Split
 from equidp.errors import EquidpError
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
@@ -90,6 +90,7 @@ def prepare(
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     device, algorithm = device_of(training), algorithm.averaged(training.average)
     loss = loss_of(training, split.train.schema, device)
+    public = _public_part(algorithm, split, privacy, peers)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
     views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
@@ -102,7 +103,7 @@ def prepare(
         asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
             "initial_model": initial_state(network),
             "records": fingerprint(split.train),
-            "public": fingerprint(split.public) if algorithm.needs_public else None,
+            "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
         }
         budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
         keeper = Checkpointer(
@@ -141,7 +142,7 @@ def prepare(
             "precision": training.precision,
             "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs and algorithm.private else None,
             "diagnostics": training.diagnostics,
-            "public": split.public.to(device) if len(split.public) else None,
+            "public": public.to(device) if len(public) else None,
             "augmentation": views,
         }
         renewed = keeper.renewed if keeper else 0
@@ -159,6 +160,26 @@ def prepare(
         if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
             keeper.close()
         raise
+
+
+def _public_part(algorithm: Algorithm, split: Split, privacy: PrivacySettings, peers: Peers | None) -> Records:
+    """The records that an acceptance may look at without noise.
+
+    Raises:
+        EquidpError: where these are test records, and the run is to be released or its test records are protected.
+    """
+    if not algorithm.acceptance.on_test:
+        return split.public
+    if privacy.secure or privacy.evaluation.epsilon is not None or peers is not None:
+        raise EquidpError(
+            f"{algorithm.name}: energy=test chooses steps by test records, to reproduce a printed figure: not in a "
+            "secure run, not beside privacy.evaluation.epsilon, not on several devices. Take energy=public or private."
+        )
+    logger.warning(
+        "%s: energy=test chooses steps by test records. This run's test figures are no claim about other records.",
+        algorithm.name,
+    )
+    return split.test
 
 
 def warn_of_unmoved(trainer: Trainer, start: Tensor) -> None:

@@ -20,6 +20,11 @@ class Acceptance(Part):
         """How many public records it asks for."""
         return 0
 
+    @property
+    def on_test(self) -> bool:
+        """Whether test records decide: for reproduction alone, as test figures are then of a choice made on them."""
+        return False
+
     def candidate_events(self, plan: Plan) -> tuple[Event, ...]:
         """Releases of its own, for every candidate, taken or not."""
         return ()

@@ -15,10 +15,11 @@ docs/figures.md lists which figure of which paper each one redraws.
 from __future__ import annotations
 
 from equidp.reporting.figures.diagnostics import (
+    GROUP_DIAGNOSTICS,
     diagnostic_curve,
     diagnostic_distribution,
     diagnostics_in,
-    group_gradient_norms,
+    group_diagnostic,
 )
 from equidp.reporting.figures.groups import cost_per_group, group_counts, metric_per_group
 from equidp.reporting.figures.runs import cost_against, metric_against, privacy_utility

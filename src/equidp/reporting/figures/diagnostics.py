@@ -19,6 +19,15 @@ DIAGNOSTICS = {
 }
 """Exact training figures, outside the guarantee: columns `nonprivate/<name>` of a history. Algorithms add others."""
 
+GROUP_DIAGNOSTICS = {
+    "gradient_norm": "mean gradient norm",
+    "mean_gradient": "norm of the mean gradient",
+    "above": "share of gradients above C",
+    "excess": "mean excess over C",
+    "noise": "noise in a group's mean gradient",
+}
+"""The same by group: columns `nonprivate/<name>/<group>`. The last two are the terms of DPSGD-F's Eq. 1."""
+
 
 def diagnostics_in(histories: Mapping[str, pd.DataFrame]) -> list[str]:
     """Names of the exact training figures with one value per epoch, in the order of first appearance."""
@@ -41,11 +50,17 @@ def diagnostic_curve(histories: Mapping[str, pd.DataFrame], quantity: str, last:
     return draw_lines(chart, {a: (h["epoch"], h[column]) for a, h in tails.items()}, known=histories)
 
 
-def group_gradient_norms(history: pd.DataFrame, algorithm: str) -> go.Figure:
-    """Mean gradient norm of every group over the epochs. *Outside the guarantee.*"""
-    prefix = "nonprivate/gradient_norm/"
+def group_diagnostic(history: pd.DataFrame, algorithm: str, quantity: str = "gradient_norm") -> go.Figure:
+    """An exact training figure of every group over the epochs. *Outside the guarantee.*
+
+    Args:
+        history: with `nonprivate/<quantity>/<group>`.
+        algorithm: its name.
+        quantity: one of `GROUP_DIAGNOSTICS`.
+    """
+    name, prefix = GROUP_DIAGNOSTICS[quantity], f"nonprivate/{quantity}/"
     columns = [c for c in history.columns if c.startswith(prefix)]
-    chart = figure(f"Mean gradient norm: {label(algorithm)} (not private)", "epoch", "gradient norm")
+    chart = figure(f"{capital(name)}: {label(algorithm)} (not private)", "epoch", name)
     return draw_lines(chart, {c.removeprefix(prefix): (history["epoch"], history[c]) for c in columns})
 
 

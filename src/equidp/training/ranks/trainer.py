@@ -141,7 +141,7 @@ class ParallelTrainer(Trainer):
         for name, value in sorted(self.diagnostics.totals.items()):
             total = self.peers.sum_to_all(value.clone())
             # every rank has seen the cosine of the whole batch, and only its own part of everything else
-            self.diagnostics.totals[name] = total / self.peers.size if name.startswith("cosine") else total
+            self.diagnostics.totals[name] = total / self.peers.size if name.startswith(("cosine", "noise")) else total
         return super()._diagnostic_row()
 
     def _refuse_different_weights(self) -> None:
