@@ -18,7 +18,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import CrossEntropy
 from equidp.models import build_model, card_options, model_features
-from equidp.models.features import extract
+from equidp.models.features import extract, feature_map
 from equidp.options import dotted
 from equidp.parameters import resolve
 
@@ -218,6 +218,33 @@ def test_a_folder_without_tokenizer_and_a_text_network_for_images_are_refused(be
         source("imdb", {"tokenizer": str(tmp_path)}).schema  # noqa: B018
     with pytest.raises(EquidpError, match=r"has no preprocessor_config\.json, so that nobody knows how its images"):
         build_model("backbone", SCHEMAS["cifar10"], options={"network": f"hf:{bert}"})
+
+
+def test_features_over_views_are_those_of_any_view_and_half_precision_is_near(weights: Path) -> None:
+    images = torch.randint(0, 255, (3, 3, 64, 64), dtype=torch.uint8)
+    schema = Schema(**{**vars(SCHEMAS["cifar10"]), "shape": (3, 64, 64)})
+
+    def found(pixels: torch.Tensor, **more: object) -> torch.Tensor:
+        with torch.no_grad():
+            return feature_map("network", schema, options(weights, size=64, **more))(pixels)
+
+    for count, same in ((2, (images.flip(2, 3),)), (8, (images.flip(3), images.transpose(2, 3)))):
+        mean = found(images, views=count)
+        assert all(torch.allclose(mean, found(view, views=count), atol=1e-5) for view in same)
+        assert not torch.allclose(mean, found(images), atol=1e-4)
+    half = found(images, precision="bf16")
+    assert half.dtype == torch.float32
+    assert 0 < float((half - found(images)).norm() / half.norm()) < 0.02
+    assert torch.equal(half[:1], found(images[:1], precision="bf16")), "a record's features depend on it alone"
+
+
+def test_views_and_precision_of_features_are_refused_where_there_are_none(bert: Path, reviews: Records) -> None:
+    with pytest.raises(EquidpError, match=r"precision of features have no effect unless training\.trainable is head"):
+        build_model(
+            "backbone", reviews.schema, options={"network": f"hf:{bert}", "precision": "bf16", "trainable": "norm"}
+        )
+    with pytest.raises(EquidpError, match=r"model\.options\.views=4: a text has one view"):
+        build_model("backbone", reviews.schema, options={"network": f"hf:{bert}", "views": 4})
 
 
 def test_a_missing_library_is_one_sentence(weights: Path, monkeypatch) -> None:

@@ -12,7 +12,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -120,12 +120,16 @@ class NetworkOptions(FeatureOptions):
         network: `timm:<name>`, `torchvision:<name>` or `hf:<folder>`.
         weights: path of a `.safetensors` file or its folder, or `download`; empty for `hf`.
         size: side that images are resized to; 0 for the network's own.
+        precision: of the network's computations, float32 or bf16.
+        views: of an image, over which features are averaged: 1, 2, 4 or 8.
         config: of a folder that is not at hand.
     """
 
     network: str
     weights: str = ""
     size: int = 0
+    precision: Literal["float32", "bf16"] = "float32"
+    views: Literal[1, 2, 4, 8] = 1
     config: dict[str, Any] = Field(default_factory=dict)
 
 

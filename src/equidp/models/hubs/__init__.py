@@ -18,9 +18,9 @@ from equidp.data.records import Schema
 from equidp.errors import EquidpError, unknown_name
 from equidp.models.hubs import folder, named
 from equidp.models.hubs.folder import config_of
-from equidp.models.hubs.network import Network
+from equidp.models.hubs.network import Network, Precision, Views
 
-__all__ = ["Network", "check_name", "config_of", "identity", "open_network"]
+__all__ = ["Network", "Precision", "Views", "check_name", "config_of", "identity", "open_network"]
 
 
 class Asked(Protocol):
@@ -32,6 +32,10 @@ class Asked(Protocol):
     def weights(self) -> str: ...
     @property
     def size(self) -> int: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def views(self) -> Views: ...
     @property
     def config(self) -> Mapping[str, Any]: ...
 
@@ -69,7 +73,7 @@ def open_network(asked: Asked, schema: Schema, *, files: bool = True) -> Network
     """The network for a dataset's raw images, or for the tokens of its own tokenizer; frozen.
 
     Args:
-        asked: library and name, weights, size of images.
+        asked: library and name, weights, size of images, precision, views.
         schema: of the records.
         files: False for a network that gets trained weights: the files may be missing.
 
@@ -78,6 +82,7 @@ def open_network(asked: Asked, schema: Schema, *, files: bool = True) -> Network
     """
     library, name = check_name(asked.network)
     network = OPENERS[library](name, asked, schema, files)
+    network.compute(asked.precision, asked.views)
     network.measure(schema, asked.network)
     return network.requires_grad_(False).eval()
 

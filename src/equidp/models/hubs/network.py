@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ IMAGES, TEXTS = 32, 32
 """Records at a time where features are only computed: few, so that memory stays small at 224 pixels."""
 STEP = 32
 """Lengths are rounded up to a multiple of it, so that a text's result depends on its own length alone."""
+Precision = Literal["float32", "bf16"]
+Views = Literal[1, 2, 4, 8]
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError, AttributeError)
 
 
@@ -37,10 +39,18 @@ class Network(nn.Module):
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
-        self.body = body
+        self.body, self.computed_in, self.views = body, torch.float32, 1
         for module in body.modules():
             if getattr(module, "inplace", False) is True:  # what a layer gave may be needed again
                 module.inplace = False  # type: ignore[assignment]
+
+    def compute(self, precision: Precision, views: Views) -> None:
+        """Round the body's numbers, preparation and results excepted; take the mean over views of an image."""
+        if precision == "bf16":
+            self.body, self.computed_in = self.body.to(torch.bfloat16), torch.bfloat16
+        if views > 1 and self.kind != "image":
+            raise EquidpError(f"model.options.views={views}: a {self.kind} has one view; leave the option out.")
+        self.views = views
 
     def measure(self, schema: Schema, name: str) -> None:
         """Take the width from features of one empty record.
@@ -97,11 +107,23 @@ class ImageNetwork(Network):
             pixels = nn.functional.interpolate(pixels, (self.size, self.size), mode=self.interpolation, **how)
             pixels = pixels.clamp(0, 1)  # bicubic goes beyond
         # up to twice as fast on a CPU, and the same numbers but for rounding
-        return self.pooled(((pixels - self.mean) / self.sd).contiguous(memory_format=torch.channels_last))
+        scaled = ((pixels - self.mean) / self.sd).to(self.computed_in)
+        found = [
+            self.pooled(view.contiguous(memory_format=torch.channels_last)).float()
+            for view in views_of(scaled, self.views)
+        ]
+        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
 
     def pooled(self, pixels: Tensor) -> Tensor:
         """The body's one row per image."""
         return self.body(pixels)
+
+
+def views_of(images: Tensor, count: int) -> Iterator[Tensor]:
+    """Images `[b, c, side, side]`; with 2 also turned by half, with 4 also mirrored, with 8 these also transposed."""
+    for turned in (images, images.transpose(2, 3))[: 2 if count == 8 else 1]:
+        for sides in ((), (2, 3), (2,), (3,))[: min(count, 4)]:
+            yield turned.flip(sides) if sides else turned
 
 
 class TextNetwork(Network):
@@ -128,7 +150,7 @@ class TextNetwork(Network):
         first = torch.arange(tokens.shape[1], device=tokens.device) == 0
         ids = torch.where(present, tokens - 1, self.padding)
         mask = present | first  # of an empty text the first place is read, as nothing of nothing is no number
-        hidden = self.body(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        hidden = self.body(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
         if self.pooling == "cls":
             return hidden[:, 0]
         weights = mask.unsqueeze(2).to(hidden.dtype)
