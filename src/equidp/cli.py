@@ -25,6 +25,9 @@ LISTS = frozenset({
 TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.source", "data.split_by", "privacy.unit")
 """Settings of `--params` that are taken as typed: as numbers `01` and `1`, or `4e999` and `7e999`, would be one."""
 
+BELOW = ("report.tags.", "data.options.")
+"""And those that begin so, where a number would be written otherwise: the column `010` is not 10."""
+
 
 class Repeatable(click.Command):
     """A command whose options may be repeated: lists are joined, and another option with two values is refused.
@@ -42,12 +45,22 @@ class Repeatable(click.Command):
         found = super().parse_args(ctx, [*(f"{max(o.opts, key=len)}={text}" for o, text in joined.items()), *rest])
         typed = next((text for option, text in joined.items() if option.name == "params"), "")
         if isinstance(params := ctx.params.get("params"), dict):
-            for item in typed.split(","):
-                name, _, value = item.strip().partition("=")
-                if name in TEXTS:
-                    *above, last = name.split(".")
-                    reduce(dict.__getitem__, above, params)[last] = value
+            self._keep_as_typed(typed, params, ctx)
         return found
+
+    def _keep_as_typed(self, typed: str, params: dict[str, Any], ctx: click.Context) -> None:
+        """Undo what Kedro makes of texts in `--params`, and refuse two values of one setting."""
+        given: dict[str, str] = {}
+        for item in typed.split(","):
+            name, _, value = (part.strip() for part in item.partition("="))
+            if given.setdefault(name, value) != value:
+                both = f"{given[name]} and as {value}"
+                raise click.UsageError(f"--params gives {name} twice, as {both}: give one.", ctx)
+            *above, last = name.split(".")
+            if name in TEXTS or name.startswith(BELOW):
+                block = reduce(dict.__getitem__, above, params)
+                kept = name in TEXTS or (type(block[last]) in (int, float) and str(block[last]) != value)
+                block[last] = value if kept else block[last]
 
     def _gathered(self, args: list[str]) -> tuple[list[str], dict[click.Option, list[str]]]:
         """All else that stands on the command line, and the values of each option."""
