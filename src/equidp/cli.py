@@ -44,23 +44,15 @@ class Repeatable(click.Command):
         joined = {option: ",".join(values) if option.name in LISTS else values[-1] for option, values in given.items()}
         found = super().parse_args(ctx, [*(f"{max(o.opts, key=len)}={text}" for o, text in joined.items()), *rest])
         typed = next((text for option, text in joined.items() if option.name == "params"), "")
-        if isinstance(params := ctx.params.get("params"), dict):
-            self._keep_as_typed(typed, params, ctx)
-        return found
-
-    def _keep_as_typed(self, typed: str, params: dict[str, Any], ctx: click.Context) -> None:
-        """Undo what Kedro makes of texts in `--params`, and refuse two values of one setting."""
-        given: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for item in typed.split(","):
             name, _, value = (part.strip() for part in item.partition("="))
-            if given.setdefault(name, value) != value:
-                both = f"{given[name]} and as {value}"
+            if settings.setdefault(name, value) != value:
+                both = f"{settings[name]} and as {value}"
                 raise click.UsageError(f"--params gives {name} twice, as {both}: give one.", ctx)
-            *above, last = name.split(".")
-            if name in TEXTS or name.startswith(BELOW):
-                block = reduce(dict.__getitem__, above, params)
-                kept = name in TEXTS or (type(block[last]) in (int, float) and str(block[last]) != value)
-                block[last] = value if kept else block[last]
+        if isinstance(params := ctx.params.get("params"), dict):
+            _keep_as_typed(settings, params)
+        return found
 
     def _gathered(self, args: list[str]) -> tuple[list[str], dict[click.Option, list[str]]]:
         """All else that stands on the command line, and the values of each option."""
@@ -76,6 +68,16 @@ class Repeatable(click.Command):
                 continue
             given.setdefault(known[name], []).append(value if sign else left.pop(0))
         return [*rest, *left], given
+
+
+def _keep_as_typed(settings: Mapping[str, str], params: dict[str, Any]) -> None:
+    """Undo what Kedro makes of texts in `--params`."""
+    for name, value in settings.items():
+        if name in TEXTS or name.startswith(BELOW):
+            *above, last = name.split(".")
+            block = reduce(dict.__getitem__, above, params)
+            kept = name in TEXTS or (type(block[last]) in (int, float) and str(block[last]) != value)
+            block[last] = value if kept else block[last]
 
 
 @click.group(name="equidp")
