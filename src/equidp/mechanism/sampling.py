@@ -15,7 +15,6 @@ from torch import Tensor
 
 from equidp.errors import EquidpError
 
-
 ROWS = 65_536
 """Records that are looked at at once for numbers that are not finite."""
 
