@@ -48,6 +48,21 @@ def test_names_stay_as_typed(given: dict, name: str) -> None:
     assert given["params"] == {"run_label": name, "dataset": name, "data": {"key": name}, "seed": 1}
 
 
+def test_two_values_of_one_setting_are_refused(given: dict) -> None:
+    """OmegaConf would take the last: the first ε would be lost."""
+    with pytest.raises(click.UsageError, match=r"gives privacy\.epsilon twice, as 1 and as 2: give one"):
+        run.main(["--params=privacy.epsilon=1,seed=3", "--params=privacy.epsilon=2"], "run", None, False)
+    run.main(["--params=seed=3", "--params=seed=3"], "run", None, False)
+    assert given["params"] == {"seed": 3}
+
+
+def test_columns_and_tags_that_a_number_would_change_stay_as_typed(given: dict) -> None:
+    options = "data.options.label=010,data.options.size=32,data.options.verify=false,data.options.sizes=[5]"
+    run.main([f"--params={options},report.tags.a=1.50,report.tags.b=7e999"], "run", None, False)
+    assert given["params"]["data"]["options"] == {"label": "010", "size": 32, "verify": False, "sizes": [5]}
+    assert given["params"]["report"]["tags"] == {"a": "1.50", "b": "7e999"}
+
+
 def test_a_sweeps_repeated_lists_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
     monkeypatch.setattr("equidp.cli.project_at", lambda *place: None)

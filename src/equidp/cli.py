@@ -25,6 +25,9 @@ LISTS = frozenset({
 TEXTS = ("dataset", "run_label", "algorithm", "data.key", "data.id", "data.source", "data.split_by", "privacy.unit")
 """Settings of `--params` that are taken as typed: as numbers `01` and `1`, or `4e999` and `7e999`, would be one."""
 
+BELOW = ("report.tags.", "data.options.")
+"""And those that begin so, where a number would be written otherwise: the column `010` is not 10."""
+
 
 class Repeatable(click.Command):
     """A command whose options may be repeated: lists are joined, and another option with two values is refused.
@@ -41,12 +44,14 @@ class Repeatable(click.Command):
         joined = {option: ",".join(values) if option.name in LISTS else values[-1] for option, values in given.items()}
         found = super().parse_args(ctx, [*(f"{max(o.opts, key=len)}={text}" for o, text in joined.items()), *rest])
         typed = next((text for option, text in joined.items() if option.name == "params"), "")
+        settings: dict[str, str] = {}
+        for item in typed.split(","):
+            name, _, value = (part.strip() for part in item.partition("="))
+            if settings.setdefault(name, value) != value:
+                both = f"{settings[name]} and as {value}"
+                raise click.UsageError(f"--params gives {name} twice, as {both}: give one.", ctx)
         if isinstance(params := ctx.params.get("params"), dict):
-            for item in typed.split(","):
-                name, _, value = item.strip().partition("=")
-                if name in TEXTS:
-                    *above, last = name.split(".")
-                    reduce(dict.__getitem__, above, params)[last] = value
+            _keep_as_typed(settings, params)
         return found
 
     def _gathered(self, args: list[str]) -> tuple[list[str], dict[click.Option, list[str]]]:
@@ -63,6 +68,16 @@ class Repeatable(click.Command):
                 continue
             given.setdefault(known[name], []).append(value if sign else left.pop(0))
         return [*rest, *left], given
+
+
+def _keep_as_typed(settings: Mapping[str, str], params: dict[str, Any]) -> None:
+    """Undo what Kedro makes of texts in `--params`."""
+    for name, value in settings.items():
+        if name in TEXTS or name.startswith(BELOW):
+            *above, last = name.split(".")
+            block = reduce(dict.__getitem__, above, params)
+            kept = name in TEXTS or (type(block[last]) in (int, float) and str(block[last]) != value)
+            block[last] = value if kept else block[last]
 
 
 @click.group(name="equidp")

@@ -185,10 +185,10 @@ class TestEnergy:
         # one record joins V: the sum of differences of clipped losses moves by at most c, whatever its losses
         records = lab.records(40)
         records.features[0] = 1e4
-        records.features[1] = float("nan")
         trainer = lab.trainer(
             "sa_dpsgd", {"energy": "private", "energy_records": 40, "loss_bound": 2.0}, records=records, public=None
         )
+        records.features[1] = float("nan")
         accepting = trainer.accepting
         accepting.begin()
         trainer.engine.load_(torch.randn(trainer.engine.dimension, generator=torch.Generator().manual_seed(0)) * 5)

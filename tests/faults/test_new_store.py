@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from equidp.errors import EquidpError
 from equidp.hooks import store
 
 EXPERIMENT = {"name": "equidp", "create_experiment_kwargs": {"artifact_location": "file:///there", "tags": {"a": "b"}}}
@@ -63,3 +64,11 @@ def test_stores_that_are_no_sqlite_file_are_not_made(tmp_path, monkeypatch, uri)
     monkeypatch.chdir(tmp_path)
     store.make_store(uri, EXPERIMENT)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_project_that_was_moved_does_not_write_into_its_old_place(tmp_path, monkeypatch):
+    client = MlflowClient(made(tmp_path))
+    monkeypatch.setattr(store, "MlflowClient", lambda: client)
+    moved = EXPERIMENT | {"create_experiment_kwargs": {"artifact_location": "file:///a%20b/mlartifacts"}}
+    with pytest.raises(EquidpError, match=r"keeps its artifacts in /there, and not in /a b/mlartifacts.*name another"):
+        store._chosen(moved)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import TypeVar
 
 import numpy as np
-from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
+from fairlearn.metrics import MetricFrame
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.intervals import Groups, accuracy_interval, difference_interval, per_group
+from equidp.evaluation.rates import disparity, group_rates, positive_label
 from equidp.tasks import kind_of
 
 Thing = TypeVar("Thing", bound=Hashable)
@@ -29,16 +30,19 @@ Figures = Callable[[NDArray], dict[str, float | None]]
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "mcc", "auroc", "loss", "calibration_error")
 """Measured overall and in every group, in the order they are shown."""
 
-RATES = {rate.__name__: rate for rate in (selection_rate, true_positive_rate, false_positive_rate)}
-"""Fairlearn's, which demographic parity and equalised odds compare."""
-
 CALIBRATION_BINS = 15
 UNPREDICTED = -1
 """The predicted class of a record whose scores are not finite: it equals no label."""
 
 
 def evaluate(
-    scores: NDArray, labels: NDArray, groups: Groups, *, classes: tuple[str, ...], units: NDArray | None = None
+    scores: NDArray,
+    labels: NDArray,
+    groups: Groups,
+    *,
+    classes: tuple[str, ...],
+    units: NDArray | None = None,
+    positive: str = "",
 ) -> dict:
     """Measure a classifier overall and in every group.
 
@@ -49,42 +53,55 @@ def evaluate(
         groups: per grouping, group ids `[n]` and group names. In the grouping `class` accuracy is the class's recall.
         classes: class names, in label order.
         units: `[n]` numbers, equal for records of one unit; None where each is a unit's only one.
+        positive: name of the class whose rates are told; of two classes the second unless given.
 
     Returns:
         `overall` and `groups[grouping][group]` with `count` and the `METRICS`; `worst[grouping]`, the group of lowest
         accuracy; `disparity[grouping]` from Fairlearn for every grouping but `class`. Both are over the groups that
-        `telling` names. `intervals` has the accuracies' intervals over test records (`intervals.py`).
+        `telling` names. `intervals` has the accuracies' intervals over test records (`intervals.py`). Where there is a
+        positive class, `positive_class` and its `rates`, with intervals among these (`rates.py`).
 
     Raises:
         ValueError: if the arrays do not fit each other.
+        EquidpError: `positive` is none of the classes.
     """
     scores, labels = _as_probabilities(scores, len(classes)), np.asarray(labels)
     groups = {grouping: (np.asarray(ids), tuple(names)) for grouping, (ids, names) in groups.items()}
     _check_shapes(scores, labels, groups)
     predicted = _predicted(scores)
     measured = by_group(_figures(scores, predicted, labels), len(labels), groups, METRICS)
-    by_name = measured["groups"]
+    by_name, label = measured["groups"], positive_label(classes, positive)
+    rates, ends = ({}, {}) if label is None else group_rates(predicted, labels, groups, label, units=units)
     return {
         **measured,
         "disparity": {
-            grouping: _disparity(predicted, labels, ids, len(classes), _numbers(telling(by_name[grouping]), names))
+            grouping: disparity(
+                predicted,
+                labels,
+                ids,
+                range(len(classes)) if label is None else [label],
+                _numbers(telling(by_name[grouping]), names),
+            )
             for grouping, (ids, names) in groups.items()
             if grouping != "class"
         },
-        "intervals": per_group(accuracy_interval, groups, predicted == labels, units=units),
+        "intervals": per_group(accuracy_interval, groups, predicted == labels, units=units)
+        | ({"rates": ends} if rates else {}),
+        **({"positive_class": classes[label], "rates": rates} if label is not None and rates else {}),
     }
 
 
 def by_group(
     figures: Figures, count: int, groups: Groups, metrics: Sequence[str], main: str = "accuracy", worst: Callable = min
 ) -> dict:
-    """`overall`, `groups` and `worst` of so many records."""
+    """`overall`, `groups`, `worst` and `spread` of so many records."""
     rows = np.arange(count)
     found = {grouping: _per_group(figures, rows, ids, names, metrics) for grouping, (ids, names) in groups.items()}
     return {
         "overall": _tidy(figures(rows)) if count else _nothing(metrics),
         "groups": found,
         "worst": {grouping: worst_group(of, main, worst) for grouping, of in found.items()},
+        "spread": {grouping: spread(of, main) for grouping, of in found.items()},
     }
 
 
@@ -127,7 +144,7 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
         "overall": task.cost(private["overall"], baseline["overall"]),
         "groups": groups,
         "gap": {
-            grouping: _spread([of[group] for group in telling(private["groups"][grouping])])
+            grouping: _gaps([of[group] for group in telling(private["groups"][grouping])])
             for grouping, of in groups.items()
         },
     }
@@ -207,6 +224,15 @@ def worst_group(figures: Mapping[str, Mapping], main: str = "accuracy", worst: C
     known = {group: value for group, value in known.items() if value is not None}
     group = worst(known, key=known.__getitem__, default=None)
     return {"group": group, main: None if group is None else known[group]}
+
+
+def spread(figures: Mapping[str, Mapping], main: str = "accuracy") -> float | None:
+    """Largest minus smallest main metric of the `telling` groups; None where fewer than two have one.
+
+    Unlike the gap in cost it needs no baseline: it falls where the worst group comes closer to the best.
+    """
+    known = [figures[group][main] for group in telling(figures) if figures[group][main] is not None]
+    return max(known) - min(known) if len(known) > 1 else None
 
 
 _WORDS = {"<=": "le ", ">=": "ge ", "≤": "le ", "≥": "ge ", "<": "lt ", ">": "gt ", "*": " x ", "+": " plus", "–": "-"}
@@ -374,47 +400,6 @@ def _numbers(chosen: Sequence[str], names: Sequence[str]) -> list[int]:
     return [k for k, name in enumerate(names) if name in chosen]
 
 
-def _disparity(predicted: NDArray, labels: NDArray, ids: NDArray, classes: int, among: Sequence[int]) -> dict:
-    """Fairlearn's demographic parity and equalised odds; with more than two classes the mean over one-versus-rest.
-
-    Equalised odds compare true and false positive rates, so a class enters only if every group has records inside and
-    outside it: Fairlearn would count an absent rate as 0.
-    """
-    kept = np.isin(ids, among)
-    predicted, labels, ids = predicted[kept], labels[kept], ids[kept]
-    positives = [1] if classes == 2 else range(classes)
-    parity: list[tuple[float, float]] = []
-    odds: list[float] = []
-    # equal records are handed over once, weighted by their number: Fairlearn takes a microsecond per record and metric
-    kinds, numbers = np.unique(np.stack([ids, labels, predicted]), axis=1, return_counts=True)
-    present = np.unique(kinds[0])
-    for k in positives if len(present) > 1 else ():
-        true, given = (kinds[1] == k).astype(int), (kinds[2] == k).astype(int)
-        # what demographic_parity_* and equalized_odds_difference look at, in one frame instead of one each
-        frame = MetricFrame(
-            metrics=RATES,
-            y_true=true,
-            y_pred=given,
-            sensitive_features=kinds[0],
-            sample_params={rate: {"sample_weight": numbers} for rate in RATES},
-        )
-        difference = frame.difference()
-        parity.append((difference["selection_rate"], frame.ratio()["selection_rate"]))
-        if all(len(np.unique(true[kinds[0] == group])) == 2 for group in present):
-            odds.append(max(difference["true_positive_rate"], difference["false_positive_rate"]))
-    return {
-        "demographic_parity_difference": _mean([difference for difference, _ in parity]),
-        "demographic_parity_ratio": _mean([ratio for _, ratio in parity]),
-        "equalized_odds_difference": _mean(odds),
-    }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    """Mean of the finite values (a ratio is NaN where no record at all was given the class)."""
-    finite = [float(v) for v in values if math.isfinite(v)]
-    return sum(finite) / len(finite) if finite else None
-
-
 def difference(private: Mapping, baseline: Mapping) -> dict:
     """Private minus baseline."""
     names = {metric: "excess_loss" if metric == "loss" else metric for metric in METRICS if metric in private}
@@ -425,7 +410,7 @@ def _minus(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a - b
 
 
-def _spread(costs: Sequence[Mapping]) -> dict:
+def _gaps(costs: Sequence[Mapping]) -> dict:
     gaps: dict[str, float | None] = {}
     for metric in costs[0] if costs else ():
         known = [cost[metric] for cost in costs if cost[metric] is not None]
@@ -445,5 +430,6 @@ def _flat_figures(prefix: str, figures: Mapping) -> Iterator[tuple[str, float | 
         yield from ((f"{prefix}/label/{labels[label]}/{m}", v) for m, v in of["overall"].items() if m != "count")
     for grouping, worst in figures.get("worst", {}).items():
         yield from ((f"{prefix}/worst_group_{m}/{slugs[grouping]}", v) for m, v in worst.items() if m != "group")
+    yield from ((f"{prefix}/spread/{slugs[grouping]}", value) for grouping, value in figures.get("spread", {}).items())
     for grouping, disparities in figures.get("disparity", {}).items():
         yield from ((f"{prefix}/{measure}/{slugs[grouping]}", value) for measure, value in disparities.items())

@@ -11,11 +11,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import mlflow
 from kedro.config import AbstractConfigLoader
 from mlflow import MlflowClient
-from mlflow.entities import ExperimentTag
+from mlflow.entities import Experiment, ExperimentTag
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -70,11 +71,30 @@ def _chosen(experiment: Mapping[str, Any]) -> str:
     found = client.get_experiment_by_name(experiment["name"])
     if found is None:
         client.create_experiment(experiment["name"], **experiment["create_experiment_kwargs"])
-    elif found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
+    else:
+        _refuse_elsewhere(found, experiment["create_experiment_kwargs"].get("artifact_location"))
+        if found.lifecycle_stage == "deleted":
+            client.restore_experiment(found.experiment_id)
     chosen = mlflow.set_experiment(experiment["name"])
     add_views(client, chosen)
     return chosen.experiment_id
+
+
+def _refuse_elsewhere(found: Experiment, wanted: str | None) -> None:
+    """Refuse an experiment whose artifacts go to another local folder than configured: MLflow keeps that for ever.
+
+    A project that was moved or copied would write models and exact figures into its old place.
+    """
+    places = [urlparse(uri) for uri in (found.artifact_location, wanted or "")]
+    if any(place.scheme != "file" for place in places):
+        return
+    old, new = (Path(url2pathname(place.path)) for place in places)
+    if old.resolve() != new.resolve():
+        raise EquidpError(
+            f"Experiment {found.name!r} keeps its artifacts in {old}, and not in {new}, as is configured: was the "
+            "project moved or copied? MLflow cannot change that. Move it back, or name another experiment in "
+            "conf/local/mlflow.yml (tracking: {experiment: {name: …}}). Nothing was run."
+        )
 
 
 def _credentials(config: AbstractConfigLoader, name: str | None) -> dict[str, str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.accounting.plan import Plan
+from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
@@ -35,8 +36,25 @@ class Looking:
     plan: Plan
     sampling: Sampling
     diagnostics: Diagnostics | None
+    _optimizer: torch.optim.Optimizer
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Torch's; another one of `engine.parameters` may take its place."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, other: torch.optim.Optimizer) -> None:
+        moved = {id(parameter) for group in other.param_groups for parameter in group["params"]}
+        if moved != {id(parameter) for parameter in self.engine.parameters}:
+            raise EquidpError(
+                "The optimiser's parameters are not those that are trained: every step would be charged, and none "
+                "would reach the model. Make it of trainer.engine.parameters; what is not to be trained is frozen by "
+                "requires_grad_(False) before the trainer is made."
+            )
+        self._optimizer = other
 
     def expected_batch(self) -> float:
         """Units that this process draws on average, public."""

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from equidp.errors import EquidpError
 
+ROWS = 65_536
+"""Records that are looked at at once for numbers that are not finite."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -100,7 +103,8 @@ class Population:
         by_unit: units are `records.unit` (a person, a lesion) instead of single records.
 
     Raises:
-        EquidpError: if units are asked for and there are none, or there is not one row of each for every record.
+        EquidpError: if units are asked for and there are none, there is not one row of each for every record, or a
+            feature or label is NaN or infinite: such records would be charged for, and add nothing.
     """
 
     def __init__(self, records: Labelled, groups: Tensor, *, by_unit: bool = False) -> None:
@@ -113,6 +117,8 @@ class Population:
                     f"The population has {len(records.labels)} labels, and {len(column)} rows of {name}: give one for "
                     "each record."
                 )
+        for name, column in (("features", records.features), ("labels", records.labels)):
+            _refuse_non_finite(name, column)
         if groups.dtype != torch.int64:
             raise EquidpError(f"The population's groups are {groups.dtype}: give each record an int64 id from 0 on.")
         if not by_unit:
@@ -168,3 +174,17 @@ class Population:
         owners = torch.repeat_interleave(torch.arange(len(units), device=units.device), lengths)
         offsets = torch.arange(len(owners), device=units.device) - (lengths.cumsum(0) - lengths)[owners]
         return self._members[self._starts[units][owners] + offsets], owners
+
+
+def _refuse_non_finite(name: str, column: Tensor) -> None:
+    """Refuse records whose gradients would be NaN; part by part, as a mask of all may not fit."""
+    if not column.is_floating_point():
+        return
+    for start, part in zip(range(0, len(column), ROWS), column.split(ROWS), strict=True):
+        finite = part.isfinite().flatten(1).all(1) if part.dim() > 1 else part.isfinite()
+        if not bool(finite.all()):
+            row = start + int(finite.int().argmin())
+            raise EquidpError(
+                f"The {name} of record {row} (from 0) are not finite: its gradient would count as 0, and the budget be "
+                "spent on nothing. Leave such records out, or give missing numbers a public constant."
+            )

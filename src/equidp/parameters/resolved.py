@@ -238,7 +238,12 @@ def _refuse_beyond_task(data: DataSettings, privacy: PrivacySettings, training: 
         TASKS[data.task].loss_named(training.loss)
     if data.task == CLASSIFICATION:
         return
-    for setting, given in (("data.keep", data.keep), ("training.class_weights", training.class_weights)):
+    of_classes = {
+        "data.positive_class": data.positive_class,
+        "data.keep": data.keep,
+        "training.class_weights": training.class_weights,
+    }
+    for setting, given in of_classes.items():
         if given:
             raise EquidpError(f"{setting} names classes, and {data.task} has none: leave it out.")
     if any("class" in name.split("*") for name in data.groups):

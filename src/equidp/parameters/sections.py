@@ -54,6 +54,9 @@ class DataSettings(Block):
     given. A `table` tells it by what it declares of its label."""
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
+    positive_class: Annotated[str, BeforeValidator(_as_text)] = ""
+    """Class whose selection rate, true and false positive rate and predictive value are told per group; of two classes
+    the second unless given, of more none."""
     keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
     """Unbalancing of the training part: class name → count, or fraction below 1. By `hash` a count is the expected one,
     of the class's declared size."""

@@ -14,6 +14,7 @@ from equidp.reporting import figures, tables
 from equidp.reporting.figures.drawing import capital
 from equidp.reporting.labels import labels_tables
 from equidp.reporting.privacy_report import NO_GUARANTEE, privacy_sections, research_mode, understated
+from equidp.reporting.rates import rates_tables
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
@@ -83,6 +84,8 @@ def html_report(
         few=tables.FEW_MEANS if tables.has_small_groups(documents, groupings_of(documents)) else "",
         disparity=_grid(disparity) if len(disparity) else None,
         fairlearn="demographic parity difference" in disparity,
+        rates=[_grid(frame, caption=caption) for caption, frame in rates_tables(documents)],
+        positive=next((one["positive_class"] for one in documents.values() if "positive_class" in one), ""),
         released={name: released_page(of) for name, of in (released or {}).items() if of},
         statements={name: privacy_sections(privacy_facts(name, privacy)) for name in documents},
     )
@@ -199,6 +202,8 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     for grouping, gap in list(cost.get("gap", {}).items())[:2]:
         if gap.get(main) is not None:
             cards.append((f"gap over {grouping}", _number(gap[main]), "largest minus smallest cost of privacy"))
+        if (spread := document.get("spread", {}).get(grouping)) is not None:
+            cards.append((f"spread over {grouping}", _number(spread), f"largest minus smallest {title}"))
     return cards
 
 

@@ -46,6 +46,7 @@ _HEADINGS = {
     "epsilon": "ε",
     "epsilon_published": "ε publ.",
     "cost": "Δ",
+    "spread": "spread",
     "gap": "gap",
 }
 
@@ -92,7 +93,8 @@ def results_table(
 
     Returns:
         A frame indexed by `algorithm` with the columns `epsilon`, `epsilon_published`, `accuracy`, `cost` (against the
-        baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy` and `gap`. Undefined values are NaN.
+        baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy`, `spread` (of accuracy over the
+        groups) and `gap` (of cost). Undefined values are NaN.
         Names are those of the data; `with_marks` adds the marks that readers see.
         Of another task its main metric stands in the place of accuracy, in the columns' names too.
         Documents that are means over seeds say so: their number comes first, as `seeds`, and `accuracy±`, `cost±`,
@@ -133,6 +135,7 @@ def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Seque
         **{f"{grouping}:{group}": groups.get(group, {}).get(main) for group in shown},
         "worst_group": worst["group"],
         f"worst_{main}": worst[main],
+        "spread": document.get("spread", {}).get(grouping),
         "gap": cost.get("gap", {}).get(grouping, {}).get(main),
         **(_halves(document, grouping, main) if document.get("seeds", 1) > 1 else {}),
     }
@@ -199,11 +202,12 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
     """
     width = min(WIDTH, console.width)
     frame = with_marks(frame).dropna(axis="columns", how="all")
-    spare = [c for c in ("epsilon_published", "gap", "cost") if c in frame]
+    spare = [c for c in ("epsilon_published", "gap", "spread", "cost") if c in frame]
     few = frame.attrs.get("few", {})
     order = [few.get(group, group) for group in frame.attrs.get("costliest_first", ())]
     named = [c for c in frame.columns if ":" in c]
-    spare[1:1] = sorted(named, key=lambda c: -order.index(c.split(":", 1)[1]))  # groups go before the gap does
+    first = sum(c in frame for c in ("epsilon_published", "gap"))  # a spread needs no baseline: it stays longest
+    spare[first:first] = sorted(named, key=lambda c: -order.index(c.split(":", 1)[1]))
     while spare and _rich(frame).__rich_measure__(console, console.options).maximum > width:
         frame = frame.drop(columns=spare.pop(0))
     console.print(_rich(frame), width=width)
@@ -227,6 +231,7 @@ def _rich(frame: pd.DataFrame) -> Table:
         "Gap: largest Δ minus smallest Δ, over groups of ten test records or more, where there are two."
         if "gap" in frame
         else "",
+        f"Spread: largest minus smallest {METRIC_TITLES[task.main]}, over these." if "spread" in frame else "",
         f"{FEW}: fewer than ten test records." if frame.attrs.get("few") else "",
         left_out(frame),
     )
@@ -376,8 +381,8 @@ def group_intervals(figures: Mapping[str, Mapping], grouping: str) -> dict[str, 
 def disparity_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
     """Differences between the groups of every grouping, one row per grouping and algorithm.
 
-    Columns: the worst group and its accuracy, the gap of the cost of privacy, and Fairlearn's measures (not for the
-    grouping `class`). Columns without a single value are left out.
+    Columns: the worst group and its accuracy, the spread of accuracy, the gap of the cost of privacy, and Fairlearn's
+    measures (not for the grouping `class`). Columns without a single value are left out.
     """
     rows, main = [], task_in(documents).main
     for grouping in groupings_of(documents):
@@ -389,6 +394,7 @@ def disparity_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
                     "algorithm": name,
                     "worst group": worst.get("group"),
                     f"its {METRIC_TITLES[main]}": worst.get(main),
+                    f"spread of {METRIC_TITLES[main]}": document.get("spread", {}).get(grouping),
                     "gap": document.get("cost_of_privacy", {}).get("gap", {}).get(grouping, {}).get(main),
                     **{k.replace("_", " "): v for k, v in document.get("disparity", {}).get(grouping, {}).items()},
                 }

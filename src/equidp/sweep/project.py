@@ -198,6 +198,7 @@ def _training_that_matters(training: Mapping[str, Any]) -> dict[str, Any]:
 def _data_that_matters(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data settings without those that do not change the parts, so that names of cells by strata stay the same."""
     idle = {"accept_strata", "id"} | ({"task"} if data["task"] == CLASSIFICATION else set())
+    idle |= set() if data.get("positive_class") else {"positive_class"}
     idle |= {"membership", "key"} if data["membership"] == "strata" else set()
     return {name: value for name, value in data.items() if name not in idle}
 

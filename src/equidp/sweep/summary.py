@@ -32,10 +32,11 @@ Key = TypeVar("Key", bound=Hashable)
 WIDTH = 100
 READING = (
     "n: seeds. Δ: {cost} the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
-    "groups of ten test records or more, where there are two. (m): over m of the seeds, as the baseline diverged in "
-    "the others. ε holds for each run alone: runs on the same data compose; those of one seed share batches and noise, "
+    "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the baseline "
+    "diverged in the others. ε holds for each run alone: runs on the same data compose; those of one seed share batches and noise, "
     "and do not even compose."
 )
+SPREAD = "; spread: largest minus smallest figure, over these"
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})
 
 
@@ -170,6 +171,7 @@ def _line(row: Row) -> dict[str, Any]:
         main: seen["overall"][main],
         "cost": (cost.get("overall") or {}).get(main),
         "worst": over_seeds({seed: {main: one[main]} for seed, one in worst.items()})[main],
+        "spread": (seen.get("spread") or {}).get(grouping),
         "gap": ((cost.get("gap") or {}).get(grouping) or {}).get(main),
     }
     for name, figure in figures.items():
@@ -219,6 +221,9 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
 def print_table(table: pd.DataFrame, console: Console) -> None:
     """One table per dataset, within 100 columns; 80 are enough."""
     costs: dict[str, None] = {}
+    names = {"cost": "Δ", "worst": "worst group", "spread": "spread", "gap": "gap"}
+    if console.width < WIDTH:
+        del names["spread"]
     for dataset, lines in table.groupby("dataset", sort=False):
         task = next(kind for kind in TASKS.values() if kind.main in lines and lines[f"{kind.main}_seeds"].notna().any())
         main = task.main
@@ -230,14 +235,15 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
             padding=(0, 1, 0, 0),
         )
         shown.add_column("run", overflow="fold")
-        for name in ("n", "ε", "overall", "Δ", "worst group", "gap"):
+        for name in ("n", "ε", "overall", *names.values()):
             shown.add_column(name, justify="right", no_wrap=True)
         for _, line in lines.iterrows():
-            figures = [_figure(line, name) for name in (main, "cost", "worst", "gap")]
+            figures = [_figure(line, name) for name in (main, *names)]
             epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
             shown.add_row(*(Text(str(word)) for word in (line["run"], line["seeds"], epsilon, *figures)))
         console.print(shown, width=min(WIDTH, console.width))
-    console.print(Text(READING.format(cost=" or ".join(costs))), width=min(WIDTH, console.width), style="italic")
+    reading = READING.format(cost=" or ".join(costs), spread=SPREAD if "spread" in names else "")
+    console.print(Text(reading), width=min(WIDTH, console.width), style="italic")
 
 
 def _figure(line: pd.Series, name: str) -> str:

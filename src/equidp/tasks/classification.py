@@ -69,10 +69,17 @@ class Classification(Task):
         return torch.softmax(outputs.float(), dim=1)
 
     def evaluate(
-        self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
+        self,
+        predictions: NDArray,
+        labels: NDArray,
+        groups: Groups,
+        *,
+        units: NDArray | None = None,
+        positive: str = "",
     ) -> dict[str, Any]:
         """As `evaluation.metrics.evaluate`."""
-        return metrics.evaluate(predictions, labels, groups, classes=self.schema.classes, units=units)
+        classes = self.schema.classes
+        return metrics.evaluate(predictions, labels, groups, classes=classes, units=units, positive=positive)
 
     def cost_intervals(
         self,

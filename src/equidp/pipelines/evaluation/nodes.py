@@ -42,7 +42,8 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
     part = settings.data.evaluate_on
     groups = group_arrays(test, settings.data.groups)
     task = task_of(test.schema)
-    figures = task.evaluate(scores, test.labels.numpy(), groups, units=_units(test))
+    positive = {"positive": settings.data.positive_class} if settings.data.positive_class else {}
+    figures = task.evaluate(scores, test.labels.numpy(), groups, units=_units(test), **positive)
     if said := task.guessing(figures):  # here, of each model once, however many are compared with the baseline
         _tell_of_guessing(algorithm, said, task)
     if (

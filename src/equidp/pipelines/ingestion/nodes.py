@@ -15,6 +15,7 @@ from equidp.data import encoding
 from equidp.data.labelling import group_table
 from equidp.data.records import Records, Split
 from equidp.data.splitting import split
+from equidp.evaluation.rates import positive_label
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.device import choose_device
 from equidp.models import features, model_features
@@ -58,6 +59,7 @@ def split_records(
     records: Records, settings: Settings, algorithms: Mapping[str, Algorithm]
 ) -> tuple[Records, Records, Records]:
     """Training, test and public part."""
+    positive_label(records.schema.classes, settings.data.positive_class)  # refused now, and not after training
     if records.unit is not None and records.part is None and settings.data.split_unit == "record":
         logger.warning(
             "data.split_by=%s: records that belong together (one person's, say) may both train and test, and figures "

@@ -189,7 +189,7 @@ def _baseline_facts(algorithm: str, plan: dict[str, Any], settings: Settings) ->
     """All that a baseline depends on besides its records and the code."""
     return {
         "plan": plan,
-        "data": settings.data.model_dump(mode="json"),
+        "data": settings.data.model_dump(mode="json", exclude={"positive_class"}),  # of figures alone
         "model": settings.model.model_dump(mode="json"),
         "training": settings.training.model_dump(mode="json"),
         "evaluate_every": settings.operation.evaluate_every,

@@ -1,0 +1,36 @@
+"""Tables of the positive class's rates in every group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+
+from equidp.evaluation.rates import RATES
+from equidp.reporting.tables import groupings_of, marked, with_baseline
+
+ENDS = "95 % of {}"
+
+
+def rates_tables(documents: Mapping[str, Mapping]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """A caption and a frame for each grouping; none where no class is positive.
+
+    One row per group and algorithm; each rate's column is followed by its interval's, where some row has one.
+    """
+    every = {name: document for name, document in with_baseline(documents).items() if "rates" in document}
+    for grouping in groupings_of(every):
+        rows = []
+        for name, document in every.items():
+            ends = document.get("intervals", {}).get("rates", {}).get(grouping, {})
+            sizes = {group: of["count"] for group, of in document["groups"][grouping].items()}
+            shown = marked(sizes)
+            for group, rates in document["rates"].get(grouping, {}).items():
+                row: dict[str, object] = {"group": shown[group], "algorithm": name}
+                for rate in RATES:
+                    title, pair = rate.replace("_", " "), ends.get(group, {}).get(rate)
+                    row |= {title: rates[rate], ENDS.format(title): f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else None}
+                rows.append(row)
+        if rows:
+            order = {group: i for i, group in enumerate(dict.fromkeys(str(row["group"]) for row in rows))}
+            frame = pd.DataFrame(sorted(rows, key=lambda row: order[str(row["group"])]))
+            yield f"Rates by {grouping}", frame.dropna(axis="columns", how="all")

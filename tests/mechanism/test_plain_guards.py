@@ -1,0 +1,55 @@
+"""In plain PyTorch, too, a budget is not spent on nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.algorithms import algorithm_settings
+from equidp.errors import EquidpError
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.sampling import Examples, Population
+from equidp.mechanism.trainer import Trainer
+
+FEATURES, LABELS = torch.ones(6, 3), torch.zeros(6, dtype=torch.int64)
+
+
+def trainer(model: nn.Module) -> Trainer:
+    return Trainer(
+        model=model,
+        loss=nn.CrossEntropyLoss(reduction="none"),
+        algorithm=algorithm_settings("dpsgd", {}).build(),
+        plan=Plan(6, 3, 1, 1, 1e-5, 1.0),
+        population=Population(Examples(FEATURES, LABELS), torch.zeros(6, dtype=torch.int64)),
+        random=SeededRandom(0, "cpu"),
+        ledger=Ledger(),
+        learning_rate=0.1,
+    )
+
+
+@pytest.mark.parametrize("whose", ["another model's", "one of two", "with one more"])
+def test_an_optimiser_of_other_tensors_is_refused_before_anything_is_charged(whose: str) -> None:
+    run = trainer(nn.Linear(3, 2))
+    own = list(run.engine.parameters)
+    others = {"another model's": nn.Linear(3, 2).parameters(), "one of two": own[:1]}
+    given = others.get(whose, [*own, torch.zeros(1, requires_grad=True)])
+    with pytest.raises(EquidpError, match=r"not those that are trained.* Make it of trainer\.engine\.parameters"):
+        run.optimizer = torch.optim.SGD(given, lr=0.1)
+    assert not run.ledger.events
+    run.optimizer = torch.optim.SGD(own, lr=0.1)
+    run.run_steps(1)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["features", "labels"])
+def test_records_that_would_add_nothing_are_refused_by_their_row(name: str, value: float) -> None:
+    spoilt = torch.ones(6, 3) if name == "features" else torch.ones(6)
+    spoilt[4] = value
+    given: dict[str, Tensor] = {"features": FEATURES, "labels": LABELS, name: spoilt}
+    with pytest.raises(EquidpError, match=re.escape(f"The {name} of record 4 (from 0) are not finite")):
+        Population(Examples(**given), LABELS)
