@@ -27,7 +27,7 @@ from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.optimizers import Descent
-from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, per_record, scheduled, sensitivity, tensors
+from equidp.mechanism.parts import Draw, Public, StepFacts, known_sensitivity, per_record, scheduled, sensitivity, tensors
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, moved, set_global_random, with_number_keys, with_text_keys
 
@@ -111,6 +111,9 @@ class Trainer(Looking):
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
         self._release_steps = algorithm.release_steps(self.plan)
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
+        self._zero = torch.zeros((), device=population.device)
+        self._asked: tuple[Tensor, Tensor, Tensor] | None = None
+        self._scales = "scale" in algorithm.initial or any("scale" in part.gives | part.steers for part in algorithm.parts)
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
@@ -297,7 +300,7 @@ class Trainer(Looking):
             groups = _joined([b.groups for b in batches])
             public |= self._side_release(together, groups, public, facts, finite=finite)
         total = self.reduce(self.weighted_sum(batches, public, norms, draws, finite=finite))
-        delta = sensitivity(rule, public)
+        delta = sensitivity(rule, public, scaled=self._scales)
         self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
         kept = release.keeps if release is not None else frozenset()
         self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
@@ -312,7 +315,7 @@ class Trainer(Looking):
         release, noise = self.algorithm.side_release, self._side_noise
         assert release is not None
         assert noise is not None
-        seen = norms if finite else torch.where(norms < torch.inf, norms, 0.0)
+        seen = norms if finite else self._finite(norms)[1]
         exact = self.reduce(release.statistic(seen, groups, public, self.plan))
         noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
         later, now = release.consequences(noised, self.public, public, facts)
@@ -361,10 +364,19 @@ class Trainer(Looking):
         assert rule is not None
         seen = public if groups is None else per_record({k: public[k] for k in (*rule.reads, "scale")}, groups)
         if all_finite(norms) if finite is None else finite:
-            return rule.weights(norms, seen) * seen["scale"]
-        mask = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
-        weights = rule.weights(torch.where(mask, norms, 0.0), seen) * seen["scale"]
-        return torch.where(mask, weights, 0.0)
+            return self._scaled(rule.weights(norms, seen), seen)
+        mask, known = self._finite(norms)
+        return torch.where(mask, self._scaled(rule.weights(known, seen), seen), self._zero)
+
+    def _scaled(self, weights: Tensor, seen: Public) -> Tensor:
+        return weights * seen["scale"] if self._scales else weights
+
+    def _finite(self, norms: Tensor) -> tuple[Tensor, Tensor]:
+        """`[u]` which norms are finite, and the norms with 0 for others; asked for twice in a step."""
+        if self._asked is None or self._asked[0] is not norms:
+            mask = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
+            self._asked = norms, mask, torch.where(mask, norms, self._zero)
+        return self._asked[1:]
 
     def _plain_sum(self, batches: list[Batch]) -> Tensor:
         """Σ g_i by ordinary automatic differentiation: the non-private baseline."""

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import torch
@@ -157,8 +158,12 @@ def counts(ids: Tensor, size: int) -> Tensor:
     """`[size]` float32: how often each of `[u]` ids below `size` occurs."""
     if ids.device.type == "cpu":
         return torch.bincount(ids, minlength=size).float()  # on a GPU it would wait for an answer
-    one = torch.ones((), device=ids.device)
-    return torch.zeros(size, device=ids.device).index_add_(0, ids, one.expand(len(ids)))
+    return (ids.unsqueeze(1) == _places(size, ids.device)).sum(0, dtype=torch.float32)
+
+
+@lru_cache(maxsize=8)
+def _places(size: int, device: torch.device) -> Tensor:
+    return torch.arange(size, device=device)
 
 
 def noise_level(level: float | str, plan: Plan) -> float:
