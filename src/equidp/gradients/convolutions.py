@@ -14,7 +14,7 @@ from torch.nn.grad import conv2d_weight
 
 from equidp.gradients import compiled
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.rounding import LOST, all_parts, alike, gram_norms, gram_parts, gram_slack, norms_of, raised
+from equidp.gradients.rounding import LOST, alike, all_parts, gram_norms, gram_parts, gram_slack, norms_of, raised
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -188,15 +188,15 @@ class Convolutions(Term):
     def _window_products_at_once(self, products: Tensor) -> Tensor:
         """The same by one operation: a view in which every place of the kernel is an entry to sum over."""
         kernel, calls, (height, width) = self.kernel, len(self.images), self.images[0].shape[2:]
-        one, other, pixels = len(products[0]), 1, height * width
+        side = products.shape[1]  # of one record's matrix
         if kernel.size == (1, 1) and kernel.stride == (1, 1):
             return products
         steps = [kernel.dilation[0] * width, kernel.dilation[1]]
-        axes = [pixels, kernel.stride[0] * width, kernel.stride[1]]
+        axes = [height * width, kernel.stride[0] * width, kernel.stride[1]]
         shape = (calls, *self._cut.outputs)
         view = products.contiguous().as_strided(
             (len(products), *kernel.size, *shape, *shape),
-            (one * one, *(step * (one + other) for step in steps), *(a * one for a in axes), *(a * other for a in axes)),
+            (side * side, *(step * (side + 1) for step in steps), *(axis * side for axis in axes), *axes),
         )
         return view.sum((1, 2)).flatten(4).flatten(1, 3)
 

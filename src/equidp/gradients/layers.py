@@ -167,9 +167,7 @@ def group_norm(page: Page) -> dict[str, Term]:
     return scaled(page, lambda x: F.group_norm(x, page.layer.num_groups, eps=page.layer.eps), _over_pixels)
 
 
-def group_norm_at_once(
-    x: Tensor, backprop: Tensor, groups: int, eps: float, ones: Tensor
-) -> tuple[Tensor, Tensor]:
+def group_norm_at_once(x: Tensor, backprop: Tensor, groups: int, eps: float, ones: Tensor) -> tuple[Tensor, Tensor]:
     """`[b, c]` gradients of scale and of shift in two operations: torch's own, told that the batch is one record of b·c
     channels, so that it adds up no two records. `ones` `[b·c]`: the scale, which it asks for.
     """

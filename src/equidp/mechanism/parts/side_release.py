@@ -44,6 +44,9 @@ class SideRelease(Part, ABC):
     every: Annotated[int, Field(ge=1)] = 1
     """Steps from one release to the next; what it gives holds until then, and the steps between do not pay for it."""
 
+    additive: ClassVar[bool] = False
+    """Whether `statistic` of a batch is the sum of its records' own; where it is not said, steps are not recorded."""
+
     keeps: ClassVar[frozenset[str]] = frozenset()
     """Names of the carried values that `later` keeps for the release itself; the history does not show them."""
 
@@ -51,6 +54,7 @@ class SideRelease(Part, ABC):
     """Start values of what it steers or compares with, unless given otherwise."""
 
     promised = (
+        ("additive", ("statistic",)),
         ("added", ("statistic", "sensitivity")),
         ("joint_noise", ("statistic", "sensitivity", "noise", "added")),
     )

@@ -33,6 +33,8 @@ class ParallelTrainer(Trainer):
     word, so that all leave the loop after the same step, or none.
     """
 
+    alone = False
+
     def __init__(self, *, peers: Peers, **arguments: Any) -> None:
         self.peers, self._followed = peers, False
         self._parts: list[Any] | None = None  # of all ranks, once training has ended and they are gone
