@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,7 +20,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
+from equidp.mechanism.noise import HOST, RandomSource, SeededRandom, derived_seed
+from equidp.mechanism.parts import sampler
+from equidp.mechanism.poisson import sample_on_host
+
 GPU = torch.device("cuda", 0)
+MEMORY = 16 << 30
+"""Bytes that it says it has, all of them free."""
+
 COPIES = torch.ops.aten.copy_.default
 CONVERSION = torch.ops.aten._to_copy.default
 INDEXING = ("index", "index_put", "index_put_")
@@ -187,6 +195,23 @@ def _no_grad(mode: bool) -> torch.no_grad:
 
 
 @contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Within, a run on the CPU has the batches that it would have on a GPU, where the host draws them by counts."""
+
+    begin = SeededRandom.__init__
+
+    def with_host(self: SeededRandom, seed: int, device: torch.device | str) -> None:
+        begin(self, seed, device)
+        self._generators.setdefault(HOST, torch.Generator().manual_seed(derived_seed(seed, HOST)))
+
+    def sample(random: RandomSource, probability: float, size: int, device: torch.device) -> Tensor:
+        return sample_on_host(random, probability, size)
+
+    with mock.patch.object(sampler, "poisson_sample", sample), mock.patch.object(SeededRandom, "__init__", with_host):
+        yield
+
+
+@contextmanager
 def pretended_gpu() -> Iterator[None]:
     """Within, this thread has a GPU."""
     own = torch.Generator()  # what its layers would draw from
@@ -194,6 +219,8 @@ def pretended_gpu() -> Iterator[None]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "get_device_name": lambda device=None: "pretended",
+        "get_device_properties": lambda device=None: SimpleNamespace(name="pretended", total_memory=MEMORY),
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "get_rng_state": lambda device="cuda": own.get_state(),
         "set_rng_state": lambda state, device="cuda": own.set_state(state),
         "manual_seed": own.manual_seed,

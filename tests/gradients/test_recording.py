@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.models.conftest import PRETRAINED, SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
-from tests.pretended import pretended_gpu
+from tests.pretended import as_on_gpu, pretended_gpu
 from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
@@ -278,7 +278,8 @@ def test_every_algorithm_runs_the_same(algorithm: str, chunk: int | None) -> Non
 
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_on_a_pretended_gpu_too(chunk: int | None) -> None:
-    on_cpu = trained("dpsgd_f", None, "cpu", chunk)
+    with as_on_gpu():
+        on_cpu = trained("dpsgd_f", None, "cpu", chunk)
     with pretended_gpu():
         there = trained("dpsgd_f", Again, "cuda", chunk)
         parameters = there.engine.flatten().cpu()

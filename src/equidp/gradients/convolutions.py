@@ -124,7 +124,8 @@ class Convolutions(Term):
         return self._positions * self._numel * (1 if self._compiled is not None else self._costs.weight)
 
     def _materialised(self) -> Tensor:
-        if self._keeps(self._records):
+        # on a GPU what is kept has one matrix for all layers (`together.py`), and this one had no room there
+        if self.images[0].device.type == "cpu" and self._keeps(self._records):
             self._kept = self._workspace.take(self._owner, self._records, self._numel, like=self.images[0])
         if self._compiled is not None:
             return compiled_norms(self._compiled, self._kept)

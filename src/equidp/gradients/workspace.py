@@ -17,8 +17,11 @@ class Workspace:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.scratch_floats = 1 << 20 if device.type == "cpu" else 1 << 27
-        self.keep_floats = 1 << 25 if device.type == "cpu" else 1 << 30
+        self.scratch_floats, self.keep_floats = (1 << 20, 1 << 25) if device.type == "cpu" else (1 << 27, 1 << 30)
+        if device.type == "cuda":  # on small cards less: a quarter of the memory for what is kept
+            total = torch.cuda.get_device_properties(device).total_memory
+            self.scratch_floats = min(self.scratch_floats, total // 128)
+            self.keep_floats = min(self.keep_floats, total // 16)
         self._buffers: dict[object, Tensor] = {}
         self._ones: dict[tuple[int, torch.dtype], Tensor] = {}
         self._constants: dict[tuple[float, ...], Tensor] = {}

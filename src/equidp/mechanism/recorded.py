@@ -15,6 +15,7 @@ values and generators: replayed, and afresh. The step that counts is the one afr
 both differ by more than rounding, or where something cannot be recorded, recordings are left out, and a line says why.
 
 A step that does something else than these (see `_objection`) is taken as without recordings, its passes excepted.
+What has failed leaves out the recordings of passes too.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class RecordedSteps:
         # else the optimiser's step follows the replay: with a rate of its own, or counting steps on the host
         self._updates = trainer.descent.schedule == "constant" and type(trainer.optimizer) is OPTIMIZERS["sgd"][0]
         self.reason = self._objection()
-        self._given_up = False
+        self._given_up, self._failed = False, False
         device, rows = trainer.population.device, trainer.engine.rows or 1
         self._input = torch.zeros(rows + 1, dtype=torch.int64, device=device)  # positions, and how many there are
         self._places = torch.arange(rows, device=device)
@@ -186,9 +187,10 @@ class RecordedSteps:
         self._given_up = True
         self._made.clear()
         trainer = self._trainer
-        if trainer.algorithm.private:
+        passes = trainer.algorithm.private and not self._failed
+        if passes:
             trainer.engine.record_passes(self._new_recorder)
-        how = "only their passes" if trainer.algorithm.private else "not at all"
+        how = "only their passes" if passes else "not at all"
         logger.info("%s: steps are not replayed whole, %s: %s.", trainer.algorithm.name, how, self.reason)
 
     def _lay(self, units: Tensor) -> None:
@@ -221,6 +223,7 @@ class RecordedSteps:
                 made.replay = self._recorder.record(lambda: self._work(segment, made), generators)
             except (UnrecordableError, RuntimeError) as error:
                 self.reason = str(error).strip().partition("\n")[0]
+                self._failed = isinstance(error, RuntimeError)
                 return None
             finally:
                 self._restore(before)
@@ -265,7 +268,7 @@ class RecordedSteps:
         for one, other, start in zip(replayed.values, self._state().values, before.values, strict=True):
             moved = (other - start).norm() + TOLERANCE * other.norm()
             if not (one - other).norm() <= TOLERANCE * moved:
-                self.reason = "replayed they come to something else than afresh"
+                self.reason, self._failed = "replayed they come to something else than afresh", True
                 return
         made.tried += 1
 

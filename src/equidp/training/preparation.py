@@ -19,6 +19,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.data.records import Membership, Split
 from equidp.errors import EquidpError
+from equidp.gradients.memory import fitting_batch
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.device import choose_device
@@ -97,6 +98,9 @@ def prepare(
     network = make_model(train.schema, model, algorithm, seed).to(device)
     if peers is None or peers.first:
         tell_parameters(algorithm.name, network)
+    at_once = training.physical_batch_size or fitting_batch(network, train.features)
+    if at_once is not None and training.physical_batch_size is None and at_once < plan.batch_size:
+        logger.info("%s: %d records at once fit into the GPU's memory.", algorithm.name, at_once)
     keeper = None
     if workplace is not None and algorithm.private and (peers is None or peers.first):
         asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
@@ -104,6 +108,8 @@ def prepare(
             "records": fingerprint(split.train),
             "public": fingerprint(split.public) if algorithm.needs_public else None,
         }
+        if at_once != training.physical_batch_size:  # sums over other chunks round differently
+            asked["physical_batch_size"] = at_once
         budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
         keeper = Checkpointer(
             workplace,
@@ -137,9 +143,9 @@ def prepare(
             "ledger": ledger,
             "learning_rate": algorithm.learning_rate or training.rate(plan.steps),
             "optimizer": training.descent,
-            "physical_batch_size": training.physical_batch_size,
+            "physical_batch_size": at_once,
             "precision": training.precision,
-            "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs and algorithm.private else None,
+            "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs else None,
             "diagnostics": training.diagnostics,
             "public": split.public.to(device) if len(split.public) else None,
             "augmentation": views,
