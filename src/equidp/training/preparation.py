@@ -218,6 +218,11 @@ def device_of(training: TrainingSettings) -> torch.device:
             f"training.devices={training.devices}: several processes do not train together on Windows: leave it out, "
             "or take WSL."
         )
+    if training.devices > 1 and ":" in training.device:
+        raise EquidpError(
+            f"training.devices={training.devices} trains on as many GPUs, and training.device={training.device} names "
+            "one: set training.device=cuda, and choose GPUs by CUDA_VISIBLE_DEVICES."
+        )
     device = choose_device(training.device)
     if training.cuda_graphs and device.type != "cuda":
         raise EquidpError(
