@@ -18,23 +18,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from speed import DATA, LOSS, NOISE_MULTIPLIER, Bench, random_records, schema
-from torch import Tensor
+from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.memory import fitting_batch
 from equidp.gradients.precision import as_precise_as_norms
+from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.device import driver_version, fixed_order
 from equidp.mechanism.noise import SeededRandom, Stream
+from equidp.mechanism.parts import Draw
+from equidp.mechanism.poisson import sample_on_host
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
+from equidp.models.base import Standardise
+from equidp.models.pretrained import resnet
 
 ROOT = Path(__file__).resolve().parents[1]
 Row = dict[str, Any]
@@ -144,13 +151,40 @@ def gradients(place: Place) -> Iterator[Row]:
             }
 
 
+def graphs(place: Place) -> Iterator[Row]:
+    """Whole steps replayed against steps afresh; no replayed step may wait for the device."""
+    if place.device.type != "cuda":
+        yield {"what": "CUDA graphs are for a GPU"}
+        return
+    names = ["sgd", "dpsgd", "dpsgd_f"] if place.small else [name for name in ALGORITHMS if name != "custom"]
+    for name in names:
+        recorded, plain = (_trained(name, place.device, steps=8, brought=False, graphs=how) for how in (True, False))
+        assert recorded.recorded is not None
+        reason = recorded.recorded.reason
+        if not reason:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            recorded.run_steps(8)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        plain.run_steps(8)
+        off = _off(recorded.engine.flatten().cpu(), plain.engine.flatten().cpu())
+        same = recorded.ledger.done == plain.ledger.done
+        yield {
+            "what": name,
+            "weights off": off,
+            "same ledger": same,
+            "not whole as": reason or None,
+            "ok": same and off < 1e-3 and "something else" not in reason,
+        }
+
+
 def algorithms(place: Place) -> Iterator[Row]:
     """Twenty steps of every algorithm against the CPU, with the same coins and noise."""
     names = ["dpsgd", "dpsgd_f"] if place.small else [name for name in ALGORITHMS if name not in ("sgd", "custom")]
+    steps = 4 if place.small else 20
     for name in names:
-        runs = [
-            _trained(name, device, steps=4 if place.small else 20) for device in (torch.device("cpu"), place.device)
-        ]
+        runs = [_trained(name, device, steps=steps) for device in (torch.device("cpu"), place.device)]
         off = _off(*(run.engine.flatten().cpu() for run in reversed(runs)))
         same = runs[0].ledger.done == runs[1].ledger.done
         yield {"what": name, "weights off": off, "same ledger": same, "ok": same and off < 1e-3}
@@ -182,29 +216,31 @@ def speed(place: Place) -> Iterator[Row]:
 
 
 def network_of_images(place: Place) -> Iterator[Row]:
-    """An epoch of a ResNet on images of the medical case's size (synthetic), and the memory that it takes."""
-    size, batch = (8, 4) if place.small else (7_000, 128)
+    """ResNet-50 on images of the medical case's size (synthetic): an epoch, with SGD and privately, and its memory."""
+    size, batch, network = (8, 4, "resnet18") if place.small else (1_024, 64, "resnet50")
     facts = dataclasses.replace(schema("colour"), shape=(3, 32, 32) if place.small else (3, 224, 224))
     records = random_records(facts, size).to(place.device)
-    trainer = Trainer(
-        model=build_model("resnet9", facts, seed=1).to(place.device),
-        loss=LOSS,
-        algorithm=algorithm_settings("dpsgd").build(),
-        plan=Plan(size, batch, -(-size // batch), 10, 1e-5, NOISE_MULTIPLIER),
-        population=Population(records, records.labels),
-        random=SeededRandom(0, place.device),
-        ledger=Ledger(),
-        learning_rate=0.1,
-        physical_batch_size=batch,
-    )
-    start = time.perf_counter()
-    trainer.train(progress=False)
-    place.wait()
-    yield {
-        "what": f"resnet9, {size} images, one epoch",
-        "seconds": round(time.perf_counter() - start, 1),
-        **_peak(place),
-    }
+    for name in ("sgd", "dpsgd"):
+        torch.manual_seed(0)
+        model = nn.Sequential(Standardise(facts), resnet(network, norm="frozen")).to(place.device)
+        trainer = Trainer(
+            model=model,
+            loss=LOSS,
+            algorithm=algorithm_settings(name).build(),
+            plan=Plan(size, batch, 1, 10, 1e-5, NOISE_MULTIPLIER),
+            population=Population(records, records.labels),
+            random=SeededRandom(0, place.device),
+            ledger=Ledger(),
+            learning_rate=0.01,
+            physical_batch_size=fitting_batch(model, records.features),
+        )
+        trainer.run_steps(1)
+        place.wait()
+        start = time.perf_counter()
+        trainer.run_steps(trainer.plan.steps - 1)
+        place.wait()
+        each = (time.perf_counter() - start) / (trainer.plan.steps - 1)
+        yield {"what": f"{network}, {name}, B {batch}", "ms a step": round(1e3 * each, 1), **_peak(place)}
 
 
 def memory(place: Place) -> Iterator[Row]:
@@ -232,13 +268,14 @@ def runs(place: Place) -> Iterator[Row]:
 
 STAGES: dict[str, tuple[Callable[[Place], Iterator[Row]], int]] = {
     "versions": (versions, 60), "tests": (tests, 260), "gradients": (gradients, 120), "algorithms": (algorithms, 120),
+    "graphs": (graphs, 90),
     "resumed": (resumed, 60), "speed": (speed, 560), "images": (network_of_images, 120), "memory": (memory, 90),
     "runs": (runs, 500),
 }  # fmt: skip
 """And the seconds that each may take."""
 
 
-def _trained(name: str, device: torch.device, *, steps: int, brought: bool = True) -> Trainer:
+def _trained(name: str, device: torch.device, *, steps: int, brought: bool = True, graphs: bool = False) -> Trainer:
     torch.manual_seed(0)
     facts, size = schema("tabular"), 400
     records = random_records(facts, size).to(device)
@@ -252,7 +289,13 @@ def _trained(name: str, device: torch.device, *, steps: int, brought: bool = Tru
         ledger=Ledger(),
         learning_rate=0.1,
         public=random_records(facts, 40).to(device),
+        new_recorder=partial(CudaGraphs, device) if graphs else None,
     )
+    if brought and trainer.sampling.on_host:  # else a GPU's batches are drawn another way than the CPU's
+        drawn = SeededRandom(4, "cpu")
+        trainer.sampling.draw = lambda: Draw(  # type: ignore[method-assign]
+            sample_on_host(drawn, trainer.sampling_rate, size).to(device)
+        )
     trainer.run_steps(steps)
     return trainer
 

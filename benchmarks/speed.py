@@ -8,8 +8,8 @@ few steps, the first of which is not timed, as in a run a step follows one of it
 medians of the ratios of the same round with their quartiles. `sgd` is the trainer's own non-private step, which
 shares the trainer's memory layout; `ordinary` is one written by hand in the model's own. `ours` is the trainer's
 complete private step: sampling, gathering, norms, weights, weighted sum, noise, optimiser. `floor` is the forward and
-backward pass to the layers' outputs, below which no private step can go. On a GPU `graphs` is `ours` with its passes
-replayed as CUDA graphs. `secure` is `ours` in secure mode.
+backward pass to the layers' outputs, below which no private step can go. On a GPU `graphs` are `sgd` and `ours` with
+whole steps replayed as CUDA graphs. `secure` is `ours` in secure mode.
 """
 
 from __future__ import annotations
@@ -380,6 +380,8 @@ def contenders(bench: Bench, watch: Stopwatch, args: argparse.Namespace) -> dict
                 steps[f"graphs:{name}"] = bench.step(name, cuda_graphs=True)
         except EquidpError as error:
             print(f"{name} left out: {error.message}", file=sys.stderr)
+    if bench.device.type == "cuda":
+        steps["graphs:sgd"] = bench.step("sgd", cuda_graphs=True)
     for mode in args.opacus:
         try:
             layouts = [bench.opacus(mode, channels_last=last) for last in (False, True)]
@@ -413,6 +415,8 @@ def measure(args: argparse.Namespace, model: str, batch_size: int) -> dict[str, 
     for name in args.algorithms if args.secure else ():
         if f"secure:{name}" in times:
             result[f"secure_{name}_over_ours"] = ratio(times[f"secure:{name}"], times[f"ours:{name}"])[0]
+    if "graphs:dpsgd" in times:
+        result["graphs_over_graphs_sgd"] = ratio(times["graphs:dpsgd"], times["graphs:sgd"])[0]
     result |= _best_opacus(times)
     return result | _memory(bench, steps)
 

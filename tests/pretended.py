@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,13 +18,26 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+
+from equidp.mechanism.noise import HOST, RandomSource, SeededRandom, derived_seed
+from equidp.mechanism.parts import sampler
+from equidp.mechanism.poisson import sample_on_host
 
 GPU = torch.device("cuda", 0)
+MEMORY = 16 << 30
+"""Bytes that it says it has, all of them free."""
+
 COPIES = torch.ops.aten.copy_.default
 CONVERSION = torch.ops.aten._to_copy.default
 INDEXING = ("index", "index_put", "index_put_")
 """Their indices may lie on the CPU."""
+
+WAITING = (
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
+    "equal", "repeat_interleave", "is_nonzero",
+)  # fmt: skip
+"""What they give has a size, or is a number, that the host has to know."""
 
 MAKING = (
     torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.tensor,
@@ -35,6 +49,34 @@ DRAWING = (torch.Tensor.random_, torch.Tensor.normal_, torch.Tensor.uniform_, to
 def on_gpu(device: Any) -> bool:
     # "meta" is what C++ takes our tensors for
     return device is not None and torch.device(device).type in ("cuda", "meta")
+
+
+WATCHED: list[bool] = []
+"""Not empty while nothing may wait for the device."""
+
+
+class WaitsError(AssertionError):
+    """An operation would have waited for the device."""
+
+
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Within, what asks the device for a value or a size is an error: `item`, `cpu`, `nonzero`, an index of bools."""
+    WATCHED.append(True)
+    try:
+        yield
+    finally:
+        WATCHED.pop()
+
+
+def _refuse_waiting(func: Any, args: Any, kwargs: Any) -> None:
+    name = func.overloadpacket.__name__
+    there = args and isinstance(args[0], OnGpu)
+    leaves = func is CONVERSION and there and not on_gpu(kwargs.get("device", GPU))
+    home = func is COPIES and isinstance(args[1], OnGpu) and not there
+    mask = name in INDEXING and any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    if name in WAITING or leaves or home or mask:
+        raise WaitsError(f"{func} waits for the device")
 
 
 class OnGpu(Tensor):
@@ -61,6 +103,8 @@ class OnGpu(Tensor):
     __array__ = numpy  # type: ignore[assignment]
 
     def tolist(self) -> Any:
+        if WATCHED:
+            raise WaitsError("tolist")
         return self.numbers.tolist()
 
     @classmethod
@@ -68,6 +112,8 @@ class OnGpu(Tensor):
         kwargs = kwargs or {}
         given = args[0:1] + args[2:] if func.overloadpacket.__name__ in INDEXING else (args, kwargs)
         device = kwargs.get("device", GPU)
+        if WATCHED:
+            _refuse_waiting(func, args, kwargs)
         if func is COPIES:
             numbers(args[0]).copy_(numbers(args[1]))
             return args[0]
@@ -105,6 +151,8 @@ class _Pretending(TorchFunctionMode):
             assert first is not None
             assert not (first.requires_grad and torch.is_grad_enabled()), "no gradient leads back to the CPU here"
             return _unwatched(lambda: OnGpu(first.detach().to(*kinds, copy=True)).requires_grad_(first.requires_grad))
+        if func is Tensor.pin_memory:
+            return first
         # torch makes tensors of its own from numbers and lists, and would make them on the meta device
         if func is torch.where and isinstance(args[1], OnGpu) and not isinstance(args[2], Tensor):
             args = (*args[:2], _unwatched(lambda: OnGpu(torch.tensor(args[2], dtype=args[1].dtype))))
@@ -147,6 +195,23 @@ def _no_grad(mode: bool) -> torch.no_grad:
 
 
 @contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Within, a run on the CPU has the batches that it would have on a GPU, where the host draws them by counts."""
+
+    begin = SeededRandom.__init__
+
+    def with_host(self: SeededRandom, seed: int, device: torch.device | str) -> None:
+        begin(self, seed, device)
+        self._generators.setdefault(HOST, torch.Generator().manual_seed(derived_seed(seed, HOST)))
+
+    def sample(random: RandomSource, probability: float, size: int, device: torch.device) -> Tensor:
+        return sample_on_host(random, probability, size)
+
+    with mock.patch.object(sampler, "poisson_sample", sample), mock.patch.object(SeededRandom, "__init__", with_host):
+        yield
+
+
+@contextmanager
 def pretended_gpu() -> Iterator[None]:
     """Within, this thread has a GPU."""
     own = torch.Generator()  # what its layers would draw from
@@ -154,6 +219,8 @@ def pretended_gpu() -> Iterator[None]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "get_device_name": lambda device=None: "pretended",
+        "get_device_properties": lambda device=None: SimpleNamespace(name="pretended", total_memory=MEMORY),
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "get_rng_state": lambda device="cuda": own.get_state(),
         "set_rng_state": lambda state, device="cuda": own.set_state(state),
         "manual_seed": own.manual_seed,
@@ -168,3 +235,44 @@ def pretended_gpu() -> Iterator[None]:
         _Pretending(),
     ):
         yield
+
+
+class Replaying(TorchDispatchMode):
+    """A recorder: the operations of one call, done again on the very same tensors, as a CUDA graph does.
+
+    No code of the recorded function runs again: a number that it took from the host stays what it was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[Any, Any, Any, Any]] = []
+
+    def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
+        work()  # warm
+        kept = Replaying()
+        with kept:
+            result = work()
+        done = self.kept(kept.done)
+
+        @torch.no_grad()
+        def again() -> Tensor:
+            for func, args, kwargs, found in done:
+                for old, new in zip(pytree.tree_leaves(found), pytree.tree_leaves(func(*args, **kwargs)), strict=True):
+                    if isinstance(old, Tensor) and old is not new:
+                        old.view(new.shape).copy_(new)  # torch may have taken a dimension away since
+            return result
+
+        return again
+
+    def kept(self, done: list[tuple[Any, Any, Any, Any]]) -> list[tuple[Any, Any, Any, Any]]:
+        """What of it is done again: all."""
+        return done
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        returns = func._schema.returns
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+        name = func.overloadpacket.__name__
+        if not views and "empty" not in name and name not in ("squeeze_", "unsqueeze_", "detach_"):
+            self.done.append((func, args, kwargs or {}, found))
+        return found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
-from tests.pretended import pretended_gpu
+from tests.pretended import as_on_gpu, pretended_gpu
 
 
 def test_a_run_on_a_gpu_says_what_the_cpus_says(project):
     settings = {**QUICK, "training.diagnostics": True, "training.checkpoint_every": 1}
-    kedro_run(project, "dpsgd_f", **settings)
+    with as_on_gpu():
+        kedro_run(project, "dpsgd_f", **settings)
     folder = report_folder(project, "dpsgd_f")
     privacy, metrics = read_json(folder / "privacy.json"), read_json(folder / "metrics.json")
 

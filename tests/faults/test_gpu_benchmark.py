@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-STAGES = ("versions", "gradients", "algorithms", "resumed", "memory", "images")
+STAGES = ("versions", "gradients", "algorithms", "graphs", "resumed", "memory", "images")
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ rows, is found here. What it cannot show is whether torch can capture the passes
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from tests.models.conftest import PRETRAINED, SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
-from tests.pretended import pretended_gpu
+from tests.pretended import as_on_gpu, pretended_gpu
 from tests.thorough import ONE_OF_EACH, first, small
 from torch import Tensor, nn
 
@@ -36,7 +37,7 @@ RECORDS = 60
 class Again:
     """Stands in for CUDA graphs."""
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
         result = work()
         return lambda: result.copy_(work())
 
@@ -48,7 +49,7 @@ def counting(rows: list[int]) -> Callable[[], Recorder]:
         def __init__(self) -> None:
             rows.append(0)
 
-        def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
             if not rows[-1]:  # norms are recorded first
                 rows[-1] = len(work())
             return super().record(work)
@@ -59,7 +60,7 @@ def counting(rows: list[int]) -> Callable[[], Recorder]:
 class Stale:
     """A graph that does not see new batches."""
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
         result = work()
         return lambda: result
 
@@ -67,7 +68,7 @@ class Stale:
 class Refusing:
     """What torch says where it cannot capture."""
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand advice")
 
 
@@ -191,7 +192,7 @@ def test_a_recording_that_does_not_see_its_batch_is_not_trusted() -> None:
 
 def test_a_wrong_sum_is_not_trusted() -> None:
     class WrongSum(Again):
-        def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
             again = super().record(work)
             return lambda: again() if again().dim() == 1 and len(again()) < 100 else again() * 0.9
 
@@ -205,7 +206,7 @@ def test_a_look_at_many_batches_ends_no_trial() -> None:
     """Norms alone, at the same parameters: of sums, and of a step's new parameters, nothing was seen."""
 
     class OldParameters(Again):
-        def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def record(self, work: Callable[[], Tensor], generators: Any = ()) -> Callable[[], Tensor]:
             result, old = work(), engine.flatten()
 
             def again() -> Tensor:
@@ -278,7 +279,8 @@ def test_every_algorithm_runs_the_same(algorithm: str, chunk: int | None) -> Non
 
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_on_a_pretended_gpu_too(chunk: int | None) -> None:
-    on_cpu = trained("dpsgd_f", None, "cpu", chunk)
+    with as_on_gpu():
+        on_cpu = trained("dpsgd_f", None, "cpu", chunk)
     with pretended_gpu():
         there = trained("dpsgd_f", Again, "cuda", chunk)
         parameters = there.engine.flatten().cpu()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.models.conftest import SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
-from tests.pretended import GPU, OnGpu, pretended_gpu
+from tests.pretended import GPU, OnGpu, as_on_gpu, pretended_gpu
 from tests.thorough import ONE_OF_EACH, first
 from tests.training.test_checkpoint import EMPTY
 from torch import Tensor, nn
@@ -80,7 +80,8 @@ def trained(algorithm: str, model: str, device: str, steps: int | None, **how) -
 
 
 def compare(algorithm: str, model: str, steps: int | None = None, **how) -> None:
-    charged, parameters = trained(algorithm, model, "cpu", steps, **how)
+    with as_on_gpu():
+        charged, parameters = trained(algorithm, model, "cpu", steps, **how)
     assert choose_device("auto") == torch.device("cuda")
     charged_there, parameters_there = trained(algorithm, model, "cuda", steps, **how)
     assert charged_there == charged

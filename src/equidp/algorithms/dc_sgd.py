@@ -45,6 +45,7 @@ Every = Annotated[int, Field(ge=1)]
 class NormHistogram(SideRelease):
     """The noised histogram, and the bound at a quantile of it."""
 
+    additive: ClassVar[bool] = True
     steers: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
     defaults: ClassVar[dict[str, float]] = {"clip_norm": 1.0}
 

@@ -42,6 +42,7 @@ from equidp.mechanism.parts import (
 class GroupClipCounts(SideRelease):
     """m̃^k and õ^k, turned into one clip norm per group. Thresholds at the current `clip_norm` (C_0)."""
 
+    additive: ClassVar[bool] = True
     gives: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
     count_noise_multiplier: NoiseLevel = "10x"
     max_clip_ratio: Positive = 10.0

@@ -42,6 +42,7 @@ from equidp.mechanism.parts import Combination, Constant, FlatClip, Positive, Pu
 class SlackClipCounts(SmoothedClipCounts):
     """Remembered counts whose noise follows from what their records leave of Δ; they set the next step's bounds."""
 
+    additive: ClassVar[bool] = True
     gives: ClassVar[frozenset[str]] = frozenset()
     steers: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
     base_clip_norm: Positive = 1.0

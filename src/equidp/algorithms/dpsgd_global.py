@@ -85,6 +85,7 @@ class ScaleOrClip(WeightRule):
 class StrictBoundCount(SideRelease):
     """The noised number of gradients above τ·Z, or not above it, which leads Z."""
 
+    additive: ClassVar[bool] = True
     steers: ClassVar[frozenset[str]] = frozenset({"strict_clip_norm"})
     defaults: ClassVar[Mapping[str, float]] = {"strict_clip_norm": 50.0}
 

@@ -46,6 +46,7 @@ NotNegative = Annotated[float, Field(ge=0, le=HUGE)]
 class QuantileCount(SideRelease):
     """The noised number of gradients within C, which leads C to a quantile of the norms."""
 
+    additive: ClassVar[bool] = True
     steers: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
     defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
 

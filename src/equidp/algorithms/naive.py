@@ -34,6 +34,7 @@ from equidp.mechanism.parts import (
 class GroupSizeCounts(SideRelease):
     """b̃^k, the noised number of records of each group in the batch, turned into the weights θ^k."""
 
+    additive: ClassVar[bool] = True
     gives: ClassVar[frozenset[str]] = frozenset({"scale"})
     count_noise_multiplier: NoiseLevel = "10x"
 

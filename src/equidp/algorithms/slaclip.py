@@ -36,6 +36,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Slack(SideRelease):
     """The slots, in units of C, which lead C. Free beside flat clipping; beside other rules they cost what they are."""
 
+    additive: ClassVar[bool] = True
     steers: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
     defaults: ClassVar[dict[str, float]] = {"clip_norm": 1.0}
 

@@ -27,6 +27,7 @@ from equidp.gradients.refusals import BATCH_NORMS, refuse_batch_statistics, refu
 from equidp.gradients.sites import Site, sites
 from equidp.gradients.tape import Tape
 from equidp.gradients.terms import Gradients, Shared, Term
+from equidp.gradients.together import Together
 from equidp.gradients.units import Units, UnitSums
 from equidp.gradients.workspace import Workspace
 
@@ -66,6 +67,7 @@ class BookKeeping:
         self.dimension = sum(self._sizes)
         self._units: Units | None = None
         self._kept: dict[nn.Parameter, Gradients] | None = None
+        self._together: Together | None = None
         self._clean = True
         self._records, self._views = 0, 1
         self.workspace = Workspace(self.device)
@@ -98,7 +100,13 @@ class BookKeeping:
         refuse_batch_statistics(self.batch_norms)
         calls = self.calls(features, labels, iterates or [(None, 1.0)], views)
         self._kept = self._kept_by(calls, rows)
-        norms = self._squared_norms(self._kept, rows).sqrt().float()
+        if self.device.type != "cpu" and self._units is None:
+            kept = [self._kept.get(parameter) for parameter in self.parameters]
+            self._together = Together(kept, self._sizes, rows, self.parameters[0], self.workspace)
+            squared = self._together.squared_norms()
+        else:
+            squared = self._squared_norms(self._kept, rows)
+        norms = squared.sqrt().float()
         self._clean = all_finite(norms)
         return norms if views == 1 else norms.div_(views)  # the books hold sums over a record's views
 
@@ -113,8 +121,10 @@ class BookKeeping:
                 f"weighted_sum got {len(weights)} weights for {rows} {'records' if self._units is None else 'units'}."
             )
         with torch.inference_mode():
-            silent = None if self._clean else weights == 0
             weights = weights if self._views == 1 else weights / self._views
+            if self._together is not None:
+                return self._together.weighted_sum(weights)
+            silent = None if self._clean else weights == 0
             sums = [
                 self._kept[p].weighted_sum(weights, silent).float()
                 if p in self._kept
@@ -173,7 +183,7 @@ class BookKeeping:
 
     def clear(self) -> None:
         """Forget the last batch."""
-        self._kept, self._units = None, None
+        self._kept, self._units, self._together = None, None, None
 
     def twin(self) -> BookKeeping:
         """Other passes on the same model, with kept values and memory of their own."""
@@ -230,7 +240,10 @@ class BookKeeping:
                 if (backprop := loss.gradient(outputs.detach(), labels)) is not None:
                     return tape.ended_by(backprop)
             losses = self.loss(outputs, labels)
-        return tape.calls(_one_each(losses, features))
+        ones = None
+        if self.device.type != "cpu":
+            ones = self.workspace.ones(len(losses), losses)
+        return tape.calls(_one_each(losses, features), ones)
 
     @contextlib.contextmanager
     def parameters_at(self, values: Tensor) -> Iterator[None]:

@@ -14,15 +14,22 @@ from torch.nn.grad import conv2d_weight
 
 from equidp.gradients import compiled
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of, raised
-from equidp.gradients.terms import MANY, Term, compiled_norms, silenced, some_of, summed, weighted, weighted_rows
-from equidp.gradients.windows import COPY_COST, RUN_COST, Kernel, Layout, cheapest
+from equidp.gradients.rounding import LOST, alike, all_parts, gram_norms, gram_parts, gram_slack, norms_of, raised
+from equidp.gradients.terms import (
+    MANY,
+    Term,
+    along_positions,
+    compiled_norms,
+    silenced,
+    some_of,
+    summed,
+    weighted,
+    weighted_rows,
+)  # fmt: skip
+from equidp.gradients.windows import Costs, Kernel, Layout, cheapest
 from equidp.gradients.workspace import Workspace
 
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
-# What things cost on a CPU, in multiplications of a matrix product (measured):
-KEEP_COST = 20  # a float written to main memory and read again
-WEIGHT_COST = 1.3  # a multiplication in torch's own weight gradient
 
 
 class Convolutions(Term):
@@ -49,11 +56,13 @@ class Convolutions(Term):
         channels_last = ([x.permute(0, 2, 3, 1) for x in calls] for calls in (images, backprops))
         self._compiled = compiled.gradients_of(kernel, *channels_last)
         odd = self._outputs == 1 and math.prod(kernel.outputs(height, width)) % 4
-        if self._compiled is None and (odd or kernel.numel % 4):  # see `alike`
+        on_cpu = images[0].device.type == "cpu"
+        if on_cpu and self._compiled is None and (odd or kernel.numel % 4):  # see `alike`
             spare = -self._outputs % 4
             kernel = replace(kernel, channels=(kernel.channels[0], self._outputs + spare))
             backprops = [F.pad(b, (0, 0, 0, 0, 0, spare)) for b in backprops]
-        self._cut, self._copies = cheapest(kernel, height, width, tuple(map(Layout.of, images)))
+        self._cut, self._copies = cheapest(kernel, height, width, tuple(map(Layout.of, images)), on_cpu=on_cpu)
+        self._costs = Costs.on(images[0].device)
         self.kernel, self.images, self.backprops = kernel, images, backprops
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
@@ -63,35 +72,60 @@ class Convolutions(Term):
         self._numel = kernel.numel
 
     def squared_norms(self) -> Tensor:
-        if self._positions <= MANY and self._gram_cost() < self._gradient_cost():
-            return torch.cat([self._gram(*chunk) for chunk in self._workspace.chunks(self._records, self._pixels**2)])
+        if self.by_gram():
+            return torch.cat([gram_norms(*pair, self.width) for pair in self._grams()])
         return self._materialised()
+
+    def gram_parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`[b]` each: the sum of both Gram matrices' products, and those of their diagonals."""
+        return all_parts(gram_parts(*pair) for pair in self._grams())
+
+    @property
+    def width(self) -> int:
+        """Of how many products the entries of both Gram matrices are sums."""
+        return self.kernel.fan_in + self.kernel.channels[1]
+
+    @property
+    def numel(self) -> int:
+        """Entries of a gradient, as it is formed."""
+        return self._numel
+
+    def form(self, out: Tensor) -> None:
+        """Write all gradients to `out [b, numel]`."""
+        for start, stop in self._workspace.chunks(self._records, self._cut.scratch()):
+            self._form(start, stop, out[start:stop])
+        self._factors = []
+
+    def by_gram(self) -> bool:
+        """Whether norms come from Gram matrices."""
+        return self._positions <= MANY and self._gram_cost() < self._gradient_cost()
 
     def _keeps(self, records: int = TYPICAL_RECORDS) -> bool:
         """Whether to keep the gradients: where forming them again costs more than a trip to main memory and back.
 
         Of a batch's own records only where they are kept may depend, never how norms are formed.
         """
-        return records * self._numel <= self._workspace.keep_floats and self._positions > KEEP_COST
+        return records * self._numel <= self._workspace.keep_floats and self._positions > self._costs.keep
 
     def _gram_cost(self) -> float:
         """Per record, as `_gradient_cost`."""
         c, o = self.kernel.channels
-        shift = self._positions**2 / self._cut.outputs[1] * RUN_COST + self._positions**2 * COPY_COST
+        shift = self._positions**2 / self._cut.outputs[1] * self._costs.run + self._positions**2 * self._costs.copy
         products = self._pixels**2 * c + self._positions**2 * o
-        return products + math.prod(self.kernel.size) * shift + self._sum_cost()
+        return products + math.prod(self.kernel.size) * shift + self._sum_cost() + self._costs.gram
 
     def _gradient_cost(self) -> float:
-        copies = 0 if self._compiled is not None else self._copies + COPY_COST * self._numel
-        later = KEEP_COST * self._numel if self._keeps() else self._sum_cost()
+        copies = 0 if self._compiled is not None else self._copies + self._costs.copy * self._numel
+        later = self._costs.keep * self._numel if self._keeps() else self._sum_cost()
         return copies + self._positions * self._numel + later
 
     def _sum_cost(self) -> float:
         """Per record, of a weighted sum without kept gradients."""
-        return self._positions * self._numel * (1 if self._compiled is not None else WEIGHT_COST)
+        return self._positions * self._numel * (1 if self._compiled is not None else self._costs.weight)
 
     def _materialised(self) -> Tensor:
-        if self._keeps(self._records):
+        # on a GPU what is kept has one matrix for all layers (`together.py`), and this one had no room there
+        if self.images[0].device.type == "cpu" and self._keeps(self._records):
             self._kept = self._workspace.take(self._owner, self._records, self._numel, like=self.images[0])
         if self._compiled is not None:
             return compiled_norms(self._compiled, self._kept)
@@ -131,15 +165,18 @@ class Convolutions(Term):
         for call, (view, backprops) in enumerate(self._factors):
             self._cut.multiply(view[start:stop], backprops[start:stop], out, call > 0, self._workspace)
 
-    def _gram(self, start: int, stop: int) -> Tensor:
-        pixels = torch.cat([x[start:stop].flatten(2) for x in self.images], 2)
-        backprops = torch.cat([b[start:stop].flatten(2) for b in self.backprops], 2)
-        left = self._window_products(alike(pixels.transpose(1, 2), pixels))
-        right = alike(backprops.transpose(1, 2), backprops)
-        return gram_norms(left, right, self.kernel.fan_in + self.kernel.channels[1])
+    def _grams(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gram matrices of windows and of backprops, some records at a time."""
+        for start, stop in self._workspace.chunks(self._records, self._pixels**2):
+            pixels = along_positions([x[start:stop].flatten(2) for x in self.images], 2)
+            backprops = along_positions([b[start:stop].flatten(2) for b in self.backprops], 2)
+            left = self._window_products(alike(pixels.transpose(1, 2), pixels))
+            yield left, alike(backprops.transpose(1, 2), backprops)
 
     def _window_products(self, products: Tensor) -> Tensor:
         """Products of pixels `[m, LHW, LHW]` to products of windows `[m, P, P]`; L calls of one shape."""
+        if products.device.type != "cpu":
+            return self._window_products_at_once(products)
         calls, (height, width) = len(self.images), self.images[0].shape[2:]
         shaped = products.unflatten(2, (calls, height, width)).unflatten(1, (calls, height, width))
         total: Tensor | None = None
@@ -148,6 +185,21 @@ class Convolutions(Term):
             total = part.clone(memory_format=torch.contiguous_format) if total is None else total.add_(part)
         assert total is not None
         return total.flatten(4).flatten(1, 3)
+
+    def _window_products_at_once(self, products: Tensor) -> Tensor:
+        """The same by one operation: a view in which every place of the kernel is an entry to sum over."""
+        kernel, calls, (height, width) = self.kernel, len(self.images), self.images[0].shape[2:]
+        side = products.shape[1]  # of one record's matrix
+        if kernel.size == (1, 1) and kernel.stride == (1, 1):
+            return products
+        steps = [kernel.dilation[0] * width, kernel.dilation[1]]
+        axes = [height * width, kernel.stride[0] * width, kernel.stride[1]]
+        shape = (calls, *self._cut.outputs)
+        view = products.contiguous().as_strided(
+            (len(products), *kernel.size, *shape, *shape),
+            (side * side, *(step * (side + 1) for step in steps), *(axis * side for axis in axes), *axes),
+        )
+        return view.sum((1, 2)).flatten(4).flatten(1, 3)
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         if self._kept is not None:

@@ -51,8 +51,8 @@ class GradientEngine:
         self.parameters, self.dimension = self.passes.parameters, self.passes.dimension
         self.autocast_kind = self.passes.autocast_kind
         self.rows = rows
-        work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
-        self._asked = work if rows is None else FixedRows(work, rows)
+        self._asked: BookKeeping | Recordings | FixedRows
+        self.record_passes(new_recorder)
         self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
         self._gradient: Tensor | None = None
 
@@ -60,6 +60,11 @@ class GradientEngine:
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self.passes.device
+
+    def record_passes(self, new_recorder: Callable[[], Recorder] | None) -> None:
+        """Replay passes from here on; with None compute them afresh."""
+        work = self.passes if new_recorder is None else Recordings(self.passes, new_recorder)
+        self._asked = work if self.rows is None else FixedRows(work, self.rows)
 
     def train(self) -> None:
         """Put the model into training mode, its BatchNorms excepted: they were frozen when they were let in."""

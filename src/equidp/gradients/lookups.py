@@ -18,7 +18,8 @@ class Lookups(Term):
 
     def squared_norms(self) -> Tensor:
         if self.ids.shape[1] > MANY:
-            found = [norms_of(self._read_rows(some)) for some in pieces(len(self.ids), self.backprops[0].numel())]
+            some = pieces(len(self.ids), self.backprops[0].numel(), self.ids.device)
+            found = [norms_of(self._read_rows(part)) for part in some]
             return raised(torch.cat(found), self.sizes())
         products = alike(self.backprops, self.backprops.transpose(1, 2))
         same = (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(products.dtype)

@@ -161,7 +161,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _reseed(passes: BookKeeping, seed: int) -> None:
     torch.random.default_generator.manual_seed(seed)
     if passes.device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        # `manual_seed` would take the current device's generator
+        torch.cuda.set_rng_state(torch.Generator(passes.device).manual_seed(seed).get_state(), passes.device)
 
 
 def _generators(passes: BookKeeping) -> Tensor:

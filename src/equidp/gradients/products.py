@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equidp.gradients import compiled
 from equidp.gradients.compiled import CompiledGradients
-from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_parts, gram_slack, norms_of
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -75,13 +75,14 @@ class Products(Term):
         return along_positions(self._calls[1])
 
     def squared_norms(self) -> Tensor:
-        if self._by_gram():
-            return self._gram()
+        if self.by_gram():
+            return gram_norms(*self._grams(), self.width)
         if self._compiled is not None:
             return compiled_norms(self._compiled)
         return materialised_norms([self], self._records, math.prod(self._widths))
 
-    def _by_gram(self) -> bool:
+    def by_gram(self) -> bool:
+        """Whether norms come from Gram matrices."""
         return self._positions <= MANY and self._positions * sum(self._widths) < math.prod(self._widths)
 
     def sizes(self) -> Tensor:
@@ -90,13 +91,22 @@ class Products(Term):
     def overstatement(self) -> Tensor:
         return gram_slack(sum(self._widths)) * norms_of(self.inputs).sum(1) * norms_of(self.backprops).sum(1)
 
-    def _gram(self) -> Tensor:
-        left = alike(self.inputs, self.inputs.transpose(1, 2))
-        right = alike(self.backprops, self.backprops.transpose(1, 2))
-        return gram_norms(left, right, sum(self._widths))
+    @property
+    def width(self) -> int:
+        """Of how many products the entries of both Gram matrices are sums."""
+        return sum(self._widths)
+
+    def gram_parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`[b]` each: the sum of both Gram matrices' products, and those of their diagonals."""
+        return gram_parts(*self._grams())
+
+    def _grams(self) -> tuple[Tensor, Tensor]:
+        both = (self.inputs, self.backprops)
+        left, right = (alike(factor, factor.transpose(1, 2)) for factor in both)
+        return left, right
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
-        if not self._by_gram() and self._compiled is not None:
+        if not self.by_gram() and self._compiled is not None:
             return self._turned(self._compiled.weighted_sum(weights))
         if self._positions > MANY:
             return formed_again([self], weights, silent, math.prod(self._widths))

@@ -40,8 +40,12 @@ class Recorder(Protocol):
     Each is done before the next one is recorded, which may read what it leaves.
     """
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`work` again with every call, on the current content of the tensors that it reads; overwrites its result."""
+    def record(self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
+        """`work` again with every call, on the current content of the tensors that it reads; overwrites its result.
+
+        Args:
+            generators: what it draws from besides torch's own; every call draws on.
+        """
 
 
 class CudaGraphs:
@@ -56,7 +60,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         gc.collect()  # an earlier run's passes and recordings hold each other, and so the memory of whole steps
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
         """A graph of `work`."""
         # of a process's threads one records at a time, and none seeds the generators, which a capture registers
         with GLOBAL_RANDOM, torch.cuda.device(self._device):
@@ -67,6 +71,8 @@ class CudaGraphs:
                     work()
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
+            for generator in generators:
+                graph.register_generator_state(generator)
             # thread_local: what trains in another thread may go on allocating
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = work()

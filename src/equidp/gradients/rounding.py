@@ -5,6 +5,8 @@ A norm may be overstated, never understated: a record's weight follows from it, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -13,7 +15,8 @@ CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost d
 SLACK = 1e-6  # and is raised by up to this share: a norm may be overstated, never understated (Δ depends on it)
 PER_PRODUCT = 4e-9  # share that a float32 sum of equal products loses for each of them (measured up to 65,536)
 LOST = 2.0**-126  # squares below this lose digits in float32, in the end all: what they may have been is added instead
-LONG_ROW = 1 << 15  # squares summed in one go
+LONG_ROW = 1 << 15  # squares summed in one go on a CPU, in some 32 partial sums
+LONG_ROW_ON_GPU = 1 << 17  # and on a GPU, whose kernel has 128 partial sums for a row or more (read, not measured)
 
 
 def alike(left: Tensor, right: Tensor) -> Tensor:
@@ -21,8 +24,10 @@ def alike(left: Tensor, right: Tensor) -> Tensor:
 
     MKL rounds by where in memory, modulo four floats, a record's result begins (or its left factor, if its rows are
     there). One more record would move all later ones, and change each by up to a thousandth of Δ where gradients cancel
-    over 2,000 positions.
+    over 2,000 positions. A GPU's library has one kernel for all records.
     """
+    if left.device.type != "cpu":
+        return left @ right
     (n, k), m = left.shape[-2:], right.shape[-1]
     turned = left.stride(-1) != 1
     if n * m % 4 == 0 and (turned or n * k % 4 == 0):
@@ -39,12 +44,35 @@ def norms_of(rows: Tensor) -> Tensor:
     summed in one go); were all entries equal it would be 5e-5, and 2e-3 for a million. Longer rows are summed in parts.
     Entries below 1e-19 have no squares: their most is added, which is nothing beside any others.
     """
-    if rows.shape[-1] <= LONG_ROW:
+    if rows.device.type != "cpu":
+        norms = _norms_on_gpu(rows)
+    elif rows.shape[-1] <= LONG_ROW:
         norms = torch.linalg.vector_norm(rows, dim=-1)
     else:
-        parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(LONG_ROW, dim=-1)]
-        norms = torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1)
+        norms = _norms_by_parts(rows, LONG_ROW)
     return norms.square().add_(rows.shape[-1] * LOST)
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """`[b]` norms of `[b, …]` on a GPU, before squares that were lost are added."""
+    return _norms_on_gpu(rows) if rows.dim() == 2 else torch.linalg.vector_norm(rows, dim=tuple(range(1, rows.dim())))
+
+
+def _norms_on_gpu(rows: Tensor) -> Tensor:
+    """Long rows in equal parts, where there is a number of parts: two operations, however long."""
+    numel = rows.shape[-1]
+    if numel <= LONG_ROW_ON_GPU:
+        return torch.linalg.vector_norm(rows, dim=-1)
+    least = -(-numel // LONG_ROW_ON_GPU)
+    equal = next((parts for parts in range(least, 4 * least + 1) if numel % parts == 0), 0)
+    if not equal:
+        return _norms_by_parts(rows, LONG_ROW_ON_GPU)
+    return torch.linalg.vector_norm(torch.linalg.vector_norm(rows.unflatten(-1, (equal, -1)), dim=-1), dim=-1)
+
+
+def _norms_by_parts(rows: Tensor, longest: int) -> Tensor:
+    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(longest, dim=-1)]
+    return torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1)
 
 
 def gram_slack(width: int) -> float:
@@ -67,6 +95,28 @@ def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     known, slack = sums.clamp(min=0), gram_slack(width)
     few = CANCELLATION * slack / SLACK  # so that where nothing is added any more, less than a thousandth may be lost
     return torch.where(sums < few * size, known + slack * (size - known / few), sums)
+
+
+def gram_parts(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`[b]` each: Σ_pq left·right of two Gram matrices `[b, P, P]`, and the sums of their diagonals."""
+    return (left * right).sum((1, 2)), left.diagonal(dim1=1, dim2=2).sum(1), right.diagonal(dim1=1, dim2=2).sum(1)
+
+
+def all_parts(chunks: Iterable[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of all records, from those of some at a time."""
+    sums, left, right = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*chunks, strict=True))
+    return sums, left, right
+
+
+def gram_raised(sums: Tensor, left: Tensor, right: Tensor, slack: Tensor) -> Tensor:
+    """`[L, b]`: as `gram_norms`, of L layers at once, from their sums and the sums of both diagonals; `slack` `[L, 1]`.
+
+    Where a sum is raised the other branch is the larger one, as both meet where they change: s against
+    s·(1 − slack/few) + slack·size, and slack/few is SLACK/CANCELLATION.
+    """
+    sums = (left + right).add_(1).mul_(LOST * 2.0**26).add_(sums)
+    more = sums.clamp(min=0).mul_(1 - SLACK / CANCELLATION).addcmul_(left * right, slack)
+    return torch.maximum(sums, more)
 
 
 def raised(squared: Tensor, sizes: Tensor) -> Tensor:

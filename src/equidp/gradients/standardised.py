@@ -87,8 +87,10 @@ class Standardised(Term):
         self._numel = maps[0].weight.numel()
 
     def squared_norms(self) -> Tensor:
-        norms = [norms_of(self.gradients(some.start, some.stop)) for some in pieces(self._records, self._numel)]
-        return raised(torch.cat(norms), self.sizes())
+        sizes = self.sizes()
+        some = pieces(self._records, self._numel, sizes.device)
+        norms = [norms_of(self.gradients(part.start, part.stop)) for part in some]
+        return raised(torch.cat(norms), sizes)
 
     def sizes(self) -> Tensor:
         # J is a projection, then a scaling

@@ -32,6 +32,7 @@ from equidp.gradients.rounding import LOST, SLACK, norms_of, raised
 
 MANY = 100  # positions; beyond, a weighted sum is one of the very gradients that norms were taken of
 CHUNK_FLOATS = 1 << 20  # floats of gradients formed at a time only to take their norms (4 MiB)
+CHUNK_FLOATS_ON_GPU = 1 << 26  # and on a GPU, where so little would not be worth a launch (256 MiB)
 
 
 class Gradients(ABC):
@@ -154,18 +155,25 @@ def compiled_norms(gradients: CompiledGradients, keep: Tensor | None = None) -> 
 
 def materialised_norms(terms: Sequence[Term], records: int, numel: int) -> Tensor:
     """`[b]` squared norms of gradients, the terms' sums, formed a few records at a time and forgotten."""
-    norms = [norms_of(rows_of(terms, some)) for some in pieces(records, numel)]
-    return raised(torch.cat(norms), sizes_of(terms))
+    sizes = sizes_of(terms)
+    norms = [norms_of(rows_of(terms, some)) for some in pieces(records, numel, sizes.device)]
+    return raised(torch.cat(norms), sizes)
 
 
 def formed_again(terms: Sequence[Term], weights: Tensor, silent: Tensor | None, numel: int) -> Tensor:
     """`[numel]`: the terms' weighted sum, of the gradients that `materialised_norms` formed and forgot."""
-    formed = ((Vectors(rows_of(terms, some)), some) for some in pieces(len(weights), numel))
+    formed = ((Vectors(rows_of(terms, some)), some) for some in pieces(len(weights), numel, weights.device))
     return reduce(Tensor.add_, (rows.weighted_sum(weights[some], some_of(silent, some)) for rows, some in formed))
 
 
-def pieces(records: int, numel: int) -> Iterator[slice]:
-    chunk = max(1, CHUNK_FLOATS // max(numel, 1))
+def formed_at_once(numel: int, device: torch.device) -> int:
+    """How many records' gradients are formed at a time only to take their norms."""
+    floats = CHUNK_FLOATS if device.type == "cpu" else CHUNK_FLOATS_ON_GPU
+    return max(1, floats // max(numel, 1))
+
+
+def pieces(records: int, numel: int, device: torch.device) -> Iterator[slice]:
+    chunk = formed_at_once(numel, device)
     return (slice(start, min(start + chunk, records)) for start in range(0, records, chunk))
 
 

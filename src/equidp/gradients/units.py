@@ -12,7 +12,7 @@ from torch import Tensor
 from equidp.errors import EquidpError
 from equidp.gradients.products import Outer
 from equidp.gradients.rounding import SLACK, alike, norms_of, raised
-from equidp.gradients.terms import CHUNK_FLOATS, Gradients, Term, Vectors, rows_of, sizes_of, some_of
+from equidp.gradients.terms import Gradients, Term, Vectors, formed_at_once, rows_of, sizes_of, some_of
 
 KEPT_SUMS = 1 << 22  # floats of a parameter's sums over units that are kept for the weighted sum (16 MiB)
 
@@ -104,7 +104,7 @@ class UnitSums(Gradients):
 
         All units; where single ones need no forming those of several records, units of equally many together.
         """
-        units, chunk = self._units, max(1, CHUNK_FLOATS // max(self._numel, 1))
+        units, chunk = self._units, formed_at_once(self._numel, self._units.counts.device)
         if (single := self._single) is not None:
             starts = units.counts.cumsum(0) - units.counts
             for count in units.counts.unique().tolist():

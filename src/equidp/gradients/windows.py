@@ -7,7 +7,8 @@ cuts do the same thing:
 - `WholeWindows`: channels last; a run is one row of a window. Best with many channels.
 - `Bands`: channels first; a run is one row of output pixels. Best with few channels.
 
-Where code can be compiled for it (`compiled`) nothing is written out at all.
+Where code can be compiled for it (`compiled`) nothing is written out at all. On a GPU runs do not matter: there is one
+cut, `InOrder`, whose gradients are in the weight's own order.
 """
 
 from __future__ import annotations
@@ -23,10 +24,39 @@ from torch import Tensor
 
 from equidp.gradients.workspace import Workspace
 
-# What copying costs on a CPU, in multiplications of a matrix product (measured):
-COPY_COST = 8  # a float copied, or summed, in cache
-RUN_COST = 330  # starting another run of contiguous floats
-TURN_COST = 50  # a float moved between channels-first and channels-last
+TURN_COST = 50  # a float moved between channels-first and channels-last on a CPU, as of `Costs`
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What things cost on a device, in multiplications of a matrix product.
+
+    Attributes:
+        copy: a float copied, or summed.
+        run: starting another run of contiguous floats.
+        keep: a float written to main memory and read again.
+        weight: a multiplication in torch's own weight gradient.
+        gram: a record's share of the launches that Gram matrices take besides.
+    """
+
+    copy: float
+    run: float
+    keep: float
+    weight: float
+    gram: float
+
+    @classmethod
+    def on(cls, device: torch.device) -> Costs:
+        """Those of a device."""
+        return CPU if device.type == "cpu" else GPU
+
+
+CPU = Costs(copy=8, run=330, keep=20, weight=1.3, gram=0)
+"""Measured."""
+GPU = Costs(copy=100, run=0, keep=70, weight=1.0, gram=1e7)
+"""Not measured: from bytes. 12 of them for a float copied, 8 for one kept; an H100 moves 3.35 TB/s and makes 30·10¹²
+float32 multiplications in a second, and on an A100 or T4 the ratio is half to one and a half times that. Gram matrices
+take about ten launches of 2 µs more, shared by 64 records."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +173,7 @@ class WholeWindows(Cut):
 
     def cost(self, layout: Layout) -> float:
         turned = 0 if layout.channels_last else self._turned()
-        return turned + math.prod(self.outputs) * (self.kernel.size[0] * RUN_COST + self.kernel.fan_in * COPY_COST)
+        return turned + math.prod(self.outputs) * (self.kernel.size[0] * CPU.run + self.kernel.fan_in * CPU.copy)
 
     def view(self, images: Tensor) -> Tensor:
         return self.kernel.windows(images)
@@ -162,7 +192,7 @@ class Bands(Cut):
 
     def cost(self, layout: Layout) -> float:
         turned = 0 if layout.channels_first else self._turned()
-        return turned + self.kernel.fan_in * self.outputs[0] * (RUN_COST + self.outputs[1] * COPY_COST)
+        return turned + self.kernel.fan_in * self.outputs[0] * (CPU.run + self.outputs[1] * CPU.copy)
 
     def view(self, images: Tensor) -> Tensor:
         images, kernel = images.contiguous(), self.kernel
@@ -183,6 +213,23 @@ class Bands(Cut):
         return gradients.view(-1, c, *size, o).permute(0, 4, 1, 2, 3)
 
 
+class InOrder(Bands):
+    """Bands on a GPU, where the product turns them: gradients `[m, o·c·kh·kw]`, as the weight lies in memory."""
+
+    def cost(self, layout: Layout) -> float:
+        return self.scratch() * GPU.copy
+
+    def multiply(self, view: Tensor, backprops: Tensor, out: Tensor, add: bool, workspace: Workspace) -> None:
+        if not view.is_contiguous():  # a kernel of one pixel sees the images as they are
+            view = workspace.take("windows", *view.shape, like=view).copy_(view)
+        bands = view.flatten(1, 3).flatten(2)
+        product(backprops, bands.transpose(1, 2), out.unflatten(1, (self.kernel.channels[1], -1)), add)
+
+    def as_weight(self, gradients: Tensor) -> Tensor:
+        c, o = self.kernel.channels
+        return gradients.view(-1, o, c, *self.kernel.size)
+
+
 def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
     """Every cut worth considering for padded images of that size."""
     found: list[Cut] = [WholeWindows(kernel, height, width)]
@@ -192,8 +239,13 @@ def cuts(kernel: Kernel, height: int, width: int) -> list[Cut]:
 
 
 @lru_cache(maxsize=256)
-def cheapest(kernel: Kernel, height: int, width: int, layouts: tuple[Layout, ...]) -> tuple[Cut, float]:
+def cheapest(
+    kernel: Kernel, height: int, width: int, layouts: tuple[Layout, ...], *, on_cpu: bool = True
+) -> tuple[Cut, float]:
     """The cut that copies a record's images, one per layout, at the least cost, and that cost."""
+    if not on_cpu:
+        cut = InOrder(kernel, height, width)
+        return cut, sum(map(cut.cost, layouts))
     costs = ((cut, sum(map(cut.cost, layouts))) for cut in cuts(kernel, height, width))
     return min(costs, key=lambda pair: pair[1])
 

@@ -17,9 +17,14 @@ class Workspace:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.scratch_floats = 1 << 20 if device.type == "cpu" else 1 << 27
-        self.keep_floats = 1 << 25 if device.type == "cpu" else 1 << 30
+        self.scratch_floats, self.keep_floats = (1 << 20, 1 << 25) if device.type == "cpu" else (1 << 27, 1 << 30)
+        if device.type == "cuda":  # on small cards less: a quarter of the memory for what is kept
+            total = torch.cuda.get_device_properties(device).total_memory
+            self.scratch_floats = min(self.scratch_floats, total // 128)
+            self.keep_floats = min(self.keep_floats, total // 16)
         self._buffers: dict[object, Tensor] = {}
+        self._ones: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._constants: dict[tuple[float, ...], Tensor] = {}
 
     def take(self, owner: object, *shape: int, like: Tensor) -> Tensor:
         """A tensor of unknown content that only the next `take` of the same owner overwrites."""
@@ -29,6 +34,18 @@ class Workspace:
             # Poisson batches vary in size: a little more often saves the next reallocation
             buffer = self._buffers[owner] = like.new_empty(numel + numel // 8)
         return buffer[:numel].view(shape)
+
+    def constant(self, numbers: tuple[float, ...], like: Tensor) -> Tensor:
+        """`[n]` of these numbers, brought to the device once."""
+        if numbers not in self._constants:
+            self._constants[numbers] = torch.tensor(numbers, dtype=like.dtype, device=like.device)
+        return self._constants[numbers]
+
+    def ones(self, size: int, like: Tensor) -> Tensor:
+        """`[size]` of ones, made once; not to be written to."""
+        if (size, like.dtype) not in self._ones:
+            self._ones[size, like.dtype] = like.new_ones(size)
+        return self._ones[size, like.dtype]
 
     def chunks(self, records: int, floats: int) -> Iterator[tuple[int, int]]:
         """Ranges of records so that `floats` of scratch per record stay within bounds."""

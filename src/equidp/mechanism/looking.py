@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
+from equidp.gradients.bookkeeping import all_finite
 from equidp.gradients.engine import GradientEngine
+from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
 from equidp.mechanism.noise import RandomSource
-from equidp.mechanism.parts import Contributing, Draw, Sampling, SideRelease, StepFacts, per_record
+from equidp.mechanism.parts import Contributing, Draw, Public, Sampling, SideRelease, StepFacts, per_record
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import global_random, set_global_random
 
@@ -37,6 +39,13 @@ class Looking:
     sampling: Sampling
     diagnostics: Diagnostics | None
     _optimizer: torch.optim.Optimizer
+    algorithm: Algorithm
+    alone: bool = True
+    """Whether no other process trains with it."""
+    _zero: Tensor
+    _scales: bool
+    """Whether some public scale may be another than 1."""
+    _asked: tuple[Tensor, Tensor, Tensor] | None = None
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -130,6 +139,31 @@ class Looking:
 
     def _look_size(self) -> int:
         return self.physical_batch_size or LOOK_BATCH
+
+    def weights(
+        self, norms: Tensor, groups: Tensor | None, public: Mapping[str, Tensor], *, finite: bool | None = None
+    ) -> Tensor:
+        """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum).
+
+        `groups` may be None where no public value is per group, `finite` where `all_finite(norms)` is not known.
+        """
+        rule = self.algorithm.weights
+        assert rule is not None
+        seen = public if groups is None else per_record({k: public[k] for k in (*rule.reads, "scale")}, groups)
+        if all_finite(norms) if finite is None else finite:
+            return self._scaled(rule.weights(norms, seen), seen)
+        mask, known = self._finite(norms)
+        return torch.where(mask, self._scaled(rule.weights(known, seen), seen), self._zero)
+
+    def _scaled(self, weights: Tensor, seen: Public) -> Tensor:
+        return weights * seen["scale"] if self._scales else weights
+
+    def _finite(self, norms: Tensor) -> tuple[Tensor, Tensor]:
+        """`[u]` which norms are finite, and the norms with 0 for others; asked for twice in a step."""
+        if self._asked is None or self._asked[0] is not norms:
+            mask = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
+            self._asked = norms, mask, torch.where(mask, norms, self._zero)
+        return self._asked[1:]
 
     def _observe(
         self, norms: Tensor, weights: Tensor, batch: Batch, public: Mapping[str, Tensor] | None = None

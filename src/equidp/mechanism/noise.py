@@ -17,6 +17,19 @@ Stream = Literal["sampling", "noise", "acceptance"]
 """`sampling` for batches, `noise` for everything that protects, `acceptance` for coins about released values."""
 
 
+HOST = "sampling on the host"
+
+
+def pinned(values: Tensor, device: torch.device) -> Tensor:
+    """Values on the CPU, in memory that a GPU reads by itself."""
+    return values.pin_memory() if device.type == "cuda" else values
+
+
+def brought(values: Tensor, device: torch.device) -> Tensor:
+    """Values on the CPU, brought to a device; nobody waits for them."""
+    return pinned(values, device).to(device, non_blocking=True)
+
+
 class RandomSource(Protocol):
     """What a training run may ask of its random numbers."""
 
@@ -67,6 +80,13 @@ class SeededRandom:
         self._generators = {
             stream: torch.Generator(self.device).manual_seed(derived_seed(seed, stream)) for stream in get_args(Stream)
         }
+        if self.device.type != "cpu":  # words are drawn there: nobody waits for the device to know a batch's size
+            self._generators[HOST] = torch.Generator().manual_seed(derived_seed(seed, HOST))
+
+    @property
+    def noise_generator(self) -> torch.Generator:
+        """What noise is drawn from."""
+        return self._generators["noise"]
 
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool, independent coins."""
@@ -82,9 +102,9 @@ class SeededRandom:
 
     def words(self, size: int) -> np.ndarray:
         """`[size]` uint64, uniform."""
-        drawn = torch.empty(size, dtype=torch.int64, device=self.device)
-        drawn.random_(-(2**63), None, generator=self._generators["sampling"])
-        return drawn.cpu().numpy().view(np.uint64)
+        drawn = torch.empty(size, dtype=torch.int64, device="cpu")
+        drawn.random_(-(2**63), None, generator=self._generators.get(HOST, self._generators["sampling"]))
+        return drawn.numpy().view(np.uint64)
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal."""

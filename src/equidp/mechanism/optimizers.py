@@ -10,7 +10,7 @@ torch's compiler when they are first called, which costs every run more than a s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -67,6 +67,12 @@ class _Kept(torch.optim.Optimizer):
         return chain.from_iterable(group["params"] for group in self.param_groups)
 
 
+def _at_once(group: Mapping[str, Any], parameters: Sequence[Tensor]) -> bool:
+    """Whether all parameters are updated by one operation, as torch does it on a GPU unless told otherwise."""
+    given: bool | None = group["foreach"]
+    return any(p.device.type != "cpu" for p in parameters) if given is None else given
+
+
 class _SGD(_Kept, torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -75,8 +81,9 @@ class _SGD(_Kept, torch.optim.SGD):
             parameters = [p for p in group["params"] if p.grad is not None]
             remembers = group["momentum"] != 0
             buffers = [self.state[p].get("momentum_buffer") for p in parameters] if remembers else []
-            settings = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "foreach", "fused")
-            sgd(parameters, [p.grad for p in parameters], buffers, **{name: group[name] for name in settings})
+            settings = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "fused")
+            given = {name: group[name] for name in settings} | {"foreach": _at_once(group, parameters)}
+            sgd(parameters, [p.grad for p in parameters], buffers, **given)
             for parameter, buffer in zip(parameters, buffers, strict=False):
                 self.state[parameter]["momentum_buffer"] = buffer
 
@@ -88,7 +95,7 @@ class _Adam(_Kept, torch.optim.Adam):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             states = [self._state_of(p) for p in parameters]
-            settings = ("lr", "weight_decay", "eps", "maximize", "foreach", "fused", "amsgrad", "capturable")
+            settings = ("lr", "weight_decay", "eps", "maximize", "fused", "amsgrad", "capturable")
             adam(
                 parameters,
                 [p.grad for p in parameters],
@@ -99,6 +106,7 @@ class _Adam(_Kept, torch.optim.Adam):
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
                 decoupled_weight_decay=group["decoupled_weight_decay"],
+                foreach=_at_once(group, parameters),
                 **{name: group[name] for name in settings},
             )
 

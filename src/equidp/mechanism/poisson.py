@@ -21,13 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.noise import RandomSource, brought
 
 MANY = 100_000
 """Units from which on counting is used; no result published with a seed has as many."""
 
 SPARSE = 0.01
 """Highest rate at which counting is used: a third of the coins' time; from about 0.02 on it would take longer."""
+
+DENSE = 0.5
+"""Highest rate at which counting is used for a GPU: beyond, most positions that are drawn are there already."""
 
 WORDS = 1 << 64
 DIGITS = 60
@@ -37,13 +40,24 @@ Words = Callable[[int], np.ndarray]
 
 
 def poisson_sample(random: RandomSource, probability: float, size: int, device: torch.device) -> Tensor:
-    """`[u]` int64 positions below `size`, ascending, on `device`: each is there with this probability, independently.
-
-    A GPU tosses all coins in the time it takes to start: there they stay.
-    """
-    if size < MANY or probability > SPARSE or device.type != "cpu":
+    """`[u]` int64 positions below `size`, ascending, on `device`: each is there with that probability, by itself."""
+    if device.type != "cpu":
+        return brought(sample_on_host(random, probability, size), device)
+    if size < MANY or probability > SPARSE:
         return positions(random.bernoulli(probability, size))
     return torch.from_numpy(counted_sample(random.words, probability, size))
+
+
+def sample_on_host(random: RandomSource, probability: float, size: int) -> Tensor:
+    """For a GPU, but on the CPU: a batch's size is known before anything is launched, and nobody waits for the device.
+
+    Counted where the table is not long; else a 64-bit integer is a coin, whose bias is below 2⁻⁶⁴, never upwards.
+    """
+    if probability <= DENSE and probability * size <= MANY:
+        return torch.from_numpy(counted_sample(random.words, probability, size))
+    if probability >= 1.0:
+        return torch.arange(size, device="cpu")
+    return torch.from_numpy(np.flatnonzero(random.words(size) < np.uint64(int(probability * WORDS))))
 
 
 def positions(coins: Tensor) -> Tensor:

@@ -153,6 +153,11 @@ class Population:
         """`[u]` records of each of these units; None where units are records."""
         return None if self._starts is None else self._starts[units + 1] - self._starts[units]
 
+    @property
+    def of_records(self) -> bool:
+        """Whether units are records."""
+        return self._members is None
+
     def refuse_other_groups(self, groups: int) -> None:
         """Refuse groups that a plan of so many does not have; as in `Records`, only where the answer is at hand.
 

@@ -24,10 +24,16 @@ from equidp.mechanism.algorithm import Algorithm, Outcome
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import Diagnostics
 from equidp.mechanism.float32 import refuse_vanishing
-from equidp.mechanism.looking import Looking
 from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.noising import Noising
 from equidp.mechanism.optimizers import Descent
-from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, per_record, scheduled, sensitivity, tensors
+from equidp.mechanism.parts import (
+    Draw,
+    StepFacts,
+    known_sensitivity,
+    tensors,
+)
+from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, moved, set_global_random, with_number_keys, with_text_keys
 
@@ -38,7 +44,7 @@ EpochCallback = Callable[[dict[str, float], nn.Module], Mapping[str, float]]
 """Called after every epoch with its row so far, which may be shown, and the model; returns further columns of it."""
 
 
-class Trainer(Looking):
+class Trainer(Noising):
     """Trains one model under one algorithm.
 
     Args:
@@ -54,7 +60,8 @@ class Trainer(Looking):
             there is a schedule, one of torch's may lead its rate; another of `engine.parameters` may take its place.
         physical_batch_size: at most so many units in memory at once (on a GPU records); None for the whole batch.
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
-        new_recorder: records the model's passes to replay them (`recording.py`); None: they are computed afresh.
+        new_recorder: records whole steps (`recorded.py`), or at least the model's passes (`recording.py`), to replay
+            them; None: they are computed afresh.
         diagnostics: collect exact training figures (outside the guarantee).
         public: records without any guarantee, disjoint from training and test, for an algorithm that asks for them.
         augmentation: a record's gradient is the mean over random views of it; None: of the record itself.
@@ -96,9 +103,7 @@ class Trainer(Looking):
         self.pursuing = algorithm.objective.start(loss, self.plan, population.device)
         on_gpu = population.device.type == "cuda" or new_recorder is not None
         rows = public_rows(self.expected_batch(), physical_batch_size) if on_gpu else None
-        self.engine = GradientEngine(
-            model, self.pursuing.loss, precision=precision, new_recorder=new_recorder, rows=rows
-        )
+        self.engine = GradientEngine(model, self.pursuing.loss, precision=precision, rows=rows)
         self.learning_rate, self.augmentation = learning_rate, augmentation
         self.optimizer = make_optimizer(self.engine.parameters, learning_rate)
         self.physical_batch_size = physical_batch_size
@@ -111,6 +116,10 @@ class Trainer(Looking):
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
         self._release_steps = algorithm.release_steps(self.plan)
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
+        self._zero = torch.zeros((), device=population.device)
+        self._scales = "scale" in algorithm.initial or any(
+            "scale" in part.gives | part.steers for part in algorithm.parts
+        )
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
@@ -119,6 +128,7 @@ class Trainer(Looking):
         self.updating = algorithm.update.start(self)
         self.accepting = algorithm.acceptance.start(self)
         self.releasing = algorithm.released_weights.start(self)
+        self.recorded = None if new_recorder is None else RecordedSteps(self, new_recorder)
 
     # ------------------------------------------------------------------------------------------------------ epochs
 
@@ -228,19 +238,25 @@ class Trainer(Looking):
 
     def step(self, segment: Segment) -> None:
         """One step, as docs/algorithms.md has it: everything released is noised, and charged before it is seen."""
-        draws = self.chunks(self.draw())
+        if self.recorded is None:
+            self.step_afresh(self.draw(), segment)
+        else:
+            self.recorded.step(segment)
+
+    def step_afresh(self, draw: Draw, segment: Segment, *, charged: bool = False) -> None:
+        """A step on these units, whose operations are launched one by one; `charged` where its event is entered."""
+        draws = self.chunks(draw)
         batches = [self.batch(draw.units) for draw in draws]
         rollback = None if self.algorithm.acceptance.always else self._rollback()
         before = self.engine.flatten() if rollback or self.contributing.remembers else None
         self.accepting.begin()
         if self.algorithm.private:
-            total, facts = self._noisy_sum(draws, batches, segment)
+            total, facts = self._noisy_sum(draws, batches, segment, charged=charged)
         else:
             total, facts = self._plain_sum(batches), self._facts(0.0, torch.zeros((), device=self.population.device))
         self._observe_step(total, facts)
-        # divided by the *expected* batch size: the actual one is private
-        self.engine.apply_gradient(self.updating.direction(total, facts), over=self.plan.batch_size)
-        self._set_rate()
+        self.set_gradient(self.updating.direction(total, facts))
+        self.set_rate()
         self.optimizer.step()
         self.steps_done += 1
         if rollback is not None and not self.accepting.accept():
@@ -253,14 +269,15 @@ class Trainer(Looking):
             self.releasing.follow()
         self._tell_objective()
 
-    def _set_rate(self) -> None:
+    def set_gradient(self, direction: Tensor) -> None:
+        """What the optimiser takes its step along: divided by the *expected* batch size, as the actual is private."""
+        self.engine.apply_gradient(direction, over=self.plan.batch_size)
+
+    def set_rate(self) -> None:
         """The schedule's rate of this step: a function of its number, so a resumed run needs no more than that."""
         if self.descent.schedule != "constant":
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate * self.descent.factor(self.steps_done / self.plan.steps)
-
-    def _facts(self, noise_multiplier: float, delta: Tensor) -> StepFacts:
-        return StepFacts(self.plan, self.steps_done, noise_multiplier, delta, self.engine.dimension, self.sampling.rate)
 
     def _tell_objective(self) -> None:
         """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
@@ -270,24 +287,18 @@ class Trainer(Looking):
         """The units of the next batch."""
         return self.sampling.draw()
 
-    def public_values(self, segment: Segment) -> dict[str, Tensor]:
-        """What a weight rule may know before this step's side release."""
-        return scheduled(self.public | self.sampling.public(), segment)
-
-    def reduce(self, total: Tensor) -> Tensor:
-        """The sum over all processes that train together: here there is one. Exact, so noise it before it is seen."""
-        return total
-
-    def _noisy_sum(self, draws: list[Draw], batches: list[Batch], segment: Segment) -> tuple[Tensor, StepFacts]:
+    def _noisy_sum(
+        self, draws: list[Draw], batches: list[Batch], segment: Segment, *, charged: bool
+    ) -> tuple[Tensor, StepFacts]:
         """Σ w_i·g_i + σ·Δ·ξ, flat `[d]`, and the step's facts; charges the step's event first."""
         rule, release = self.algorithm.weights, self.algorithm.side_release
         assert rule is not None
         noise_multiplier = self.sampling.noise(segment)
         public = self.public_values(segment)
         norms, finite = None, None
-        released = self.steps_done in self._release_steps
-        self.ledger.append(self._event(self.sampling.rate, noise_multiplier, released=released))
-        if not released:
+        if not charged:
+            self.charge(segment)
+        if self.steps_done not in self._release_steps:
             public |= self.given
         else:
             norms = self.first_norms(batches, release)
@@ -297,29 +308,8 @@ class Trainer(Looking):
             groups = _joined([b.groups for b in batches])
             public |= self._side_release(together, groups, public, facts, finite=finite)
         total = self.reduce(self.weighted_sum(batches, public, norms, draws, finite=finite))
-        delta = sensitivity(rule, public)
-        self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
-        kept = release.keeps if release is not None else frozenset()
-        self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
-        noised = self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier)
+        noised, delta = self._noised(total, public, noise_multiplier)
         return noised, self._facts(noise_multiplier, delta)
-
-    @torch.inference_mode()
-    def _side_release(
-        self, norms: Tensor, groups: Tensor, public: Mapping[str, Tensor], facts: StepFacts, *, finite: bool
-    ) -> dict[str, Tensor]:
-        """Release the batch's statistic; nothing but its noised value leaves this function."""
-        release, noise = self.algorithm.side_release, self._side_noise
-        assert release is not None
-        assert noise is not None
-        seen = norms if finite else torch.where(norms < torch.inf, norms, 0.0)
-        exact = self.reduce(release.statistic(seen, groups, public, self.plan))
-        noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
-        later, now = release.consequences(noised, self.public, public, facts)
-        self.public |= later
-        if len(self._release_steps) < self.plan.steps:
-            self.given = now
-        return now
 
     def weighted_sum(
         self,
@@ -349,22 +339,6 @@ class Trainer(Looking):
             self._observe(fresh, weights, batch, public)
         assert total is not None  # an empty batch is one empty chunk
         return total
-
-    def weights(
-        self, norms: Tensor, groups: Tensor | None, public: Mapping[str, Tensor], *, finite: bool | None = None
-    ) -> Tensor:
-        """`[u]` weights. A record whose gradient is not finite gets weight 0 (and so adds nothing to the sum).
-
-        `groups` may be None where no public value is per group, `finite` where `all_finite(norms)` is not known.
-        """
-        rule = self.algorithm.weights
-        assert rule is not None
-        seen = public if groups is None else per_record({k: public[k] for k in (*rule.reads, "scale")}, groups)
-        if all_finite(norms) if finite is None else finite:
-            return rule.weights(norms, seen) * seen["scale"]
-        mask = norms < torch.inf  # norms are not negative: one comparison says what `isfinite` needs four for
-        weights = rule.weights(torch.where(mask, norms, 0.0), seen) * seen["scale"]
-        return torch.where(mask, weights, 0.0)
 
     def _plain_sum(self, batches: list[Batch]) -> Tensor:
         """Σ g_i by ordinary automatic differentiation: the non-private baseline."""
@@ -423,6 +397,8 @@ class Trainer(Looking):
                 f"The state is of {taken} steps, and the ledger holds {charged} events: give the trainer the ledger of "
                 "the run that it continues, such as Ledger(events)."
             )
+        if self.recorded is not None:
+            self.recorded.forget()
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -79,12 +81,31 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None) 
     """Predictions `[n, outputs]` on the CPU, by the schema's task, scored in batches; else class probabilities."""
     final = _probabilities if schema is None else task_of(schema).predict
     where = next(network.parameters()).device
+    features = _resident(features, where)
     was_training = network.training
     network.eval()
     size = getattr(network, "scored_at_once", Model.scored_at_once)
-    parts = [final(network(chunk.to(where))).cpu() for chunk in features.split(size)]
+    parts = [final(network(chunk.to(where))) for chunk in features.split(size)]
     network.train(was_training)
-    return torch.cat(parts)
+    return torch.cat(parts).cpu()
+
+
+_HELD: list[tuple[weakref.ref[Tensor], Tensor]] = []
+"""The features that were scored last, and where they are on a GPU."""
+
+
+def _resident(features: Tensor, device: torch.device) -> Tensor:
+    """Features on a GPU, where they stay from one scoring to the next, if an eighth of the free memory holds them."""
+    if device.type != "cuda" or features.device == device:
+        return features
+    if _HELD and (_HELD[0][0]() is not features or _HELD[0][1].device != device):
+        _HELD.clear()
+    if not _HELD:
+        free, _ = torch.cuda.mem_get_info(device)
+        if features.numel() * features.element_size() > free // 8:
+            return features
+        _HELD.append((weakref.ref(features), features.to(device)))
+    return _HELD[0][1]
 
 
 def _probabilities(outputs: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.data.records import Membership, Records, Split
 from equidp.errors import EquidpError
+from equidp.gradients.memory import fitting_batch
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.device import choose_device
@@ -98,6 +99,9 @@ def prepare(
     network = make_model(train.schema, model, algorithm, seed).to(device)
     if peers is None or peers.first:
         tell_parameters(algorithm.name, network)
+    at_once = training.physical_batch_size or fitting_batch(network, train.features)
+    if at_once is not None and training.physical_batch_size is None and at_once < plan.batch_size:
+        logger.info("%s: %d records at once fit into the GPU's memory.", algorithm.name, at_once)
     keeper = None
     if workplace is not None and algorithm.private and (peers is None or peers.first):
         asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
@@ -105,6 +109,8 @@ def prepare(
             "records": fingerprint(split.train),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
         }
+        if at_once != training.physical_batch_size:  # sums over other chunks round differently
+            asked["physical_batch_size"] = at_once
         budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
         keeper = Checkpointer(
             workplace,
@@ -138,9 +144,9 @@ def prepare(
             "ledger": ledger,
             "learning_rate": algorithm.learning_rate or training.rate(plan.steps),
             "optimizer": training.descent,
-            "physical_batch_size": training.physical_batch_size,
+            "physical_batch_size": at_once,
             "precision": training.precision,
-            "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs and algorithm.private else None,
+            "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs else None,
             "diagnostics": training.diagnostics,
             "public": public.to(device) if len(public) else None,
             "augmentation": views,
@@ -232,6 +238,11 @@ def device_of(training: TrainingSettings) -> torch.device:
         raise EquidpError(
             f"training.devices={training.devices}: several processes do not train together on Windows: leave it out, "
             "or take WSL."
+        )
+    if training.devices > 1 and ":" in training.device:
+        raise EquidpError(
+            f"training.devices={training.devices} trains on as many GPUs, and training.device={training.device} names "
+            "one: set training.device=cuda, and choose GPUs by CUDA_VISIBLE_DEVICES."
         )
     device = choose_device(training.device)
     if training.cuda_graphs and device.type != "cuda":

@@ -13,7 +13,7 @@ from equidp.accounting.budget import Budget
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
 from equidp.mechanism.parts.base import Part, Run, Running
-from equidp.mechanism.poisson import poisson_sample
+from equidp.mechanism.poisson import poisson_sample, sample_on_host
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,15 @@ class Sampling(Running, ABC):
     def draw(self) -> Draw:
         """The units of the next step, among those present; their number tosses coins, but never sets their bias."""
 
+    def draw_on_host(self) -> Tensor:
+        """`draw`'s units, on the CPU; only where it is `on_host`."""
+        return self.draw().units.cpu()
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host draws, and nothing else is done to a batch: no second coin, no noise or value of its own."""
+        return False
+
     @abstractmethod
     def rates(self) -> Tensor:
         """`[n]` probability that the next `draw` has each unit; private where a unit's own data set it."""
@@ -125,6 +134,19 @@ class PoissonSampling(Sampling):
         """Poisson sample of positions, ascending."""
         population = self.run.population
         return Draw(poisson_sample(self.run.random, self.rate, population.size, population.device))
+
+    def draw_on_host(self) -> Tensor:
+        """The same, before it is brought to the device."""
+        population = self.run.population
+        if population.device.type != "cpu":
+            return sample_on_host(self.run.random, self.rate, population.size)
+        return self.draw().units
+
+    @property
+    def on_host(self) -> bool:
+        """Where a subclass changes none of these."""
+        own = ("draw", "kept", "noise", "public", "diagnostics")
+        return all(getattr(type(self), name) is getattr(PoissonSampling, name) for name in own)
 
     def rates(self) -> Tensor:
         """q for everybody."""

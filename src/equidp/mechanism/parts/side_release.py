@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import torch
@@ -43,6 +44,9 @@ class SideRelease(Part, ABC):
     every: Annotated[int, Field(ge=1)] = 1
     """Steps from one release to the next; what it gives holds until then, and the steps between do not pay for it."""
 
+    additive: ClassVar[bool] = False
+    """Whether `statistic` of a batch is the sum of its records' own; where it is not said, steps are not recorded."""
+
     keeps: ClassVar[frozenset[str]] = frozenset()
     """Names of the carried values that `later` keeps for the release itself; the history does not show them."""
 
@@ -50,6 +54,7 @@ class SideRelease(Part, ABC):
     """Start values of what it steers or compares with, unless given otherwise."""
 
     promised = (
+        ("additive", ("statistic",)),
         ("added", ("statistic", "sensitivity")),
         ("joint_noise", ("statistic", "sensitivity", "noise", "added")),
     )
@@ -157,8 +162,12 @@ def counts(ids: Tensor, size: int) -> Tensor:
     """`[size]` float32: how often each of `[u]` ids below `size` occurs."""
     if ids.device.type == "cpu":
         return torch.bincount(ids, minlength=size).float()  # on a GPU it would wait for an answer
-    one = torch.ones((), device=ids.device)
-    return torch.zeros(size, device=ids.device).index_add_(0, ids, one.expand(len(ids)))
+    return (ids.unsqueeze(1) == _places(size, ids.device)).sum(0, dtype=torch.float32)
+
+
+@lru_cache(maxsize=8)
+def _places(size: int, device: torch.device) -> Tensor:
+    return torch.arange(size, device=device)
 
 
 def noise_level(level: float | str, plan: Plan) -> float:

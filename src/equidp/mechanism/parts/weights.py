@@ -70,12 +70,13 @@ class UnitWeight(WeightRule):
         return torch.full_like(public["scale"], torch.inf)
 
 
-def sensitivity(rule: WeightRule, public: Public) -> Tensor:
+def sensitivity(rule: WeightRule, public: Public, *, scaled: bool = True) -> Tensor:
     """Δ, shape `()`: the largest bound over *all* K groups, present in the batch or not, times the groups' scales.
 
-    Taking the maximum over the groups present would let the noise reveal who is in the batch.
+    Taking the maximum over the groups present would let the noise reveal who is in the batch. `scaled`: whether some
+    scale may be another than 1.
     """
-    bounds = rule.bound(public) * public["scale"]
+    bounds = rule.bound(public) * public["scale"] if scaled else rule.bound(public)
     return bounds.max() if bounds.dim() else bounds
 
 

@@ -19,6 +19,7 @@ from equidp.data.sources import published_options
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import Groups
 from equidp.mechanism.algorithm import Outcome
+from equidp.mechanism.device import choose_device
 from equidp.models import card_options
 from equidp.models.weights import Weights, network_of
 from equidp.parameters import PrivacySettings, Settings, TrainingSettings
@@ -108,9 +109,12 @@ def train_network(
     return *kept, privacy_statement(chosen, made, outcome, **given)
 
 
-def score_test(weights: Weights, test: Records) -> np.ndarray:
-    """Predictions `[n, outputs]` of the test part. Kept in memory only: per-record data are not published."""
-    return predict(network_of(weights), test.features, test.schema).numpy()
+def score_test(weights: Weights, test: Records, settings: Settings) -> np.ndarray:
+    """Predictions `[n, outputs]` of the test part, on the device that trained. Kept in memory only: per-record data are
+    not published.
+    """
+    network = network_of(weights).to(choose_device(settings.training.device))
+    return predict(network, test.features, test.schema).numpy()
 
 
 def group_arrays(records: Records, groups: tuple[str, ...]) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:

@@ -20,7 +20,7 @@ def create_pipeline(algorithm: str) -> Pipeline:
     body = [
         (plan, ["train", "settings"], "plan", "plan_training"),
         (train, trained, ["model", "history", "privacy"], "train_model"),
-        (nodes.score_test, ["model", "test"], "scores", "score_test"),
+        (nodes.score_test, ["model", "test", "settings"], "scores", "score_test"),
     ]
     name = ALGORITHMS[algorithm].features
     if name is None:

@@ -96,7 +96,7 @@ def choose_model(
     privacy = tuned_statement(found["privacy"], tuning, settings, point, more)
     test = divide(features, settings.data, settings.seed, algorithms.values())
     figures = release_figures(
-        score_test(weights, test.test), test.test, parts.train, workplace, once, algorithm="tuned"
+        score_test(weights, test.test, settings), test.test, parts.train, workplace, once, algorithm="tuned"
     )
     privacy |= figures_entry(once.privacy, once.data)
     choice = {

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equidp.data.records import Records
 from equidp.mechanism.noise import RandomSource, Stream, derived_seed
+from equidp.mechanism.states import moved
 from equidp.training.ranks.job import STORE
 
 TIMEOUT = timedelta(minutes=30)
@@ -96,7 +97,8 @@ class Peers:
         return carrier[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """On rank 0, every rank's object in their order; empty elsewhere."""
+        """On rank 0, every rank's object in their order; empty elsewhere. Tensors in it come by way of the CPU."""
+        value = moved(value, torch.device("cpu"))  # rank 0 would open a context on every sender's GPU
         gathered: list[Any] = [None] * self.size if self.first else []
         dist.gather_object(value, gathered if self.first else None, dst=0, group=self._control)
         return gathered

@@ -56,10 +56,9 @@ def work(folder: str) -> None:
 
 
 def _device(name: str) -> torch.device:
-    device = choose_device(name)
-    if device.type == "cuda":
+    if name != "cpu" and torch.cuda.is_available():  # before anything else opens a context on the first GPU
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    return device
+    return choose_device(name)
 
 
 def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:

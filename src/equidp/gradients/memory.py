@@ -1,0 +1,65 @@
+"""Memory: how many records of a batch a GPU holds at once, where a run does not say so itself.
+
+    rows = ⌊(0.6·free − 24·d) / (2·a)⌋, then down to 1, 1.5, 2, 3, 4, 6, 8, 12, …
+
+`free` is what the driver has left once the training data are there, `d` the model's trained numbers (themselves, their
+sum, gradient, noise and two moments of an optimiser, 4 bytes each), and `a` what torch keeps of one record's forward
+pass for the backward one, which is needed once more for the gradients at these values. Of the rest, 40 %, a quarter of
+all is for gradients that are kept (`Workspace`), and what remains for windows and libraries.
+
+The coarse steps let a resumed run find the same number although the driver's figure wavers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+SHARE = 0.6
+PER_PARAMETER = 24
+"""Bytes."""
+
+
+def rows_that_fit(free: int, parameters: int, per_record: int) -> int:
+    """The formula above, in bytes; at least 1."""
+    rows = int((SHARE * free - PER_PARAMETER * parameters) // max(2 * per_record, 1))
+    power = 1 << max(rows, 1).bit_length() - 1
+    return power + power // 2 if power + power // 2 <= rows else power
+
+
+def kept_per_record(model: nn.Module, features: Tensor) -> int:
+    """Bytes that torch keeps of one more record in a forward pass, its own features included.
+
+    Args:
+        model: on the device of the features, its parameters still asking for gradients.
+        features: `[n, …]`, of which none is looked at: the passes are of zeros.
+    """
+    modes = [(layer, layer.training) for layer in model.modules()]
+    model.eval()  # so that no statistic moves, and nothing is drawn
+    try:
+        one, three = (_kept(model, features.new_zeros(records, *features.shape[1:])) for records in (1, 3))
+    finally:
+        for layer, training in modes:
+            layer.training = training
+    return -(-(three - one) // 2)
+
+
+def _kept(model: nn.Module, features: Tensor) -> int:
+    kept: dict[int, Tensor] = {}
+
+    def note(values: Tensor) -> Tensor:
+        return kept.setdefault(id(values), values)
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda values: values):
+        outputs = model(features)
+    return sum(values.numel() * values.element_size() for values in (features, outputs, *kept.values()))
+
+
+def fitting_batch(model: nn.Module, features: Tensor) -> int | None:
+    """Most records at once on this GPU; None on a CPU, whose system has a way out."""
+    device = features.device
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return rows_that_fit(free, trained, kept_per_record(model, features))

@@ -1,0 +1,159 @@
+"""Together: on a GPU, norms and weighted sums of all parameters at once, in few operations.
+
+There an operation on a small batch takes less time than its launch. So what records have of all layers stands side by
+side: factors of outer products and gradients that are there already as columns of one matrix, gradients of convolutions
+as columns of another. All norms are rows of one matrix, on which squares, products and their bounds are taken once. A
+weighted sum is one product with each of the two matrices, and one for each linear layer.
+
+What has another kind of gradient is asked for it alone. The formulas are those of the terms, and so are the bounds: a
+norm may be overstated, never understated. What norms are made of follows from shapes alone.
+
+A record whose norm is not finite is silenced as soon as that is known, in both matrices: it adds 0 to every sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from equidp.gradients.convolutions import Convolutions
+from equidp.gradients.products import Outer, Products
+from equidp.gradients.rounding import LOST, SLACK, gram_raised, gram_slack, row_norms
+from equidp.gradients.terms import Gradients, Vectors
+from equidp.gradients.workspace import Workspace
+
+
+class Together:
+    """The gradients of a batch's records.
+
+    Args:
+        kept: of each parameter, in their order; None where the losses do not depend on it.
+        sizes: entries of each parameter.
+        records: b, at least 1.
+        like: a tensor of the dtype and on the device of norms.
+        workspace: where the matrices are.
+    """
+
+    def __init__(
+        self, kept: Sequence[Gradients | None], sizes: Sequence[int], records: int, like: Tensor, workspace: Workspace
+    ) -> None:
+        self._kept, self._sizes, self._records, self._like, self._workspace = kept, sizes, records, like, workspace
+        self._outer = [term for term in kept if isinstance(term, Outer)]
+        self._vectors = [term for term in kept if isinstance(term, Vectors)]
+        self._formed, self._gram, self._alone = list[Convolutions](), list[Convolutions | Products](), list[Gradients]()
+        room = workspace.keep_floats // records
+        for term in kept:
+            if isinstance(term, Convolutions | Products) and term.by_gram():
+                self._gram.append(term)
+            elif isinstance(term, Convolutions) and len(term.images) == 1 and term.numel <= room:
+                self._formed.append(term)
+                room -= term.numel
+            elif term is not None and not isinstance(term, Outer | Vectors):
+                self._alone.append(term)
+        self._columns, self._gradients = like.new_empty(0), like.new_empty(0)
+        self._silent: Tensor | None = None
+
+    @torch.inference_mode()
+    def squared_norms(self) -> Tensor:
+        """`[b]`; silences the records for which it is not finite."""
+        found = [term.squared_norms() for term in self._alone]
+        if self._outer or self._vectors or self._formed:
+            found.append(self._of_rows())
+        if self._gram:
+            found.append(self._of_gram())
+        total = found[0] if len(found) == 1 else torch.stack(found).sum(0)
+        finite, zero = total < torch.inf, self._workspace.constant((0.0,), total)[0]
+        for values in (self._columns, self._gradients):
+            if values.numel():
+                torch.where(finite.unsqueeze(1), values, zero, out=values)
+        self._silent = ~finite if self._alone or self._gram else None
+        return total
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """`[d]`: Σ w_i g_i."""
+        found: dict[int, Tensor] = {}
+        if self._vectors:
+            first = self._places[id(self._vectors[0])][0]
+            sums = weights @ self._columns[:, first:]
+            for term in self._vectors:
+                start, stop = self._places[id(term)]
+                found[id(term)] = sums[start - first : stop - first]
+        if self._outer:
+            first = self._places[id(self._outer[-1])][1]  # behind the inputs
+            scaled = self._columns[:, first:] * weights.unsqueeze(1)
+            for outer in self._outer:
+                start, stop = self._places[id(outer.backprops)]
+                found[id(outer)] = (scaled[:, start - first : stop - first].T @ self._column_of(outer)).view(-1)
+        if self._formed:
+            parts = (weights @ self._gradients).split([term.numel for term in self._formed])
+            found |= {id(formed): part for formed, part in zip(self._formed, parts, strict=True)}
+        return torch.cat([self._sum_of(*one, found, weights) for one in zip(self._kept, self._sizes, strict=True)])
+
+    def _sum_of(self, term: Gradients | None, size: int, found: dict[int, Tensor], weights: Tensor) -> Tensor:
+        if term is None:
+            return weights.new_zeros(size)
+        return found[id(term)] if id(term) in found else term.weighted_sum(weights, self._silent).float()
+
+    def _of_rows(self) -> Tensor:
+        """`[b]` squared norms of what stands in the two matrices."""
+        outer, formed = len(self._outer), len(self._formed)
+        pairs = outer + formed
+        rows: list[tuple[Tensor, int]] = []  # right factors, formed gradients, left factors, vectors: norms and entries
+        if outer or self._vectors:
+            self._lay_out()
+            rows += [_row(self._column_of(term.backprops)) for term in self._outer]
+        rows += [_row(term.backprops[0]) for term in self._formed]
+        rows += [_row(part) for part in self._form()]
+        rows += [_row(self._column_of(term)) for term in self._outer] + [_row(term.images[0]) for term in self._formed]
+        if self._vectors:
+            rows.append(_row(self._columns[:, self._places[id(self._vectors[0])][0] :]))
+        norms = torch.stack([row for row, _ in rows])
+        # and what products of factors lose besides, once for all
+        lost = [LOST * numel for _, numel in rows[:-1]] + [LOST * (rows[-1][1] + outer)]
+        norms = torch.addcmul(self._constants(lost), norms, norms)
+        left = norms[pairs + formed : 2 * pairs + formed]
+        left.mul_(norms[:pairs])
+        if formed:  # a gradient that cancels counts as part of what it is summed from (`rounding.raised`)
+            least = left[outer:].mul_(self._constants([SLACK * term.kernel.seen for term in self._formed]))
+            torch.maximum(least, norms[pairs : pairs + formed], out=least)
+        return norms[pairs + formed :].sum(0)
+
+    def _lay_out(self) -> None:
+        """Columns: inputs of linear layers, their backprops unless these are a bias's too, vectors."""
+        known = {id(term) for term in self._vectors}
+        others = [term.backprops for term in self._outer if id(term.backprops) not in known]
+        owners = [*self._outer, *others, *self._vectors]
+        parts = [owner.inputs if isinstance(owner, Outer) else owner.values for owner in owners]
+        ends = list(accumulate((part.shape[1] for part in parts), initial=0))
+        self._places = {id(owner): (start, stop) for owner, start, stop in zip(owners, ends, ends[1:], strict=False)}
+        self._columns = self._workspace.take("columns", self._records, ends[-1], like=self._like)
+        torch.cat(parts, 1, out=self._columns)
+
+    def _column_of(self, owner: Outer | Vectors) -> Tensor:
+        return self._columns[:, slice(*self._places[id(owner)])]
+
+    def _form(self) -> Sequence[Tensor]:
+        """Gradients `[b, numel]` of the convolutions that are formed, side by side."""
+        sizes = [term.numel for term in self._formed]
+        self._gradients = self._workspace.take("kept", self._records, sum(sizes), like=self._like)
+        parts = self._gradients.split(sizes, 1) if sizes else ()
+        for term, part in zip(self._formed, parts, strict=True):
+            term.form(part)
+        return parts
+
+    def _of_gram(self) -> Tensor:
+        """`[b]` squared norms by Gram matrices."""
+        parts = torch.stack([part for term in self._gram for part in term.gram_parts()]).unflatten(0, (-1, 3))
+        slack = self._constants([gram_slack(term.width) for term in self._gram])
+        return gram_raised(*parts.unbind(1), slack).sum(0)
+
+    def _constants(self, numbers: Sequence[float]) -> Tensor:
+        return self._workspace.constant(tuple(numbers), self._like).unsqueeze(1)
+
+
+def _row(values: Tensor) -> tuple[Tensor, int]:
+    """Norms `[b]` of `[b, …]`, and of how many entries each is."""
+    return row_norms(values), values[0].numel()

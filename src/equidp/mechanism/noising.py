@@ -1,0 +1,103 @@
+"""What a step charges, and the noise on everything that leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from equidp.accounting.events import Event
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Segment
+from equidp.mechanism.looking import Looking
+from equidp.mechanism.noise import RandomSource
+from equidp.mechanism.parts import StepFacts, known_sensitivity, scheduled, sensitivity
+
+if TYPE_CHECKING:
+    from equidp.mechanism.recorded import Padded
+
+
+class Noising(Looking):
+    """A loop that noises sums and statistics of its records."""
+
+    ledger: Ledger
+    random: RandomSource
+    public: dict[str, Tensor]
+    given: dict[str, Tensor]
+    shown: dict[str, Tensor | float]
+    _event: Callable[..., Event]
+    _release_steps: range
+    _side_noise: tuple[float, float] | None
+
+    def charge(self, segment: Segment) -> None:
+        """Enter the next step's event."""
+        if self.algorithm.private:
+            released = self.steps_done in self._release_steps
+            self.ledger.append(self._event(self.sampling.rate, self.sampling.noise(segment), released=released))
+
+    def _facts(self, noise_multiplier: float, delta: Tensor) -> StepFacts:
+        return StepFacts(self.plan, self.steps_done, noise_multiplier, delta, self.engine.dimension, self.sampling.rate)
+
+    def public_values(self, segment: Segment) -> dict[str, Tensor]:
+        """What a weight rule may know before this step's side release."""
+        return scheduled(self.public | self.sampling.public(), segment)
+
+    def reduce(self, total: Tensor) -> Tensor:
+        """The sum over all processes that train together: here there is one. Exact, so noise it before it is seen."""
+        return total
+
+    def noised_at_once(self, batch: Padded, segment: Segment) -> Tensor:
+        """The noised sum of a padded batch in one piece, of an event that is charged: nothing here asks the device."""
+        assert self.algorithm.weights is not None
+        noise_multiplier, public = self.sampling.noise(segment), self.public_values(segment)
+        if self.algorithm.side_release is not None:
+            facts = batch.facts(
+                self.plan, noise_multiplier, known_sensitivity(self.algorithm.weights, public), self.engine.dimension,
+                self.sampling.rate,
+            )  # fmt: skip
+            public |= self._side_release(batch.norms, batch.groups, public, facts, finite=False, absent=batch.absent)
+        grouped = any(value.dim() for value in public.values())
+        weights = self.weights(batch.norms, batch.groups if grouped else None, public, finite=False)
+        return self._noised(batch.weighted_sum(weights), public, noise_multiplier)[0]
+
+    def _noised(self, total: Tensor, public: Mapping[str, Tensor], noise_multiplier: float) -> tuple[Tensor, Tensor]:
+        """The sum with its noise, and Δ."""
+        rule, release = self.algorithm.weights, self.algorithm.side_release
+        assert rule is not None
+        delta = sensitivity(rule, public, scaled=self._scales)
+        self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
+        kept = release.keeps if release is not None else frozenset()
+        self.shown |= {k: v for k, v in public.items() if k not in kept and (k != "scale" or v.dim())}
+        return self.random.perturb(total, sensitivity=delta, noise_multiplier=noise_multiplier), delta
+
+    @torch.inference_mode()
+    def _side_release(
+        self,
+        norms: Tensor,
+        groups: Tensor,
+        public: Mapping[str, Tensor],
+        facts: StepFacts,
+        *,
+        finite: bool,
+        absent: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Release the batch's statistic; nothing but its noised value leaves this function.
+
+        `absent` `()`: so many are nobody's, and count as norm 0 in group 0.
+        """
+        release, noise = self.algorithm.side_release, self._side_noise
+        assert release is not None
+        assert noise is not None
+        seen = norms if finite else self._finite(norms)[1]
+        exact = release.statistic(seen, groups, public, self.plan)
+        if absent is not None:
+            exact = exact - absent * release.statistic(self._zero.view(1), groups.new_zeros(1), public, self.plan)
+        exact = self.reduce(exact)
+        noised = self.random.perturb(exact, sensitivity=noise[0], noise_multiplier=noise[1])
+        later, now = release.consequences(noised, self.public, public, facts)
+        self.public |= later
+        if len(self._release_steps) < self.plan.steps:
+            self.given = now
+        return now

@@ -1,0 +1,310 @@
+"""Recorded steps: a whole step launched once on a GPU, recorded, and replayed as one CUDA graph.
+
+What is recorded is everything between the draw and the next step: gather, passes, norms, side release, weights, noise
+and update. The draw is made on the host, which knows its size before anything is launched, and copied from pinned
+memory; nothing in a step waits for the device. A step is charged before it is replayed, and stays charged if it fails.
+
+*Rows.* A recording has the public number of rows (`gradients/shape.py`). Rows beyond the batch repeat the first record
+with weight 0. A side release that is a sum over records (`SideRelease.additive`) takes their share off again: each adds
+what a record of norm 0 in group 0 adds.
+
+*Noise.* The run's own generator is registered with the graph, so a replay draws what would be drawn without it.
+
+*Trust.* A new recording is not trusted. Its first steps are done twice, from one state of parameters, optimiser, public
+values and generators: replayed, and afresh. The step that counts is the one afresh; the ledger has one event. Where
+both differ by more than rounding, or where something cannot be recorded, recordings are left out, and a line says why.
+
+A step that does something else than these (see `_objection`) is taken as without recordings, its passes excepted.
+What has failed leaves out the recordings of passes too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from equidp.accounting.plan import Plan, Segment
+from equidp.gradients.recording import Recorder
+from equidp.mechanism.noise import brought, pinned
+from equidp.mechanism.optimizers import OPTIMIZERS
+from equidp.mechanism.parts import Contributing, Draw, Pursuing, StepFacts, Updating
+from equidp.mechanism.states import global_random, set_global_random
+
+if TYPE_CHECKING:
+    from equidp.mechanism.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+TRIALS = 3
+"""Steps of a recording that are done both ways before it is trusted."""
+MOST = 4
+"""Recordings of one run: every noise, clip factor and learning rate has its own."""
+TOLERANCE = 1e-3
+"""Of what a step moved, for rounding; a forgotten input, noise or update is far beyond."""
+
+
+class UnrecordableError(Exception):
+    """A step asks for what a recording does not have; the message says what."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """What a step knows of a batch with rows that are nobody's.
+
+    Attributes:
+        norms: `[R]`, infinite where nobody is.
+        groups: `[R]`, 0 there.
+        absent: `()`, how many these are.
+        weighted_sum: `[R]` weights to `[d]`.
+    """
+
+    norms: Tensor
+    groups: Tensor
+    absent: Tensor
+    weighted_sum: Callable[[Tensor], Tensor]
+
+    @staticmethod
+    def facts(plan: Plan, noise_multiplier: float, delta: Tensor, dimension: int, rate: float) -> StepFacts:
+        """Those that hold at every step: its number is not among them."""
+        return _Facts(plan, 0, noise_multiplier, delta, dimension, rate)
+
+
+class _Facts(StepFacts):
+    """The facts of every step of a recording: it has no number."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "step":
+            raise UnrecordableError("what it does depends on the number of the step")
+        return super().__getattribute__(name)
+
+
+@dataclass
+class _Recording:
+    """A step of one kind.
+
+    Attributes:
+        replay: takes it, on what `RecordedSteps` has laid into its input.
+        shown: the public values that it leaves.
+        tried: steps that were done both ways.
+    """
+
+    replay: Callable[[], object]
+    shown: dict[str, Tensor | float] = field(default_factory=dict)
+    tried: int = 0
+
+
+class RecordedSteps:
+    """A trainer's steps.
+
+    Args:
+        trainer: whose.
+        new_recorder: makes what they are recorded with.
+    """
+
+    def __init__(self, trainer: Trainer, new_recorder: Callable[[], Recorder]) -> None:
+        self._trainer, self._new_recorder = trainer, new_recorder
+        self._recorder: Recorder | None = None
+        self._made: dict[object, _Recording] = {}
+        self._public: dict[str, Tensor] = {}
+        self._steps = 0
+        self._generator: torch.Generator | None = getattr(trainer.random, "noise_generator", None)
+        # else the optimiser's step follows the replay: with a rate of its own, or counting steps on the host
+        self._updates = trainer.descent.schedule == "constant" and type(trainer.optimizer) is OPTIMIZERS["sgd"][0]
+        self.reason = self._objection()
+        self._given_up, self._failed = False, False
+        device, rows = trainer.population.device, trainer.engine.rows or 1
+        self._input = torch.zeros(rows + 1, dtype=torch.int64, device=device)  # positions, and how many there are
+        self._places = torch.arange(rows, device=device)
+        self._infinite = torch.full((), torch.inf, device=device)
+        self._passes = trainer.engine.passes.twin()
+
+    def _objection(self) -> str:
+        """Why these steps cannot be recorded whole; empty where they can."""
+        trainer, algorithm = self._trainer, self._trainer.algorithm
+        side = algorithm.side_release
+        expected = trainer.expected_batch()
+        held = {
+            "its batches are cut into chunks": expected <= (trainer.engine.rows or 0),
+            "a batch is drawn by what only the device knows": trainer.sampling.on_host,
+            "units have several records": trainer.population.of_records,
+            "records have random views": trainer.augmentation is None,
+            "exact training figures are collected": trainer.diagnostics is None,
+            "several processes train together": trainer.alone,
+            "a step may be refused": algorithm.acceptance.always,
+            "a record stands for more than its gradient": type(trainer.contributing) is Contributing,
+            "its loss changes from step to step": type(trainer.pursuing) is Pursuing,
+            "its update has a memory of its own": type(trainer.updating) is Updating,
+            "noise is made on the CPU": self._generator is not None,
+            "its side release is no sum over records": side is None or side.additive,
+            "its side release is not at every step": side is None
+            or len(algorithm.release_steps(trainer.plan)) == trainer.plan.steps,
+        }
+        return next((reason for reason, holds in held.items() if not holds), "")
+
+    def step(self, segment: Segment) -> None:
+        """The trainer's next step."""
+        trainer = self._trainer
+        if self.reason and not self._given_up:
+            self._give_up()
+        self._steps += 1
+        if self.reason or self._steps == 1:  # the first one tries the model out, and makes what an optimiser keeps
+            trainer.step_afresh(trainer.draw(), segment)
+            return
+        units = trainer.sampling.draw_on_host()
+        draw = Draw(brought(units, trainer.population.device))
+        if len(units) > len(self._places):
+            trainer.step_afresh(draw, segment)
+            return
+        trainer.charge(segment)
+        self._lay(units)
+        made = self._recording(segment)
+        if made is None:
+            trainer.step_afresh(draw, segment, charged=True)
+        elif made.tried < TRIALS:
+            self._try(made, draw, segment)
+        else:
+            self._replay(made)
+            trainer.shown = made.shown
+            trainer.steps_done += 1
+            trainer.releasing.follow()
+
+    def _replay(self, made: _Recording) -> None:
+        made.replay()
+        if not self._updates:
+            self._trainer.set_rate()
+            self._trainer.optimizer.step()
+
+    def forget(self) -> None:
+        """Record anew: a state was loaded, and tensors that recordings write to are others."""
+        self._made.clear()
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._made.clear()
+        trainer = self._trainer
+        passes = trainer.algorithm.private and not self._failed
+        if passes:
+            trainer.engine.record_passes(self._new_recorder)
+        how = "only their passes" if passes else "not at all"
+        logger.info("%s: steps are not replayed whole, %s: %s.", trainer.algorithm.name, how, self.reason)
+
+    def _lay(self, units: Tensor) -> None:
+        """The batch's positions and their number into the input, by one copy that nobody waits for."""
+        told = torch.zeros(len(self._input), dtype=torch.int64, device="cpu")
+        told[: len(units)] = units
+        told[-1] = len(units)
+        self._input.copy_(pinned(told, self._input.device), non_blocking=True)
+        trainer = self._trainer
+        if not self._public:
+            self._public = {name: value.clone() for name, value in trainer.public.items()}
+        for name, value in trainer.public.items():
+            if name in self._public and value is not self._public[name]:
+                self._public[name].copy_(value)
+        trainer.public = dict(self._public)
+
+    def _recording(self, segment: Segment) -> _Recording | None:
+        trainer = self._trainer
+        rates = [group["lr"] for group in trainer.optimizer.param_groups] if self._updates else []
+        key = (segment.noise, segment.clip, *rates)
+        if key not in self._made:
+            if len(self._made) == MOST:
+                self.reason = "its noise, clip norm or learning rate changes too often"
+                return None
+            before = self._state()
+            made = _Recording(lambda: None)
+            try:
+                self._recorder = self._recorder or self._new_recorder()
+                generators = [self._generator] if self._generator is not None and trainer.algorithm.private else []
+                made.replay = self._recorder.record(lambda: self._work(segment, made), generators)
+            except (UnrecordableError, RuntimeError) as error:
+                self.reason = str(error).strip().partition("\n")[0]
+                self._failed = isinstance(error, RuntimeError)
+                return None
+            finally:
+                self._restore(before)
+            self._made[key] = made
+        return self._made[key]
+
+    def _work(self, segment: Segment, made: _Recording) -> Tensor:
+        """A step between draw and update, on whatever the input holds."""
+        trainer, population, side = self._trainer, self._trainer.population, self._trainer.algorithm.side_release
+        moving = side.steers | side.keeps if side else frozenset()  # shown as they are before this step moves them
+        trainer.public = {k: v.clone() if k in moving else v for k, v in self._public.items()}
+        index, present = self._input[:-1], self._places < self._input[-1]
+        features, labels = (
+            part.index_select(0, index) for part in (population.records.features, population.records.labels)
+        )
+        if trainer.algorithm.private:
+            groups = population.groups.index_select(0, index) * present  # nobody is in group 0
+            norms = torch.where(present, self._passes.norms(features, labels), self._infinite)
+            batch = Padded(norms, groups, (~present).sum(), self._passes.weighted_sum)
+            total = trainer.noised_at_once(batch, segment)
+        else:
+            total = self._passes.plain_sum(features, labels, weights=present.float())
+        trainer.set_gradient(total)
+        if self._updates:
+            trainer.optimizer.step()
+        for name, value in trainer.public.items():
+            if value is not self._public.get(name):
+                if name not in self._public:
+                    raise UnrecordableError(f"it carries {name}, which it did not have at first")
+                self._public[name].copy_(value)
+        trainer.public = dict(self._public)
+        made.shown = trainer.shown
+        return total
+
+    def _try(self, made: _Recording, draw: Draw, segment: Segment) -> None:
+        """One step both ways from one state; the one afresh counts."""
+        trainer, before = self._trainer, self._state()
+        self._replay(made)
+        replayed = self._state()
+        self._restore(before)
+        trainer.step_afresh(draw, segment, charged=True)
+        for one, other, start in zip(replayed.values, self._state().values, before.values, strict=True):
+            moved = (other - start).norm() + TOLERANCE * other.norm()
+            if not (one - other).norm() <= TOLERANCE * moved:
+                self.reason, self._failed = "replayed they come to something else than afresh", True
+                return
+        made.tried += 1
+
+    def _state(self) -> _State:
+        trainer = self._trainer
+        tensors = [*trainer.engine.parameters, *_tensors_of(trainer.optimizer), *trainer.public.values()]
+        return _State(
+            tensors,
+            [tensor.detach().clone() for tensor in tensors],
+            dict(trainer.public),
+            None if self._generator is None else self._generator.get_state(),
+            global_random(trainer.population.device),
+        )
+
+    @torch.no_grad()
+    def _restore(self, state: _State) -> None:
+        for tensor, value in zip(state.tensors, state.values, strict=True):
+            tensor.copy_(value)
+        trainer = self._trainer
+        trainer.public = dict(state.public)
+        if self._generator is not None and state.noise is not None:
+            self._generator.set_state(state.noise)
+        set_global_random(state.others, trainer.population.device)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a step changes: tensors and their values, the public ones by name, states of generators."""
+
+    tensors: list[Tensor]
+    values: list[Tensor]
+    public: dict[str, Tensor]
+    noise: Tensor | None
+    others: dict[str, Tensor]
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    kept = (value for state in optimizer.state.values() for value in state.values())
+    return [value for value in kept if isinstance(value, Tensor)]

@@ -1,0 +1,235 @@
+"""Whole steps, recorded and replayed, are the steps: tried without a GPU, by a recorder that does operations again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.models.conftest import SCHEMAS, batch
+from tests.models.test_models import FIRST, cross_entropy
+from tests.pretended import Replaying, WaitsError, nothing_waits, pretended_gpu
+
+from equidp.accounting.ledger import Ledger
+from equidp.accounting.plan import Plan
+from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.records import Records
+from equidp.gradients.recording import CudaGraphs
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.parts import Draw
+from equidp.mechanism.recorded import TRIALS
+from equidp.mechanism.sampling import Population
+from equidp.mechanism.trainer import Trainer
+from equidp.models import build_model
+
+RECORDS, STEPS = 60, 10
+WHOLE = ("sgd", "dpsgd", "dpsgd_f", "naive", "dpsgd_quantile", "auto_s", "psasc", "slaclip", "dpsgd_global_adapt")
+"""Some of those whose steps are recorded whole."""
+REASONS = {
+    "sa_dpsgd": "a step may be refused",
+    "dpis": "a batch is drawn by what only the device knows",
+    "psasc_momentum": "a record stands for more than its gradient",
+    "dp_adambc": "its update has a memory of its own",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composite operations reach a dispatch mode in their parts, and what is replayed may write to what it wrote."""
+    monkeypatch.setattr(torch._C, "_InferenceMode", lambda mode: torch.no_grad())
+
+
+def trainer_of(
+    algorithm: str, new_recorder: Callable[[], Any] | None, device: str = "cpu", model: str = "mlp", **more: Any
+) -> Trainer:
+    schema = SCHEMAS[FIRST[model]]
+    labels = (torch.arange(RECORDS) % len(schema.classes)).to(device)
+    records = Records(batch(schema, RECORDS).to(device), labels, {"class": labels}, schema)
+    return Trainer(
+        model=build_model(model, schema, options={}, seed=1).to(device),
+        loss=cross_entropy,
+        algorithm=algorithm_settings(algorithm).build(),
+        plan=Plan(RECORDS, 20, 5, len(schema.classes), 1e-3, 1.0),
+        population=Population(records, labels),
+        random=SeededRandom(3, device),
+        ledger=Ledger(),
+        learning_rate=0.1,
+        new_recorder=new_recorder,
+        public=records,
+        **more,
+    )
+
+
+def trained(algorithm: str, new_recorder: Callable[[], Any] | None, *given: Any, **more: Any) -> Trainer:
+    trainer = trainer_of(algorithm, new_recorder, *given, **more)
+    trainer.run_steps(STEPS)
+    return trainer
+
+
+def compare(one: Trainer, other: Trainer) -> None:
+    assert one.ledger.done == other.ledger.done
+    assert one.steps_done == other.steps_done == STEPS
+    parameters = other.engine.flatten().cpu()
+    assert (one.engine.flatten().cpu() - parameters).norm() < 1e-4 * parameters.norm()
+    assert one.shown.keys() == other.shown.keys()
+    for name, value in other.shown.items():
+        found, expected = (torch.as_tensor(v).cpu() for v in (one.shown[name], value))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def replayed(trainer: Trainer) -> bool:
+    assert trainer.recorded is not None
+    return not trainer.recorded.reason and all(made.tried == TRIALS for made in trainer.recorded._made.values())
+
+
+@pytest.mark.parametrize("algorithm", WHOLE)
+def test_a_run_of_replayed_steps_is_the_run(algorithm: str) -> None:
+    recorded = trained(algorithm, Replaying)
+    assert replayed(recorded), recorded.recorded.reason
+    compare(recorded, trained(algorithm, None))
+
+
+@pytest.mark.parametrize("how", [{"optimizer": "momentum"}, {"optimizer": "adam"}], ids=["momentum", "adam"])
+def test_an_optimiser_that_remembers_goes_on(how: dict) -> None:
+    recorded = trained("dpsgd", Replaying, **how)
+    assert replayed(recorded)
+    compare(recorded, trained("dpsgd", None, **how))
+
+
+@pytest.mark.parametrize("algorithm", REASONS)
+def test_what_cannot_be_recorded_says_why_once_and_runs_the_same(algorithm: str, caplog) -> None:
+    with caplog.at_level(logging.INFO):
+        trainer = trainer_of(algorithm, Replaying)
+        assert trainer.recorded.reason == REASONS[algorithm]
+        trainer.run_steps(2)
+    assert caplog.text.count("steps are not replayed whole") == 1
+
+
+def test_no_replayed_step_waits_for_the_device() -> None:
+    with pretended_gpu():
+        trainer = trainer_of("dpsgd_f", Replaying, "cuda")
+        trainer.run_steps(TRIALS + 2)
+        assert replayed(trainer)
+        with nothing_waits():
+            trainer.run_steps(STEPS - trainer.steps_done)
+        with nothing_waits(), pytest.raises(WaitsError):
+            trainer.engine.flatten().sum().item()
+        flat = trainer.engine.flatten().cpu()
+    assert trainer.steps_done == STEPS
+    assert flat.isfinite().all()
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "dpsgd_f", "sgd"])
+def test_no_step_afresh_waits_either(algorithm: str) -> None:
+    with pretended_gpu():
+        trainer = trainer_of(algorithm, None, "cuda")
+        trainer.run_steps(1)  # its first batch is tried out
+        with nothing_waits():
+            trainer.run_steps(3)
+
+
+def test_a_step_is_charged_before_it_is_replayed_and_stays_charged_if_that_fails() -> None:
+    trainer = trainer_of("dpsgd", Replaying)
+    trainer.run_steps(TRIALS + 1)
+    (made,) = trainer.recorded._made.values()
+
+    def failing() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    made.replay = failing
+    with pytest.raises(RuntimeError, match="illegal"):
+        trainer.run_steps(1)
+    assert trainer.steps_done == TRIALS + 1
+    assert sum(event.count for event in trainer.ledger.done) == TRIALS + 2
+
+
+@pytest.mark.parametrize("skipped", ["randn", "index_select", "mm", "add_", "lt"])
+def test_a_replay_that_comes_to_something_else_is_found_out_and_the_steps_are_those_afresh(skipped: str) -> None:
+    trainer = trained("dpsgd", lambda: Leaving(skipped))
+    assert "something else than afresh" in trainer.recorded.reason
+    compare(trainer, trained("dpsgd", None))
+
+
+class Leaving(Replaying):
+    """Leaves out one kind of operation: the noise, the batch, a product, the update, who is there."""
+
+    def __init__(self, skipped: str) -> None:
+        super().__init__()
+        self.skipped = skipped
+
+    def kept(self, done: list[Any]) -> list[Any]:
+        return [one for one in done if one[0].overloadpacket.__name__ != self.skipped]
+
+
+def test_a_batch_with_more_records_than_rows_is_taken_afresh() -> None:
+    recorded = trainer_of("dpsgd", Replaying)
+    recorded.sampling.draw_on_host = lambda: torch.arange(50)
+    plain = trainer_of("dpsgd", None)
+    plain.sampling.draw = lambda: Draw(torch.arange(50))
+    for trainer in (recorded, plain):
+        trainer.run_steps(1)
+    for trainer in (recorded, plain):
+        trainer.run_steps(STEPS - 1)
+    assert not recorded.recorded._made
+    assert recorded.ledger.done == plain.ledger.done
+
+
+def test_an_empty_batch_adds_noise_and_is_charged() -> None:
+    trainer = trainer_of("dpsgd_f", Replaying)
+    trainer.run_steps(TRIALS + 1)
+    trainer.sampling.draw_on_host = lambda: torch.arange(0)
+    before = trainer.engine.flatten()
+    trainer.run_steps(1)
+    assert (trainer.engine.flatten() - before).norm() > 0
+    assert sum(event.count for event in trainer.ledger.done) == TRIALS + 2
+
+
+def test_nobodys_rows_have_no_influence_whatever_the_first_record_is() -> None:
+    """They repeat the first record, which is in no batch here."""
+    found = []
+    for value in (0.5, float("nan")):
+        trainer = trainer_of("dpsgd_f", Replaying)
+        trainer.population.records.features[0] = value
+        trainer.sampling.draw_on_host = lambda: torch.arange(1, 11)
+        trainer.sampling.draw = lambda: Draw(torch.arange(1, 11))
+        trainer.run_steps(TRIALS + 3)
+        assert replayed(trainer)
+        found.append(trainer.engine.flatten())
+    assert torch.equal(*found)
+
+
+def test_a_run_goes_on_from_a_state_with_recordings() -> None:
+    whole = trained("dpsgd_f", Replaying, optimizer="momentum")
+    first, second = (trainer_of("dpsgd_f", Replaying, optimizer="momentum") for _ in range(2))
+    for trainer in (first, second):
+        trainer.run_steps(6)
+    state = first.state_dict()
+    first.run_steps(1)
+    second.load_state_dict(state)
+    second.run_steps(STEPS - 6)
+    parameters = whole.engine.flatten()
+    assert (second.engine.flatten() - parameters).norm() < 1e-5 * parameters.norm()
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "custom"])
+def test_an_additive_statistic_of_a_batch_is_the_sum_of_its_records(algorithm: str) -> None:
+    trainer = trainer_of(algorithm, None)
+    release = trainer.algorithm.side_release
+    if release is None or not release.additive:
+        return
+    norms, groups = torch.rand(12) * 3, torch.arange(12) % trainer.plan.groups
+    public = trainer.public_values(trainer.segments[0])
+    whole = release.statistic(norms, groups, public, trainer.plan)
+    each = [release.statistic(norms[i : i + 1], groups[i : i + 1], public, trainer.plan) for i in range(12)]
+    torch.testing.assert_close(whole, torch.stack(each).sum(0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("algorithm", WHOLE)
+def test_on_a_gpu_a_run_of_replayed_steps_is_the_run(algorithm: str) -> None:
+    recorded = trained(algorithm, CudaGraphs, "cuda", "cnn_small")
+    assert replayed(recorded), recorded.recorded.reason
+    compare(recorded, trained(algorithm, None, "cuda", "cnn_small"))
