@@ -9,9 +9,7 @@ import pytest
 
 from equidp.hooks import ui
 
-SERVER = (
-    "import subprocess, time\nsubprocess.Popen(['sleep', '300'])\nprint('up', flush=True)\ntime.sleep(300)"
-)
+SERVER = "import subprocess, time\nsubprocess.Popen(['sleep', '300'])\nprint('up', flush=True)\ntime.sleep(300)"
 """A server with a worker of its own, which does not end with it."""
 
 
