@@ -93,8 +93,9 @@ def main() -> None:
     lines = [json.loads(line) for line in KEPT.read_text(encoding="utf-8").splitlines()] if KEPT.is_file() else []
     for model, batch_size in () if options.draw else MODELS.items():
         lines.append(found := measured(model, batch_size, options.rounds))
+        with KEPT.open("a", encoding="utf-8") as kept:
+            print(json.dumps(found), file=kept)
         print(json.dumps(found), flush=True)
-    KEPT.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     FIGURE.write_text(drawn(lines), encoding="utf-8")
 
 

@@ -54,7 +54,7 @@ def resolved(project: Path, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_readme_shows_the_commands_this_file_checks() -> None:
-    assert {call.split()[1] for call in commands("kedro")} <= {"run", "sweep", "new-dataset", "viz"}
+    assert {call.split()[1] for call in commands("kedro")} <= {"run", "sweep", "new-dataset", "viz", "ui"}
     assert len(commands("kedro")) >= 7
     assert len(commands("make")) >= 5
 

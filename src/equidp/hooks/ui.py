@@ -13,9 +13,12 @@ from equidp.system.interrupts import handling
 
 SECONDS_TO_STOP = 10
 
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that end it as Ctrl-C does; the second one where its terminal is closed."""
+
 
 def serve(uri: str, experiment: str, host: str, port: int) -> int:
-    """Serve until Ctrl-C or SIGTERM, and say under which addresses the views are; MLflow's exit status.
+    """Serve until Ctrl-C, and say under which addresses the views are; MLflow's exit status.
 
     Args:
         uri: the store's address; a server's own pages are named only.
@@ -35,7 +38,7 @@ def serve(uri: str, experiment: str, host: str, port: int) -> int:
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     process = subprocess.Popen(command, env=os.environ | variables, start_new_session=True)
     try:
-        with handling(signal.default_int_handler, signal.SIGTERM), suppress(KeyboardInterrupt):
+        with handling(signal.default_int_handler, *ENDING), suppress(KeyboardInterrupt):
             return process.wait()
         return 0
     finally:
