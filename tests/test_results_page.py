@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from reproduce import again, page
+from reproduce import again, gallery, page
 
 from equidp.sweep.grid import choose_grid
 
@@ -204,3 +205,25 @@ def test_a_record_holds_what_is_shown_and_nothing_that_is_no_number() -> None:
     made = page.record_of(cell, run, wanted, metrics, {"test/accuracy": curve}.__getitem__)
     assert made.metrics == {"test/accuracy": 0.5, "test/accuracy@20": 0.2}
     assert (made.cell, made.algorithm, made.dataset, made.seed, made.commit) == ("cell-a", "dpsgd", "adult", 3, "abc")
+
+
+def test_the_gallery_shows_a_drawn_figure_or_says_how_to_draw_it() -> None:
+    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    shown = re.findall(r"\(images/gallery_(\w+)\.png\)", text)
+    left_out = text[text.index("## Not drawn") :]
+    assert {name for name in gallery.FIGURES if name not in shown} == set(
+        re.findall("|".join(gallery.FIGURES), left_out)
+    )
+    assert {path.name for path in gallery.IMAGES.glob("gallery_*")} == {f"gallery_{name}.png" for name in shown}
+
+
+def test_a_figure_reads_means_and_intervals_off_the_page() -> None:
+    rows = gallery.table(gallery.LARGER)
+    assert {"sgd", "dpsgd", "naive", "dpsgd_f", "dpsgd_f_smooth"} <= set(rows)
+    (line,) = (
+        line
+        for line in page.PAGE.read_text().splitlines()
+        if line.startswith("| `naive` | 3 | 5.50") and "−0.114" in line
+    )
+    assert "−0.114 ± 0.054 (−0.151)" in line
+    assert rows["naive"]["class 8"] == (-0.114, 0.054)

@@ -191,8 +191,10 @@ def sad_training(project: Path) -> go.Figure:
 
 def sad_counts(project: Path) -> go.Figure:
     """SAD-DPSGD, figure 2: records of each diagnosis in both parts."""
-    place = run_folder(project, "ham10000", "dpsgd")
-    path = place.parents[2] / "ingestion" / place.parent.name / place.name / "groups.csv"
+    place = project / "data" / "08_reporting" / "ham10000" / "ingestion" / "seed=0"
+    path = next(iter(sorted(place.rglob("groups.csv"))), None)
+    if path is None:
+        raise NoRunsError("run `kedro run --pipeline=ingestion --params=dataset=ham10000` first")
     return figures.group_counts(pd.read_csv(path), "class")
 
 

@@ -310,7 +310,8 @@ def published(text: str) -> dict[str, Standing]:
         title, *lines = part.splitlines()
         rows = [line for line in lines if line.startswith("| `")]
         names = [line.split(" | ")[0].removeprefix("| ") for line in rows]
-        commands = ["", *(line for line in lines if line.startswith("kedro run "))][: len(rows)]
+        commands = [line for line in lines if line.startswith("kedro run ")]
+        commands = [*[""] * (len(rows) - len(commands)), *commands]  # a baseline's row has none
         tables[title] = dict(zip(names, zip(rows, commands, strict=True), strict=True))
     return tables
 
