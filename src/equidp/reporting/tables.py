@@ -232,13 +232,15 @@ def _rich(frame: pd.DataFrame) -> Table:
     title = title[:1].upper() + title[1:]
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
+    spread = f"Spread: largest minus smallest {METRIC_TITLES[task.main]}"
+    spread += ", over the same." if "gap" in frame else " over groups of ten test records or more."
     notes = (
         _research_note(frame),
         f"Δ: {task.cost_means} the non-private baseline's." if "cost" in frame else "",
         "Gap: largest Δ minus smallest Δ, over groups of ten test records or more, where there are two."
         if "gap" in frame
         else "",
-        f"Spread: largest minus smallest {METRIC_TITLES[task.main]}, over these." if "spread" in frame else "",
+        spread if "spread" in frame else "",
         f"{FEW}: fewer than ten test records." if frame.attrs.get("few") else "",
         left_out(frame),
     )
