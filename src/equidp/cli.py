@@ -153,8 +153,9 @@ def new_dataset(metadata: Any, file: Path, name: str | None, label: str, env: st
     preset = metadata.project_path / "conf" / (env or "local") / "parameters" / f"{name}.yml"
     if preset.exists():
         resolved = lambda: loader_at(metadata.project_path, env, {"dataset": name}).settings  # noqa: E731
-        click.echo(new.check(preset, metadata.project_path, resolved))
-        click.echo(f"The preset is valid. Now: kedro run --pipeline=dpsgd --params=dataset={name}")
+        found, start = new.check(preset, metadata.project_path, resolved)
+        click.echo(found)
+        click.echo(f"The preset is valid. Now: kedro run --pipeline=dpsgd --params=dataset={name}{start}")
         return
     raw_dir = loader_at(metadata.project_path, env)["globals"]["raw_dir"] or Path("data") / "01_raw"
     text = new.draft(file, metadata.project_path / raw_dir, name, label)

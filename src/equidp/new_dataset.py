@@ -41,14 +41,16 @@ presets:
         path: {path}
 {dialect}        label: {label}
         classes: [{mark}]          # values of the label, in label order, each in quotes
+        # target: {{minimum: 0, maximum: 100}}          in place of classes, if the label is a number to be predicted
         # class_map: {{bad: ["1"], good: ["2"]}}        names for coded values; class_edges: [50] cuts a number
-        missing: error          # `drop` leaves out rows with a missing feature or label
+        missing: error          # `drop` leaves out rows with a missing feature or label; or keep them: `unknown: true`
+                                # of categories, `missing: 75` of a number
         # unit: {ids}          the column whose rows are one person's; then split_by: unit above, unit: unit in privacy
         features:
 {features}        groups:
 {groups}    model: {{name: logistic}}
     privacy: {{epsilon: 3.0, delta: 1.0e-5}}          # δ below 1 / the number of rows
-    training: {{epochs: 20, batch_size: 256, learning_rate: 0.1}}
+    training: {{epochs: 20, batch_size: 256, learning_rate: 0.1}}          # the check proposes a rate
 """
 
 
@@ -96,8 +98,8 @@ def marked(text: str) -> list[int]:
     return [number for number, line in enumerate(text.splitlines(), 1) if MARK in line and not line.startswith("#")]
 
 
-def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> str:
-    """Validate a preset and read its table; returns what was found.
+def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> tuple[str, str]:
+    """Validate a preset and read its table; returns what was found, and settings to start from, for `--params`.
 
     Args:
         project: its folder.
@@ -117,6 +119,7 @@ def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> str:
     from equidp.data.labelling import group_table
     from equidp.data.records import Split
     from equidp.data.sources import source
+    from equidp.starting_rate import starting_rate
 
     table = source(settings.data.source, settings.data.options)
     records = table.records(table.locate(project / settings.raw_dir))
@@ -126,7 +129,13 @@ def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> str:
     for grouping, some in rows.groupby("grouping", sort=False):
         counts = zip(some["group"], some["train"], strict=True)
         found.append(f"{grouping}: {', '.join(f'{name} {count:,}' for name, count in counts)}")
-    return "\n".join([f"{len(records):,} rows, {records.features.shape[1]} features", *found])
+    found.insert(0, f"{len(records):,} rows, {records.features.shape[1]} features")
+    if not (table.columns and records.schema.classes):
+        return "\n".join(found), ""
+    rate, bound = starting_rate(settings, records.schema, table.columns, len(records))
+    start = f"training.learning_rate={rate:g},dpsgd.options.clip_norm={bound:g}"
+    told = "To start from (found on made-up rows of this shape, not on the table; write it into the preset)"
+    return "\n".join([*found, f"{told}: {start}"]), f",{start}"
 
 
 def write(file: Path, text: str) -> None:

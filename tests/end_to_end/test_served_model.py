@@ -58,6 +58,32 @@ def test_rows_score_as_in_the_pipeline_however_they_are_written(table) -> None:
     assert np.array_equal(score(rows.iloc[1].to_dict()).to_numpy(), expected[1:2])
 
 
+def test_a_row_that_cannot_be_scored_has_a_reason_and_the_others_their_scores(table) -> None:
+    (score, records, expected), rows = table
+    spoilt = rows.astype({"weight": object})
+    spoilt.loc[spoilt.index[1], "ward"], spoilt.loc[spoilt.index[4], "weight"] = "Z", 1e6
+    found = score(spoilt)
+    good = found["reason"] == ""
+    assert list(found.index[~good]) == [spoilt.index[1], spoilt.index[4]]
+    outputs = list(records.schema.classes)
+    assert np.array_equal(found.loc[good, outputs].to_numpy(), expected[good.to_numpy()])
+    assert found.loc[~good, outputs].isna().all(axis=None)
+    assert "column 'ward': 'Z'" in found["reason"].iloc[1]
+    assert "out of bounds" in found["reason"].iloc[4]
+    with pytest.raises(EquidpError, match="column 'ward': 'Z'"):
+        score(spoilt.iloc[[1]])
+    with pytest.raises(EquidpError, match="No column 'ward'"):
+        score(rows.drop(columns="ward"))
+
+
+@pytest.mark.parametrize("name", ["csv", "adult", "dutch", "diabetes", "imdb"])
+def test_the_example_in_a_models_folder_is_scored_and_comes_from_the_declaration(tmp_path: Path, name: str) -> None:
+    options = {} if name == "diabetes" else write_tiny(name, tmp_path)
+    example = source(name, options).example()
+    assert example is not None
+    assert len(source(name, options).encode(example)) == 1
+
+
 def test_scores_of_a_part_of_a_table_keep_its_index(table) -> None:
     (score, records, expected), rows = table
     part = rows[rows.index % 2 == 1]
@@ -108,8 +134,9 @@ def test_a_missing_text_is_no_review_and_no_rows_are_no_scores(tmp_path: Path) -
     score, _, _ = serve(tmp_path, "imdb", "bilstm")
     assert len(score(pd.DataFrame({"text": ["a good film"]}))) == 1
     for value in (None, np.nan):
-        with pytest.raises(EquidpError, match="row 1, column 'text': the text is missing"):
-            score(pd.DataFrame({"text": ["a good film", value]}))
+        found = score(pd.DataFrame({"text": ["a good film", value]}))
+        assert found.iloc[:, 0].notna().tolist() == [True, False]
+        assert "row 1, column 'text': the text is missing" in found["reason"][1]
     assert score(pd.DataFrame({"text": []})).shape == (0, 2)
 
 

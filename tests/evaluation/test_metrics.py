@@ -213,6 +213,16 @@ def test_cost_is_private_minus_baseline_and_the_gap_its_spread():
     assert "loss" not in by_sex["F"]
 
 
+def test_beside_a_baseline_that_guesses_nothing_has_a_cost(binary):
+    """Privacy would seem to be free beside a model that puts everybody into one class."""
+    scores, labels, ids = binary
+    groups = {"sex": (ids, SEXES)}
+    private, flat = (evaluate(of, labels, groups, classes=CLASSES) for of in (scores, np.full_like(scores, [0.9, 0.1])))
+    cost = cost_of_privacy(private, flat)
+    assert set(cost["overall"].values()) == {None}
+    assert set(cost["gap"]["sex"].values()) == {None}
+
+
 def test_beside_a_baseline_that_diverged_nothing_has_a_cost(binary):
     scores, labels, ids = binary
     private = evaluate(scores, labels, {"sex": (ids, SEXES)}, classes=CLASSES)

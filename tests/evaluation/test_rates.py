@@ -83,4 +83,4 @@ def test_means_over_seeds_keep_the_rates_and_the_page_shows_them(case) -> None:
     assert caption == "Rates by sex"
     assert list(frame["group"]) == ["f", "m", "x", "none †"]
     low, high = one["intervals"]["rates"]["sex"]["m"]["false_positive_rate"]
-    assert frame["95 % of false positive rate"][1] == f"{low:.3f} to {high:.3f}"
+    assert frame["95 % of false positive rate"][1] == f"{low:.3f} to {high:.3f}".replace(" ", "\N{NO-BREAK SPACE}")

@@ -238,3 +238,28 @@ def test_documents_without_groups_still_make_a_table(sample):
     assert printed(frame, 100)
     assert frame.loc["sgd", "accuracy"] == sample.documents["sgd"]["overall"]["accuracy"]
     assert disparity_table(bare).empty
+
+
+def test_epsilons_of_two_deltas_stand_beside_their_delta(sample):
+    several = {name: facts | {"delta": 1e-6} if name == "dpsgd_f" else facts for name, facts in sample.privacy.items()}
+    assert "delta" not in results_table(sample.documents, sample.privacy)
+    shown = results_table(sample.documents, several)["delta"]
+    assert shown["dpsgd_f"] == 1e-6
+    assert shown["dpsgd"] == 1e-5
+
+
+def test_a_group_of_few_records_takes_no_place_in_the_overview(sample):
+    documents = copy.deepcopy(sample.only("dpsgd").documents)
+    few = list(documents["dpsgd"]["groups"]["class"])[3]
+    for of in (documents["dpsgd"], documents["dpsgd"]["baseline"]):
+        of["groups"]["class"][few]["count"] = 4
+    documents["dpsgd"]["cost_of_privacy"]["groups"]["class"][few]["accuracy"] = -0.9
+    assert f"class:{few}" not in results_table(documents, sample.privacy, grouping="class", max_groups=3)
+
+
+def test_means_of_counts_say_so(sample):
+    documents = copy.deepcopy(sample.only("dpsgd").documents)
+    assert "tested" in groups_table(documents, "sex", sample.group_table)
+    for of in (documents["dpsgd"], documents["dpsgd"]["baseline"]):
+        of["groups"]["sex"]["Female"]["count"] = 180.5
+    assert groups_table(documents, "sex", sample.group_table)["tested (mean)"]["Female"] == 180

@@ -104,6 +104,10 @@ class Named(Plain):
         """Names of the encoded columns, such as `ward=A`."""
         return tuple(f"{name}={category}" for category in self.names)
 
+    def example(self) -> str | float:
+        """A value of the first category or band."""
+        return self.minimum if self.edges else self.values[0]
+
     @property
     def numeric(self) -> bool:
         """Whether the column holds numbers."""
@@ -196,6 +200,10 @@ class Numeric(Bounded):
         scaled = (values - self.minimum) / (self.maximum - self.minimum)
         indicator = [torch.from_numpy(gone)] if self.missing is not None else []
         return torch.stack([scaled, *indicator], dim=1).float()
+
+    def example(self) -> float:
+        """The number in the middle."""
+        return (self.minimum + self.maximum) / 2
 
     def feature_names(self, name: str) -> tuple[str, ...]:
         """Names of the encoded columns: `weight`, and `weight=missing`."""

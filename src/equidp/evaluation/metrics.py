@@ -127,11 +127,11 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
 
     Of classes it is Δ = private − baseline, the loss's as `excess_loss`; else see `Task.cost`. Both are results of
     `evaluate`, for one seed, split and model. A value is None where either side has none, and all values are None if
-    the baseline has diverged: compared with a model that learnt nothing, privacy would seem to cost nothing.
+    the baseline has diverged or guesses: compared with a model that learnt nothing, privacy would seem to be free.
     `gap[grouping]` is max − min over the `telling` groups that have a cost, and None where fewer than two have.
     """
     task = kind_of(private)
-    if task.diverged(baseline):
+    if not task.measures(baseline):
         baseline = {"overall": {}, "groups": {}}
     groups = {
         grouping: {

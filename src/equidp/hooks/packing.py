@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import mlflow.pyfunc
-from mlflow.models import Model
+from mlflow.models import Model, ModelSignature
+from mlflow.types import ColSpec, DataType, Schema
 
 import equidp
+from equidp.data.records import Schema as Facts
+from equidp.data.sources import source
+from equidp.models.weights import load_weights
 from equidp.system.logs import held_back
 
 CODE = Path(__file__).with_name("served_model.py")
@@ -21,11 +25,15 @@ def pack(target: Path, weights: Path, statement: Iterable[Path] = ()) -> None:
 
     Files of its privacy `statement` lie beside the model, so that whoever is given the model knows its ε.
     """
-    # a data frame of a dataset's own columns has no signature, and needs none
+    card = load_weights(weights).card
+    # none of the inputs: MLflow would refuse 1 where the signature says 1.0, and numbers where categories are texts
+    outputs = Schema([ColSpec(DataType.double, name) for name in Facts.from_dict(card["schema"]).output_names])
     with held_back("mlflow.pyfunc", below=logging.ERROR):
         mlflow.pyfunc.save_model(
             str(target),
             python_model=str(CODE),
+            signature=ModelSignature(outputs=outputs),
+            input_example=source(card["source"], card["source_options"]).example(),
             artifacts={"weights": weights.as_uri()},
             # stated, as guessing them would import the model in a process of its own
             pip_requirements=[f"equidp=={equidp.__version__}"],

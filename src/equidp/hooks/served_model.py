@@ -24,11 +24,15 @@ from torch import Tensor
 from equidp.data.cells import cells
 from equidp.data.records import Schema
 from equidp.data.sources import source
+from equidp.data.sources.base import Source
 from equidp.errors import EquidpError
 from equidp.models import model_features
 from equidp.models.features import is_raw_image
 from equidp.models.weights import load_weights, network_of
 from equidp.training import predict
+
+REASON = "reason"
+"""Column that says why a row has no score, where some have none."""
 
 
 class RefusedInputError(EquidpError, MlflowException):  # type: ignore[misc]  # `message` is final in click, not in MLflow
@@ -50,25 +54,33 @@ class ServedModel(PythonModel):
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """`[n, outputs]`: probabilities, columns named by class, or numbers by target. It takes arrays too, but MLflow
-        warns of such a hint.
+        warns of such a hint. Where some rows break the dataset's declaration, they have NaN, and a further column says
+        why.
 
         Raises:
-            RefusedInputError: rows that break the dataset's declaration, or an array without features of this model.
+            RefusedInputError: all rows break it, or a column is missing, or an array without features of this model.
         """
+        schema, refused = Schema.from_dict(self.card["schema"]), dict[int, str]()
         try:
             rows = _as_rows(model_input)
             if rows is None:
                 features = self._stored(model_input)
             else:
-                encoder = source(self.card["source"], self.card["source_options"])
-                features = encoder.as_in(Schema.from_dict(self.card["schema"])).encode(as_read(rows))
+                encoder = source(self.card["source"], self.card["source_options"]).as_in(schema)
+                features = _encoded(encoder, as_read(rows), refused)
         except EquidpError as error:
             raise RefusedInputError(error.message) from error
-        # the rows' own index: joined back to a part of a table, scores must not land on other rows
-        index = None if rows is None else rows.index
-        schema = Schema.from_dict(self.card["schema"])
         found = predict(self.network, features, schema).numpy()
-        return pd.DataFrame(found, columns=schema.output_names, index=index)
+        if rows is None:
+            return pd.DataFrame(found, columns=schema.output_names)
+        every = np.full((len(rows), found.shape[1]), np.nan, dtype=found.dtype)
+        every[[at for at in range(len(rows)) if at not in refused]] = found
+        # the rows' own index: joined back to a part of a table, scores must not land on other rows
+        scores = pd.DataFrame(every, columns=schema.output_names, index=rows.index)
+        if refused:
+            name = REASON if REASON not in schema.output_names else f"{REASON} of no score"
+            scores[name] = [refused.get(at, "") for at in range(len(rows))]
+        return scores
 
     def _stored(self, given: Any) -> Tensor:
         """Features as training had them: pixels as bytes, token ids, numbers of a table scaled to 0..1."""
@@ -91,6 +103,32 @@ class ServedModel(PythonModel):
         raw = model_features(self.card["model"], self.card["options"]) is None and schema.kind == "tabular"
         scaled = _within(values, 1, "scaled features") if raw else _within(values, np.inf, "features", least=-np.inf)
         return torch.from_numpy(scaled.astype(np.float32))
+
+
+def _encoded(encoder: Source, rows: pd.DataFrame, refused: dict[int, str]) -> Tensor:
+    """Features of the rows that fit the declaration; the others' positions and what is wrong go to `refused`.
+
+    Raises:
+        EquidpError: a column is missing, or no row fits.
+    """
+    if not len(rows):
+        return encoder.encode(rows)
+    encoder.encode(rows.iloc[:0])
+
+    def halves(start: int, end: int) -> list[Tensor]:
+        try:
+            return [encoder.encode(rows.iloc[start:end])]
+        except EquidpError as error:
+            if end - start == 1:
+                refused[start] = error.message
+                return []
+        middle = (start + end) // 2
+        return [*halves(start, middle), *halves(middle, end)]
+
+    parts = halves(0, len(rows))
+    if not parts:
+        raise EquidpError(refused[0])
+    return torch.cat(parts)
 
 
 def _as_rows(given: Any) -> pd.DataFrame | None:

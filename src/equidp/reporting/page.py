@@ -218,6 +218,7 @@ _HEADINGS = (
     | {f"worst_{name}": f"its {title}" for name, title in METRIC_TITLES.items()}
     | {
         "epsilon": "ε",
+        "delta": "δ",
         "epsilon_published": "ε as published",
         "cost": "cost of privacy",
         "worst_group": "worst group",
@@ -250,6 +251,8 @@ def _mean(value: float, half: float, *, sign: str) -> TableCell:
 def _format(column: str) -> Callable:
     if column.startswith("epsilon"):
         return epsilon_text
+    if column == "delta":
+        return lambda delta: f"{delta:g}"
     return _signed if column.startswith(_WITH_SIGN) else _number
 
 
@@ -298,7 +301,7 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     baselines = {name: document["baseline"] for name, document in documents.items() if document.get("baseline")}
     guesses = {name: said for name, baseline in baselines.items() if (said := task.guessing(baseline))}
     found += [
-        f"The non-private baseline of {name} {said}. Beside it privacy seems to be free: ignore costs and gaps near 0."
+        f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
         for name, said in guesses.items()
     ]
     if weak := [name for name, document in documents.items() if task.outdone(document) and name not in guesses]:

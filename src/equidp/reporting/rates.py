@@ -9,7 +9,7 @@ import pandas as pd
 from equidp.evaluation.rates import RATES
 from equidp.reporting.tables import groupings_of, marked, with_baseline
 
-ENDS = "95 % of {}"
+ENDS, SPACE = "95 % of {}", "\N{NO-BREAK SPACE}"
 
 
 def rates_tables(documents: Mapping[str, Mapping]) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -28,7 +28,8 @@ def rates_tables(documents: Mapping[str, Mapping]) -> Iterator[tuple[str, pd.Dat
                 row: dict[str, object] = {"group": shown[group], "algorithm": name}
                 for rate in RATES:
                     title, pair = rate.replace("_", " "), ends.get(group, {}).get(rate)
-                    row |= {title: rates[rate], ENDS.format(title): f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else None}
+                    text = f"{pair[0]:.3f}{SPACE}to{SPACE}{pair[1]:.3f}" if pair else None
+                    row |= {title: rates[rate], ENDS.format(title): text}
                 rows.append(row)
         if rows:
             order = {group: i for i, group in enumerate(dict.fromkeys(str(row["group"]) for row in rows))}

@@ -44,6 +44,7 @@ MAX_GROUPS = 4
 
 _HEADINGS = {
     "epsilon": "ε",
+    "delta": "δ",
     "epsilon_published": "ε publ.",
     "cost": "Δ",
     "spread": "spread",
@@ -92,9 +93,9 @@ def results_table(
             of any algorithm (the most accuracy lost) are kept, in their own order.
 
     Returns:
-        A frame indexed by `algorithm` with the columns `epsilon`, `epsilon_published`, `accuracy`, `cost` (against the
-        baseline), `<grouping>:<group>` (accuracy), `worst_group`, `worst_accuracy`, `spread` (of accuracy over the
-        groups) and `gap` (of cost). Undefined values are NaN.
+        A frame indexed by `algorithm` with the columns `epsilon`, `delta` where there are several, `epsilon_published`,
+        `accuracy`, `cost` (against the baseline), `<grouping>:<group>` (accuracy), `worst_group`,
+        `worst_accuracy`, `spread` (of accuracy over the groups) and `gap` (of cost). Undefined values are NaN.
         Names are those of the data; `with_marks` adds the marks that readers see.
         Of another task its main metric stands in the place of accuracy, in the columns' names too.
         Documents that are means over seeds say so: their number comes first, as `seeds`, and `accuracy±`, `cost±`,
@@ -108,6 +109,8 @@ def results_table(
     shown = [group for group in _groups_of(documents, grouping) if group in kept] if grouping else []
     rows = [_row(document, epsilons.get(name, {}), grouping, shown, task) for name, document in documents.items()]
     frame = pd.DataFrame(rows, index=pd.Index(documents, name="algorithm"))
+    if frame["delta"].nunique() < 2:  # ε's of one δ are told apart by themselves
+        frame = frame.drop(columns="delta")
     frame = frame.astype({c: "Int64" if c == "seeds" else float for c in frame.columns if c != "worst_group"})
     if grouping:
         tested = _tested(documents, grouping)
@@ -129,6 +132,7 @@ def _row(document: Mapping, privacy: Mapping, grouping: str | None, shown: Seque
     return {
         **({"seeds": document["seeds"]} if "seeds" in document else {}),
         "epsilon": privacy.get("epsilon"),
+        "delta": privacy.get("delta") if privacy.get("epsilon") is not None else None,
         "epsilon_published": (privacy.get("epsilon_published") or {}).get("value"),
         main: document["overall"][main],
         "cost": cost.get("overall", {}).get(main),
@@ -164,9 +168,12 @@ def _costliest_first(documents: Mapping[str, Mapping], grouping: str, task: type
     figures = costs if paid else [_of_groups(document, grouping, main) for document in documents.values()]
     high_is_bad = task.lost_is > 0 if paid else task.best.get(main) == "lowest"
 
-    def lowest(group: str) -> float:
+    tested = _tested(documents, grouping)
+
+    def lowest(group: str) -> tuple[bool, float]:
         known = (figure for of in figures if (figure := of.get(group)) is not None)
-        return min((-figure if high_is_bad else figure for figure in known), default=float("inf"))
+        worst = min((-figure if high_is_bad else figure for figure in known), default=float("inf"))
+        return tested[group] < MIN_TEST_RECORDS, worst  # a small group's figures are chance, and take no place
 
     by = f"of the {'highest' if high_is_bad else 'lowest'} {METRIC_TITLES[main]}"
     return "that paid most" if paid else by, sorted(_groups_of(documents, grouping), key=lowest)
@@ -225,13 +232,15 @@ def _rich(frame: pd.DataFrame) -> Table:
     title = title[:1].upper() + title[1:]
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
+    spread = f"Spread: largest minus smallest {METRIC_TITLES[task.main]}"
+    spread += ", over the same." if "gap" in frame else " over groups of ten test records or more."
     notes = (
         _research_note(frame),
         f"Δ: {task.cost_means} the non-private baseline's." if "cost" in frame else "",
         "Gap: largest Δ minus smallest Δ, over groups of ten test records or more, where there are two."
         if "gap" in frame
         else "",
-        f"Spread: largest minus smallest {METRIC_TITLES[task.main]}, over these." if "spread" in frame else "",
+        spread if "spread" in frame else "",
         f"{FEW}: fewer than ten test records." if frame.attrs.get("few") else "",
         left_out(frame),
     )
@@ -277,6 +286,8 @@ def _cell(column: str, value: object) -> str:
     assert isinstance(value, float)
     if column.startswith("epsilon"):
         return epsilon_text(value, 3)
+    if column == "delta":
+        return f"{value:g}"
     return f"{value:+.3f}" if column == "cost" else f"{value:.3f}"
 
 
@@ -323,7 +334,9 @@ def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.Dat
     groups = list(tested)
     sizes = counts[counts["grouping"] == grouping].set_index("group") if len(counts) else pd.DataFrame()
     parts = [part for part in ("train", "public") if part in sizes and sizes[part].any()]
-    columns = {part: sizes[part].reindex(groups) for part in parts} | {"tested": pd.Series(tested)}
+    whole = all(float(count).is_integer() for count in tested.values())  # else a mean over seeds
+    columns = {part: sizes[part].reindex(groups) for part in parts}
+    columns["tested" if whole else "tested (mean)"] = pd.Series({g: round(count) for g, count in tested.items()})
     for title, values in _group_columns(every, grouping):
         columns[title] = pd.Series({g: values.get(g) for g in groups}, dtype=object if title == INTERVAL else float)
     # at once: a page of many settings has hundreds of columns, and pandas warns of each that is added alone

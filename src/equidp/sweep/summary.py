@@ -33,8 +33,8 @@ WIDTH = 100
 READING = (
     "n: seeds. Δ: {cost} the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
     "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the baseline "
-    "diverged in the others. ε holds for each run alone: runs on the same data compose; those of one seed share batches and noise, "
-    "and do not even compose."
+    "diverged or guessed in the others. ε holds for each run alone: runs on the same data compose; those of one seed "
+    "share batches and noise, and do not even compose."
 )
 SPREAD = "; spread: largest minus smallest figure, over these"
 INTERVAL = frozenset({"mean", "low", "high", "seeds"})

@@ -169,6 +169,11 @@ class Task(ABC):
         """What to say of a model that has learnt nothing, as predicate of a sentence; else None."""
 
     @classmethod
+    def measures(cls, baseline: Mapping[str, Any]) -> bool:
+        """Whether a cost of privacy can be told beside this baseline: it has figures, and has learnt something."""
+        return not cls.diverged(baseline) and cls.guessing(baseline) is None
+
+    @classmethod
     def outdone(cls, document: Mapping[str, Any]) -> bool:
         """Whether the private model of this `metrics.json` is better than its baseline, by more than chance."""
         interval = document.get("cost_of_privacy", {}).get("intervals", {}).get("overall")

@@ -98,9 +98,10 @@ class Adult(Source):
             schema=SCHEMA,
         )
 
-    def encode(self, frame: pd.DataFrame) -> Tensor:
-        """Features float32 `[N, 40]` of rows with the provider's column names."""
-        return encode(frame, FEATURES, "the given table")
+    @property
+    def columns(self) -> Mapping[str, Categorical | Numeric]:
+        """The provider's columns that are features."""
+        return FEATURES
 
     def download(self, raw_dir: Path) -> None:
         """Fetch the joined table from OpenML with scikit-learn's client."""

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from equidp.data.columns import Named, Numeric, encode
 from equidp.data.membership import identified
 from equidp.data.raw_files import PublishedFile, RawFiles, find, fingerprint, missing, verified
 from equidp.data.records import Records, Schema
@@ -143,13 +144,25 @@ class Source(ABC):
                     "data.options.verify=false."
                 )
 
+    @property
+    def columns(self) -> Mapping[str, Named | Numeric]:
+        """The raw columns that are features, with their declarations; none of what is no table."""
+        return {}
+
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Features of rows with the provider's column names, for a model that is served; tables only.
 
         Raises:
             EquidpError: the dataset is not a table, or a value does not fit the schema.
         """
+        if self.columns:
+            return encode(frame, self.columns, "the given table")
         raise EquidpError(f"Dataset {self.name!r} is not a table: give its features as an array instead.")
+
+    def example(self) -> pd.DataFrame | None:
+        """A row that `encode` takes, made of the declaration alone; None of what is no table."""
+        row = {declared.column or name: [declared.example()] for name, declared in self.columns.items()}
+        return pd.DataFrame(row) if row else None
 
     def download(self, raw_dir: Path) -> None:
         """Fetch the files with the provider's own client. Sources without a client do not override this."""

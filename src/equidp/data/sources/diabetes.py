@@ -8,12 +8,10 @@ deviations were learnt from the records. The provider writes sex as 1 and 2, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-import pandas as pd
-from torch import Tensor
-
-from equidp.data.columns import Bounded, Named, Numeric, bands, encode, feature_names
+from equidp.data.columns import Bounded, Named, Numeric, bands, feature_names
 from equidp.data.raw_files import RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
@@ -69,6 +67,7 @@ class Diabetes(Source):
             schema=SCHEMA,
         )
 
-    def encode(self, frame: pd.DataFrame) -> Tensor:
-        """Features float32 `[N, 9]` of rows with the provider's column names, in their own units."""
-        return encode(frame, FEATURES, "the given table")
+    @property
+    def columns(self) -> Mapping[str, Named | Numeric]:
+        """The columns that are features, in their own units."""
+        return FEATURES

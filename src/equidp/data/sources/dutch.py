@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pandas as pd
-from torch import Tensor
-
 from equidp.data.cells import codes, numbers, require
 from equidp.data.columns import (
     Categorical,
@@ -101,7 +98,3 @@ class Dutch(Source):
         )
         features = encode(frame, self.columns, where)
         return Records(features, labels, {"class": labels, "sex": sex, "age_band": age}, schema)
-
-    def encode(self, frame: pd.DataFrame) -> Tensor:
-        """Features float32 `[N, d]` of rows with the file's column names."""
-        return encode(frame, self.columns, "the given table")

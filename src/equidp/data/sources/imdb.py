@@ -180,6 +180,10 @@ class Imdb(Source):
         self._know(schema.words)
         return self
 
+    def example(self) -> pd.DataFrame:
+        """A text."""
+        return pd.DataFrame({"text": ["a text"]})
+
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Token ids int64 `[N, length]` of the column `text`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equidp.data.cells import as_written, cells, codes, require, with_points
-from equidp.data.columns import Bounded, beyond, encode, feature_names
+from equidp.data.columns import Bounded, Named, Numeric, beyond, encode, feature_names
 from equidp.data.groupings import group_ids, group_names, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import Records, Schema
@@ -118,6 +118,16 @@ class Table(Source):
             **owners(frame, self.options.unit, self.options.id, where),
         )
         return replace(records, remarks=tuple(self._remarks(rows, frame)))
+
+    @property
+    def columns(self) -> Mapping[str, Named | Numeric]:
+        """The declared features."""
+        declared: Mapping[str, Named | Numeric] = self.options.declared
+        return declared
+
+    def example(self) -> pd.DataFrame | None:
+        """A row, or a text."""
+        return pd.DataFrame({self.options.text: ["a text"]}) if self.options.text else super().example()
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Features float32 `[N, d]` (of texts int64 `[N, length]`) of rows with the declared column names."""

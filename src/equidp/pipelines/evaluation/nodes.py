@@ -71,7 +71,7 @@ def cost_against_baseline(
     if task.diverged(evaluation):
         logger.warning("The private model diverged, %s: lower training.learning_rate.", task.diverged_means)
     document = metrics_document(evaluation, baseline)
-    if not task.diverged(baseline):
+    if task.measures(baseline):
         groups = group_arrays(test, settings.data.groups)
         document["cost_of_privacy"]["intervals"] = task.cost_intervals(
             scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
@@ -162,8 +162,8 @@ def _units(records: Records) -> np.ndarray | None:
 def _tell_of_guessing(algorithm: str, said: str, task: Task) -> None:
     if algorithm == BASELINE:
         logger.warning(
-            "The non-private baseline %s. Privacy looks free beside it: give it more training.epochs, a learning rate "
-            "of its own, smaller or larger, by --params=sgd.options.learning_rate=1%s.",
+            "The non-private baseline %s. No cost of privacy is told beside it: give it more training.epochs, a "
+            "learning rate of its own, smaller or larger, by --params=sgd.options.learning_rate=1%s.",
             said,
             ", or training.class_weights where a class is rare" if task.schema.classes else "",
         )

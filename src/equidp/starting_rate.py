@@ -1,0 +1,109 @@
+"""A learning rate and a clip norm to start from, found on a made-up table of the same shape.
+
+The made-up table has what is declared: the columns, their categories, all alike in frequency, and numbers evenly spread
+over their bounds. Its classes follow from random weights, with some chance. A few private trainings with the run's own
+noise and number of steps try rates, and then a tighter bound. The user's table has no part in it, but for its number of
+rows, which a statement of ε takes as public. So the search costs no privacy; the pair is where to start, not the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from equidp.data.columns import Named, Numeric
+
+if TYPE_CHECKING:
+    from equidp.data.records import Schema
+    from equidp.parameters import Settings
+
+RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
+"""Tried at a clip norm of 1."""
+TIGHTER = 0.3
+"""The other clip norm, tried at the best rate and at one that is larger by as much."""
+ROWS, HELD_OUT = 20_000, 4_000
+"""At most so many rows to train on: the noise and the steps are the run's. And so many to measure on."""
+
+CERTAINTY = 4.0
+"""Spread of the scores that the made-up classes are drawn by: 0 is chance alone."""
+
+
+def made_up(columns: Mapping[str, Named | Numeric], count: int, seed: int) -> Tensor:
+    """Features of made-up rows, float32 `[count, d]`."""
+    generator, parts = torch.Generator().manual_seed(seed), list[Tensor]()
+    for column in columns.values():
+        if isinstance(column, Numeric):
+            parts.append(torch.rand(count, 1, generator=generator))
+            if column.missing is not None:
+                parts.append(torch.zeros(count, 1))
+        else:
+            ids = torch.randint(len(column.names), (count,), generator=generator)
+            parts.append(torch.nn.functional.one_hot(ids, len(column.names)).float())
+    return torch.cat(parts, dim=1)
+
+
+def starting_rate(
+    settings: Settings, schema: Schema, columns: Mapping[str, Named | Numeric], rows: int
+) -> tuple[float, float]:
+    """Learning rate and clip norm of `dpsgd` with the lowest loss on made-up rows that it was not trained on.
+
+    Args:
+        settings: of the run: its model, noise, steps and batch.
+        schema: of a classification.
+        columns: the declared features.
+        rows: public number of rows.
+    """
+    from equidp.accounting.ledger import Ledger
+    from equidp.algorithms import algorithm_settings
+    from equidp.gradients.losses import CrossEntropy
+    from equidp.mechanism.noise import SeededRandom
+    from equidp.mechanism.sampling import Examples, Population
+    from equidp.mechanism.trainer import Trainer
+    from equidp.models import build_model
+    from equidp.training import plan_run
+
+    units = max(settings.training.batch_size, round(rows * (1 - settings.data.test_fraction)))
+    algorithm = algorithm_settings("dpsgd", {}).build()
+    real = plan_run(algorithm, units=units, groups=1, privacy=settings.privacy, training=settings.training)
+    count = min(units, ROWS)
+    plan = replace(real, records=count, epochs=max(1, round(real.steps * real.batch_size / count)))
+    features = made_up(columns, count + HELD_OUT, seed=0)
+    weights = torch.randn(features.shape[1], len(schema.classes), generator=torch.Generator().manual_seed(1))
+    scores = (features - features.mean(0)) @ weights
+    shares = torch.softmax(CERTAINTY * scores / scores.std(), dim=1)
+    labels = torch.multinomial(shares, 1, generator=torch.Generator().manual_seed(2)).squeeze(1)
+    population = Population(Examples(features[:count], labels[:count]), labels.new_zeros(count))
+
+    def measured(rate: float, bound: float) -> float:
+        trainer = Trainer(
+            model=build_model(settings.model.name, schema, options=settings.model.options, seed=0),
+            loss=CrossEntropy(),
+            algorithm=algorithm_settings("dpsgd", {"clip_norm": bound}).build(),
+            plan=plan,
+            population=population,
+            random=SeededRandom(0, "cpu"),
+            ledger=Ledger(),
+            learning_rate=rate,
+            optimizer=settings.training.descent,
+        )
+        trainer.run_steps(plan.steps)
+        trainer.model.eval()
+        with torch.no_grad():
+            outputs = trainer.model(features[count:])
+        return float(CrossEntropy()(outputs, labels[count:]).nan_to_num(torch.inf).mean())
+
+    with tqdm(total=len(RATES) + 2, desc="rates on made-up rows", leave=False, disable=None) as progress:
+
+        def told(rate: float, bound: float) -> float:
+            progress.update()
+            return measured(rate, bound)
+
+        losses = {(rate, 1.0): told(rate, 1.0) for rate in RATES}
+        best, _ = min(losses, key=losses.__getitem__)
+        losses |= {(rate, TIGHTER): told(rate, TIGHTER) for rate in (best, round(best / TIGHTER, 1))}
+    return min(losses, key=losses.__getitem__)
