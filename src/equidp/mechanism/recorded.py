@@ -183,6 +183,7 @@ class RecordedSteps:
     def forget(self) -> None:
         """Record anew: a state was loaded, and tensors that recordings write to are others."""
         self._made.clear()
+        self._public.clear()
 
     def _give_up(self) -> None:
         self._given_up = True
