@@ -30,7 +30,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.gradients.engine import GradientEngine
-from equidp.gradients.memory import fitting_batch
+from equidp.gradients.memory import room_for
 from equidp.gradients.precision import as_precise_as_norms
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.device import driver_version, fixed_order
@@ -232,7 +232,7 @@ def network_of_images(place: Place) -> Iterator[Row]:
             random=SeededRandom(0, place.device),
             ledger=Ledger(),
             learning_rate=0.01,
-            physical_batch_size=fitting_batch(model, records.features),
+            physical_batch_size=room_for(model, records.features, batch)[1],
         )
         trainer.run_steps(1)
         place.wait()

@@ -10,7 +10,7 @@ from tests.models.conftest import SCHEMAS
 from tests.pretended import MEMORY, pretended_gpu
 from torch import nn
 
-from equidp.gradients.memory import fitting_batch, kept_per_record, rows_that_fit
+from equidp.gradients.memory import kept_per_record, room_for, rows_that_fit
 from equidp.gradients.workspace import Workspace
 from equidp.models import build_model
 from equidp.models.base import Standardise
@@ -66,8 +66,10 @@ def test_a_gpu_of_16_gib_holds_the_presets_batches_of_small_models_whole_and_kee
         device = torch.device("cuda")
         model = build_model("cnn4", SCHEMAS["mnist"], options={}, seed=1).to("cuda")
         images = torch.zeros(2, *SCHEMAS["mnist"].shape, dtype=torch.uint8).to("cuda")
-        rows = fitting_batch(model, images)
+        assert room_for(model, images, 2048) == (True, None)
+        roomy, rows = room_for(model, images, 10**7)
+        assert not roomy
         assert rows is not None
         assert rows >= 4096
         assert 4 * Workspace(device).keep_floats <= MEMORY // 4
-    assert fitting_batch(nn.Linear(2, 2), torch.zeros(1, 2)) is None
+    assert room_for(nn.Linear(2, 2), torch.zeros(1, 2), 10**9) == (False, None)

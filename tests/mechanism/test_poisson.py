@@ -15,7 +15,16 @@ from scipy import stats
 from equidp.data.records import Records, Schema
 from equidp.mechanism import poisson
 from equidp.mechanism.noise import RandomSource, SeededRandom
-from equidp.mechanism.poisson import MANY, SPARSE, below, count_table, counted_sample, poisson_sample, positions
+from equidp.mechanism.poisson import (
+    MANY,
+    SPARSE,
+    below,
+    count_table,
+    counted_sample,
+    poisson_sample,
+    positions,
+    sample_on_host,
+)
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom
 
@@ -152,3 +161,17 @@ def test_who_is_there_decides_and_not_how_many_were_declared(monkeypatch: pytest
     for _ in range(draws):
         counts[poisson_sample(random, rate, population.size, population.device)] += 1
     assert min(stats.binomtest(int(n), draws, rate).pvalue for n in counts) > SURE
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.004, 0.3, 0.5, 0.7, 1.0])
+def test_for_a_gpu_the_host_draws_each_position_with_the_probability(probability: float) -> None:
+    random, size, turns = SeededRandom(5, "cpu"), 400, 200
+    found = torch.zeros(size)
+    for _ in range(turns):
+        positions = sample_on_host(random, probability, size)
+        assert positions.dtype == torch.int64
+        assert (positions[1:] > positions[:-1]).all()
+        found[positions] += 1
+    off = (found / turns - probability) / max((probability * (1 - probability) / turns) ** 0.5, 1e-9)
+    assert off.abs().max() < 5
+    assert abs(off.sum()) < 5 * size**0.5

@@ -123,14 +123,15 @@ class BookKeeping:
         with torch.inference_mode():
             weights = weights if self._views == 1 else weights / self._views
             if self._together is not None:
-                return self._together.weighted_sum(weights)
-            silent = None if self._clean else weights == 0
-            sums = [
-                self._kept[p].weighted_sum(weights, silent).float()
-                if p in self._kept
-                else torch.zeros(p.numel(), device=self.device)
-                for p in self.parameters
-            ]
+                sums = self._together.weighted_sums(weights)
+            else:
+                silent = None if self._clean else weights == 0
+                sums = [
+                    self._kept[p].weighted_sum(weights, silent).float()
+                    if p in self._kept
+                    else torch.zeros(p.numel(), device=self.device)
+                    for p in self.parameters
+                ]
         return torch.cat(sums)
 
     def overstatement(self) -> Tensor:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from equidp.gradients.shape import public_rows
+
 SHARE = 0.6
 PER_PARAMETER = 24
 """Bytes."""
@@ -55,11 +57,16 @@ def _kept(model: nn.Module, features: Tensor) -> int:
     return sum(values.numel() * values.element_size() for values in (features, outputs, *kept.values()))
 
 
-def fitting_batch(model: nn.Module, features: Tensor) -> int | None:
-    """Most records at once on this GPU; None on a CPU, whose system has a way out."""
+def room_for(model: nn.Module, features: Tensor, batch_size: int, views: int = 1) -> tuple[bool, int | None]:
+    """Whether a GPU holds a step twice, as recorded ones and those afresh have their own memory, and the most records
+    at once, `views` of each: None where all of a batch fit, and on a CPU, whose system has a way out.
+    """
     device = features.device
     if device.type != "cuda":
-        return None
+        return False, None
     free, _ = torch.cuda.mem_get_info(device)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return rows_that_fit(free, trained, kept_per_record(model, features))
+    kept = views * kept_per_record(model, features)
+    wanted = public_rows(batch_size, None)
+    rows = rows_that_fit(free, trained, kept)
+    return rows_that_fit(free // 2, trained, kept) >= wanted, rows if rows < wanted else None

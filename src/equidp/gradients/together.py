@@ -59,7 +59,7 @@ class Together:
     @torch.inference_mode()
     def squared_norms(self) -> Tensor:
         """`[b]`; silences the records for which it is not finite."""
-        found = [term.squared_norms() for term in self._alone]
+        found = [term.squared_norms().float() for term in self._alone]
         if self._outer or self._vectors or self._formed:
             found.append(self._of_rows())
         if self._gram:
@@ -72,8 +72,8 @@ class Together:
         self._silent = ~finite if self._alone or self._gram else None
         return total
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`[d]`: Σ w_i g_i."""
+    def weighted_sums(self, weights: Tensor) -> list[Tensor]:
+        """Σ w_i g_i, the entries `[numel]` of each parameter."""
         found: dict[int, Tensor] = {}
         if self._vectors:
             first = self._places[id(self._vectors[0])][0]
@@ -90,7 +90,7 @@ class Together:
         if self._formed:
             parts = (weights @ self._gradients).split([term.numel for term in self._formed])
             found |= {id(formed): part for formed, part in zip(self._formed, parts, strict=True)}
-        return torch.cat([self._sum_of(*one, found, weights) for one in zip(self._kept, self._sizes, strict=True)])
+        return [self._sum_of(*one, found, weights) for one in zip(self._kept, self._sizes, strict=True)]
 
     def _sum_of(self, term: Gradients | None, size: int, found: dict[int, Tensor], weights: Tensor) -> Tensor:
         if term is None:

@@ -104,10 +104,11 @@ class RecordedSteps:
     Args:
         trainer: whose.
         new_recorder: makes what they are recorded with.
+        passes: record the passes where whole steps cannot be.
     """
 
-    def __init__(self, trainer: Trainer, new_recorder: Callable[[], Recorder]) -> None:
-        self._trainer, self._new_recorder = trainer, new_recorder
+    def __init__(self, trainer: Trainer, new_recorder: Callable[[], Recorder], *, passes: bool = True) -> None:
+        self._trainer, self._new_recorder, self._passes_too = trainer, new_recorder, passes
         self._recorder: Recorder | None = None
         self._made: dict[object, _Recording] = {}
         self._public: dict[str, Tensor] = {}
@@ -182,12 +183,13 @@ class RecordedSteps:
     def forget(self) -> None:
         """Record anew: a state was loaded, and tensors that recordings write to are others."""
         self._made.clear()
+        self._public.clear()
 
     def _give_up(self) -> None:
         self._given_up = True
         self._made.clear()
         trainer = self._trainer
-        passes = trainer.algorithm.private and not self._failed
+        passes = self._passes_too and trainer.algorithm.private and not self._failed
         if passes:
             trainer.engine.record_passes(self._new_recorder)
         how = "only their passes" if passes else "not at all"

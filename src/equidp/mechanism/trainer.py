@@ -62,6 +62,7 @@ class Trainer(Noising):
         precision: `bf16` runs the model under autocast; norms and sums stay in float32.
         new_recorder: records whole steps (`recorded.py`), or at least the model's passes (`recording.py`), to replay
             them; None: they are computed afresh.
+        record_passes: whether the passes are recorded where whole steps cannot be.
         diagnostics: collect exact training figures (outside the guarantee).
         public: records without any guarantee, disjoint from training and test, for an algorithm that asks for them.
         augmentation: a record's gradient is the mean over random views of it; None: of the record itself.
@@ -86,6 +87,7 @@ class Trainer(Noising):
         physical_batch_size: int | None = None,
         precision: Literal["float32", "bf16"] = "float32",
         new_recorder: Callable[[], Recorder] | None = None,
+        record_passes: bool = True,
         diagnostics: bool = False,
         public: Labelled | None = None,
         augmentation: Augmentation | None = None,
@@ -128,7 +130,7 @@ class Trainer(Noising):
         self.updating = algorithm.update.start(self)
         self.accepting = algorithm.acceptance.start(self)
         self.releasing = algorithm.released_weights.start(self)
-        self.recorded = None if new_recorder is None else RecordedSteps(self, new_recorder)
+        self.recorded = None if new_recorder is None else RecordedSteps(self, new_recorder, passes=record_passes)
 
     # ------------------------------------------------------------------------------------------------------ epochs
 

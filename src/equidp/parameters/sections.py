@@ -196,7 +196,7 @@ class TrainingSettings(Block):
     - `devices`: every process draws from streams of its own, and their sums are added in another order.
     - `physical_batch_size`: a sum over other chunks rounds differently.
     - `precision`: the gradients of bf16 are other gradients.
-    - `cuda_graphs`: a recorded pass may have other kernels than one computed afresh.
+    - `cuda_graphs`: a recorded step may have other kernels than one computed afresh.
     - `deterministic`: other kernels, which add in another order.
     - `diagnostics`: exact figures are published, and the privacy statement says so for the whole run.
     """
@@ -241,8 +241,9 @@ class TrainingSettings(Block):
     it."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
-    cuda_graphs: bool = False
-    """Replay the model's passes as CUDA graphs: for small models on a GPU; not yet tried on one."""
+    cuda_graphs: bool | None = None
+    """Replay whole steps as CUDA graphs, once they have come to what steps afresh come to; never run on a GPU yet.
+    null: on a GPU whose memory holds a step twice, unless `deterministic`."""
     deterministic: bool = False
     """On a GPU, kernels that add in a fixed order (slower), so that a resumed run repeats its steps, as on a CPU."""
     diagnostics: bool = False

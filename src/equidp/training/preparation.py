@@ -19,7 +19,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.data.records import Membership, Records, Split
 from equidp.errors import EquidpError
-from equidp.gradients.memory import fitting_batch
+from equidp.gradients.memory import room_for
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.device import choose_device
@@ -99,7 +99,9 @@ def prepare(
     network = make_model(train.schema, model, algorithm, seed).to(device)
     if peers is None or peers.first:
         tell_parameters(algorithm.name, network)
-    at_once = training.physical_batch_size or fitting_batch(network, train.features)
+    roomy, at_once = room_for(network, train.features, plan.batch_size, max(training.augmentations, 1))
+    graphs = (roomy and not training.deterministic) if training.cuda_graphs is None else training.cuda_graphs
+    at_once = training.physical_batch_size or at_once
     if at_once is not None and training.physical_batch_size is None and at_once < plan.batch_size:
         logger.info("%s: %d records at once fit into the GPU's memory.", algorithm.name, at_once)
     keeper = None
@@ -119,7 +121,7 @@ def prepare(
             every_epochs=checkpoint_every,
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
             code=CODE_DIGEST[:16],
-            repeating=not training.cuda_graphs,  # whether a new recording repeats an old one was not tried on a GPU
+            repeating=not graphs,  # whether a new recording repeats an old one was not tried on a GPU
         )
         if resume and not keeper.found:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
@@ -146,7 +148,8 @@ def prepare(
             "optimizer": training.descent,
             "physical_batch_size": at_once,
             "precision": training.precision,
-            "new_recorder": partial(CudaGraphs, device) if training.cuda_graphs else None,
+            "new_recorder": partial(CudaGraphs, device) if graphs else None,
+            "record_passes": bool(training.cuda_graphs),
             "diagnostics": training.diagnostics,
             "public": public.to(device) if len(public) else None,
             "augmentation": views,
