@@ -10,7 +10,7 @@ function extraHeight(chart, width) {
 }
 
 function drawCharts() {
-  document.getElementById("undrawn").remove();
+  document.getElementById("undrawn")?.remove(); // a page without figures has none
   for (const data of document.querySelectorAll("script[data-chart]")) {
     const chart = JSON.parse(data.textContent);
     const place = document.getElementById(data.dataset.chart);
