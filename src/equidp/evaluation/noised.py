@@ -104,29 +104,15 @@ class Cells:
         """The share of `hits` among `among`, both masks of cells; its interval is cut to `ends`."""
         z = _z() if z is None else z
         hits = hits & among
-        inside, cells, noise = int(hits.sum()), int(among.sum()), (z * self.sd) ** 2
-        found, total = self._sums(hits, among)
-        value, n = self._quotient(found, float(self.counts[among].sum()), cells, (0.0, 1.0)), max(total, 0.0)
+        found, total, noise = float(self.counts[hits].sum()), float(self.counts[among].sum()), (z * self.sd) ** 2
+        inside, cells, n = int(hits.sum()), int(among.sum()), max(total, 0.0)
         interval = _hull(
             total**2 + z**2 * n - noise * cells,
             -2 * found * total - z**2 * n + 2 * noise * inside,
             found**2 - noise * inside,
             ends,
         )
-        return Estimate(value, interval)
-
-    def _sums(self, hits: NDArray, among: NDArray) -> tuple[float, float]:
-        """Records in `hits` and `among`. Where noise hides these, what is below 0 of hits and of others is taken as 0:
-        the truth is not below, so each is nearer to it then, and an interval does not rest on impossible counts.
-        """
-        found, total = float(self.counts[hits].sum()), float(self.counts[among].sum())
-        if self._hidden(total, int(among.sum())):
-            found, total = max(found, 0.0), max(found, 0.0) + max(total - found, 0.0)
-        return found, total
-
-    def _hidden(self, total: float, cells: int) -> bool:
-        """Whether noise alone could have made so many records."""
-        return total <= max(_z() * self.sd * math.sqrt(cells), 0.5)
+        return Estimate(self._quotient(found, total, cells, (0.0, 1.0)), interval)
 
     def overconfidence(self) -> Estimate | None:
         """Mean confidence minus accuracy; None where the bins are too wide to tell."""
@@ -172,8 +158,8 @@ class Cells:
     def _misfit(self, label: int, recall: NDArray) -> NDArray:
         """T²/V of the class's recall, at every recall."""
         among = self.counts[label]
-        found, total = self._sums(self.right & self.of(label), self.of(label))
-        t, hits, n = found - recall * total, among[label].size, max(total, 0.0)
+        t = float(among[label].sum()) - recall * float(among.sum())
+        hits, n = among[label].size, max(float(among.sum()), 0.0)
         noise = self.sd**2 * (hits * (1 - recall) ** 2 + (among.size - hits) * recall**2)
         v = n * np.maximum(recall * (1 - recall), 0.0) + noise
         return np.divide(t**2, v, out=np.where(t == 0, 0.0, np.inf), where=v > 0)
@@ -221,7 +207,7 @@ class Cells:
 
     def _quotient(self, found: float, total: float, cells: int, ends: tuple[float, float]) -> float | None:
         """The figure, unless noise alone could have made its denominator."""
-        if self._hidden(total, cells):
+        if total <= max(_z() * self.sd * math.sqrt(cells), 0.5):
             return None
         return float(np.clip(found / total, *ends))
 
