@@ -134,5 +134,30 @@ def test_half_a_line_of_a_crash_goes_and_a_damaged_line_is_refused(tmp_path: Pat
     assert [one.part for one in ledger.entries()] == ["train", "test"]
     for damaged in (b"no entry\n", ledger.path.read_bytes().replace(b"train", b"tr\xe4in")):
         ledger.path.write_bytes(damaged)
-        with pytest.raises(EquidpError, match="line 1: the entry is damaged"):
+        with pytest.raises(EquidpError, match="line 1: the entry, or one before it, is damaged"):
             ledger.entries()
+
+
+def test_a_ledger_that_was_edited_or_lost_a_line_is_refused_and_one_without_checks_is_continued(tmp_path: Path) -> None:
+    ledger = DatasetLedger(tmp_path, "adult")
+    ledger.path.write_text(f"{dataclasses.replace(entry(run='old'), data=('adult',)).to_json()}\n", encoding="utf-8")
+    for run in ("a", "b", "c"):
+        ledger.charge([entry(run=run)], delta=DELTA)
+    assert [one.run for one in ledger.entries()] == ["old", "a", "b", "c"]
+    old, first, second, third = ledger.path.read_bytes().splitlines(keepends=True)
+    bare = second[: second.index(b', "check"')] + b"}\n"
+    edited = {
+        "cheaper": [old, first, second.replace(b'"noise_multiplier": 4.0', b'"noise_multiplier": 9.0'), third],
+        "cheaper, before checks": [old.replace(b'"noise_multiplier": 4.0', b'"noise_multiplier": 9.0'), first],
+        "one is missing": [old, first, third],
+        "other order": [old, second, first, third],
+        "without its check": [old, first, bare, third],
+    }
+    for lines in edited.values():
+        ledger.path.write_bytes(b"".join(lines))
+        with pytest.raises(EquidpError, match="damaged or was changed"):
+            ledger.entries()
+        with pytest.raises(EquidpError, match="damaged or was changed"):
+            ledger.charge([entry(run="d")], delta=DELTA)
+    ledger.path.write_bytes(old + first + second)  # the end is gone: nothing tells
+    assert len(ledger.entries()) == 3

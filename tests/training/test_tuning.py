@@ -163,7 +163,7 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     given = settings(tmp_path, seed=3, tune=clip_norms)
     algorithms = {"dpsgd": given.algorithm("dpsgd")}
     whole = nodes.choose_model(digits, tmp_path / "whole", given, algorithms, tmp_path / "ledgers", {})
-    count = len(list((tmp_path / "whole").glob("trial-*")))
+    count = len(list((tmp_path / "whole").glob("nonprivate_trial-*")))
     assert count > 1  # else this seed tests nothing
 
     honest = nodes.train_model
@@ -200,11 +200,11 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     assert all(torch.equal(weights.tensors[name], tensor) for name, tensor in whole[0].tensors.items())
 
     told = repr((privacy, choice))
-    assert f"trial-{count - 1}" not in told
+    assert f"nonprivate_trial-{count - 1}" not in told
     assert choice["trials"] == {"law": "geometric", "mean": 3}
     assert privacy["tuning"]["chosen"] == choice["chosen"]
     nodes.forget_trials(place)
-    assert not list(place.glob("trial-*"))
+    assert not list(place.glob("nonprivate_trial-*"))
     assert not (place / nodes.DRAWN).exists()
 
 

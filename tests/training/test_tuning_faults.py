@@ -135,7 +135,7 @@ def test_what_says_that_a_run_is_entered_goes_before_what_says_what_it_was_charg
 def test_trials_of_a_tuning_that_died_while_it_forgot_are_none_of_the_next_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stale = tmp_path / "run" / "trial-0"
+    stale = tmp_path / "run" / "nonprivate_trial-0"
     stale.mkdir(parents=True)
     (stale / nodes.TRIAL).write_text('{"score": 1.0, "beyond_plan": []}', encoding="utf-8")
     assert trials_run(tmp_path, 0.5, monkeypatch) >= 1

@@ -34,7 +34,7 @@ def test_two_workers_choose_what_one_chooses(tmp_path: Path) -> None:
         )
 
     found = [of(1), of(2)]
-    count = len(list((tmp_path / "2" / "run").glob("trial-*")))
+    count = len(list((tmp_path / "2" / "run").glob("nonprivate_trial-*")))
     assert count > 1  # else this seed tests nothing
     assert len(list((tmp_path / "2" / "run").glob(f"{nodes.LOG}-*.log"))) == count  # each had a process
     (weights, privacy, choice, *_), other = found
@@ -92,7 +92,7 @@ def test_a_tuning_of_two_workers_goes_on_when_it_or_a_worker_is_killed_and_no_st
     monkeypatch.setattr(nodes, "_trial_apart", watched_trial)
     given = settings(privacy=SECURE, tune={"workers": 2}, resume=True)
     _, privacy, choice, *_ = tuned(tmp_path, given)
-    assert len(list((tmp_path / "run").glob("trial-*"))) == 3  # as many as were drawn
+    assert len(list((tmp_path / "run").glob("nonprivate_trial-*"))) == 3  # as many as were drawn
     entered = [one for one in DatasetLedger(tmp_path / "ledgers", "digits").entries() if one.part == "train"]
     assert len({one.run for one in entered}) == 1
     charged = [sum(event.count for event in one.events) for one in entered]

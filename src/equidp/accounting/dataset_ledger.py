@@ -2,7 +2,9 @@
 
 One JSON line for each release: a training, a tuning, or figures of a part. It is written, durably, before the training
 begins, so that whatever was begun is counted; a file lock lets one process at a time read, decide and write. Nothing is
-ever removed. Runs in research mode are listed and do not count: whoever knows their seed can remove their noise.
+ever removed. Each line has a check over itself and all lines before it, so that a changed or missing entry is noticed;
+of entries that are missing at the end, or of a file that is, nothing tells. Runs in research mode are listed and do not
+count: whoever knows their seed can remove their noise.
 
 *Which entries are of one data set.* One file holds all of them, as what two names stand for may show only when they
 meet. Every entry has several names of its data: that of the preset, where the raw data lie, a digest of them, and what
@@ -20,6 +22,7 @@ who is in all of them.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -42,6 +45,9 @@ FILE = "ledger.jsonl"
 
 NAMES = "names"
 """`what` of an entry without a release: other names that the data of a run have got since it began."""
+
+CHECK = b', "check": "'
+"""What the check of an entry is written behind; entries of older versions have none."""
 
 SECONDS = 60
 """So long one process waits for another's entry."""
@@ -92,6 +98,7 @@ class Entry:
     def from_json(cls, line: bytes) -> Entry:
         """Read `to_json`'s line."""
         facts = json.loads(line)
+        facts.pop("check", None)
         orders = None if facts["orders"] is None else tuple(facts["orders"])
         events, data = tuple(map(Event.from_dict, facts["events"])), tuple(facts["data"])
         return cls(**{**facts, "events": events, "orders": orders, "data": data})
@@ -136,15 +143,19 @@ class DatasetLedger:
         """
         if not self.path.is_file():
             return ()
-        found = list[Entry]()
+        found, before, checked = list[Entry](), b"", False
         for number, line in enumerate(_whole(self.path.read_bytes()).splitlines(), start=1):
             try:
+                body = line.rpartition(CHECK)[0] or line[:-1]
+                if (checked or CHECK in line) and line != _checked(before, body):
+                    raise ValueError("another line, or another line before it")
                 found.append(Entry.from_json(line))
             except (ValueError, TypeError, KeyError) as error:
                 raise EquidpError(
-                    f"{self.path}, line {number}: the entry is damaged, so what was spent cannot be told; put back a "
-                    "copy of the file."
+                    f"{self.path}, line {number}: the entry, or one before it, is damaged or was changed, so what was "
+                    "spent cannot be told; put back a copy of the file."
                 ) from error
+            before, checked = line, checked or CHECK in line
         return _linked(found, self.names)
 
     def charge(self, entries: Sequence[Entry], *, delta: float, limit: float | None = None) -> None:
@@ -185,7 +196,10 @@ class DatasetLedger:
             content = file.read()
             # what a crash left of a line was not durable, so its training had not begun
             file.truncate(len(_whole(content)))
-            file.write("".join(f"{entry.to_json()}\n" for entry in entries).encode())
+            before = (_whole(content).splitlines() or [b""])[-1]
+            for entry in entries:
+                before = _checked(before, entry.to_json().encode()[:-1])
+                file.write(before + b"\n")
             file.flush()
             durable(file.fileno())
         if not content:  # a new file, maybe in a new folder: their names are on disk, too, before the training begins
@@ -265,6 +279,11 @@ def _largest(curves: Sequence[Sequence[float]]) -> list[float]:
 
 def _orders() -> tuple[float, ...]:
     return tuple(map(float, RdpAccountant().orders))
+
+
+def _checked(before: bytes, body: bytes) -> bytes:
+    """A line, at its end a check over it and the line before it, and so over all before it."""
+    return body + CHECK + hashlib.sha256(before + b"\n" + body).hexdigest()[:16].encode() + b'"}'
 
 
 def _whole(content: bytes) -> bytes:

@@ -12,13 +12,17 @@ from equidp.reporting.statement_sections import epsilon_text
 
 HIDDEN = "hidden by noise"
 
+TITLES = {"auroc": "AUROC"}
+"""Of columns that are not called as the figure is."""
+
 
 def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> tuple[list[str], list[PageTable]]:
     """Sentences and tables of `metrics_release.json`; `beside_exact`: the page has exact figures, too."""
     sentences = [
         f"From one histogram of the {document['part']} part with Gaussian noise: ε = "
         f"{epsilon_text(document['epsilon'])} at δ = {document['delta']:g} for each {document['unit']} of that part. "
-        "Behind each figure stands its 95 % interval, which holds sampling and noise. Worst groups and differences are "
+        "Behind each figure stands its 95 % interval, which holds sampling and noise; – is a value that noise hides. "
+        "Worst groups and differences are "
         f"over the groups known to have {MIN_TEST_RECORDS} records or more; their intervals hold for all of these "
         "groups together." + (" All other figures of this page are exact." if beside_exact else ""),
         *document["notes"],
@@ -54,7 +58,7 @@ def _column(intervals: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _grid(caption: str, names: Sequence[str], rows: Mapping[str, Any], intervals: Mapping[str, Any]) -> PageTable:
-    header = (("group", False), *((name.replace("_", " "), True) for name in names))
+    header = (("group", False), *((TITLES.get(name, name.replace("_", " ")), True) for name in names))
     cells = tuple(
         (_text(group), *(_figure(figures[name], intervals[group][name], count=name == "records") for name in names))
         for group, figures in rows.items()
@@ -70,5 +74,5 @@ def _figure(value: float | None, interval: Sequence[float] | None, *, count: boo
     if interval is None:
         return TableCell("–", None)
     form = ",.0f" if count else ".3f"
-    shown = HIDDEN if value is None else f"{value:{form}}"
+    shown = "–" if value is None else f"{value:{form}}"
     return TableCell(f"{shown} ({interval[0]:{form}} to {interval[1]:{form}})", value)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from equidp.errors import EquidpError
-from equidp.sweep.attended import Descriptor, attend
-from equidp.sweep.cell import SECONDS_TO_STOP, forks, reason_of
+from equidp.sweep.attended import SECONDS_TO_STOP, Descriptor, attend, forks, reason_of
 from equidp.system.files import locked, private
 
 MOST_DEATHS = 10

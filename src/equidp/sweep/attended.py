@@ -14,6 +14,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from equidp.system.files import sockets_fit
+
+SECONDS_TO_STOP = 10
+"""For a run that was asked to stop, and is writing a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Descriptor:
@@ -66,3 +71,15 @@ def _stop_without_starter() -> None:
     assert starter is not None
     wait([starter.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def forks() -> bool:
+    """Whether this system can fork runs: Apple's frameworks fail after a fork, and forking needs a socket."""
+    return sys.platform == "linux" and sockets_fit()
+
+
+def reason_of(log: Path, code: int) -> str:
+    """Why a process failed: the last line that it has printed."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = lines[-1] if lines else "it printed nothing"
+    return last if code > 0 else f"killed by signal {-code}; last line: {last}"

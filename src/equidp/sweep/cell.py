@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import json
 import multiprocessing
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,9 +24,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from equidp.sweep import tracked
-from equidp.sweep.attended import Descriptor, kedro
+from equidp.sweep.attended import SECONDS_TO_STOP, Descriptor, kedro, reason_of
 from equidp.sweep.project import Cell
-from equidp.system.files import replacing, sockets_fit
+from equidp.system.files import replacing
 from equidp.system.threads import environment
 from equidp.training.checkpoint import JOURNAL_FILE
 
@@ -39,9 +38,6 @@ ROW = "row"
 """The tag that says which row of the sweep's table a run belongs to."""
 
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-SECONDS_TO_STOP = 10
-"""For a run that was asked to stop, and is writing a checkpoint."""
 
 PRELOADED = "equidp.hooks.warm"
 """The module that warm processes import."""
@@ -177,11 +173,6 @@ def run_kedro(arguments: list[str], job: Job, log: IO[str], lock: int) -> int:
         atexit.unregister(process.terminate)
 
 
-def forks() -> bool:
-    """Whether this system can fork runs: Apple's frameworks fail after a fork, and forking needs a socket."""
-    return sys.platform == "linux" and sockets_fit()
-
-
 def warm_up(project: Path) -> None:
     """Start this worker's process that imports everything, unless it exists. Does not wait for it."""
     with _variables(project):
@@ -198,13 +189,6 @@ def _variables(project: Path) -> Iterator[None]:
         wanted["KEDRO_LOGGING_CONFIG"] = str(logging)
     with STARTING, environment(wanted):
         yield
-
-
-def reason_of(log: Path, code: int) -> str:
-    """Why a process failed: the last line that it has printed."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = lines[-1] if lines else "it printed nothing"
-    return last if code > 0 else f"killed by signal {-code}; last line: {last}"
 
 
 def _mark(job: Job, result: CellResult) -> CellResult:

@@ -72,7 +72,8 @@ def run_command(
             "that --dry-run prints one by one."
         )
     # only now: wrong names are refused and a dry run is printed without waiting for MLflow, pandas and Dask
-    from equidp.sweep.cell import Job, finished, forks
+    from equidp.sweep.attended import forks
+    from equidp.sweep.cell import Job, finished
     from equidp.sweep.cluster import Cluster
     from equidp.sweep.summary import labels_of
 

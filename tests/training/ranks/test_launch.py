@@ -23,7 +23,7 @@ from tests.training.ranks.ranks import RECORDS, toy
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.sweep.cell import forks
+from equidp.sweep.attended import forks
 from equidp.training import Trained, plan_run, train_model
 from equidp.training.checkpoint import CHECKPOINT_FILE
 from equidp.training.ranks import launch as launching

@@ -75,7 +75,7 @@ def draw_ledger(folder: Path, settings: Settings) -> go.Figure:
         )
     for unit, total in totals.items():
         logger.info(
-            "%s: ε = %s at δ = %g for a %s of %s, of %d secure runs.",
+            "%s: ε = %s at δ = %g for a %s of %s, of %d secure run(s).",
             ledger.path,
             epsilon_text(total),
             delta,

@@ -42,7 +42,7 @@ from equidp.training.tuning import Point, Tuning, beyond_plan, plan_tuning, scor
 DRAWN, TRIAL = "nonprivate_trials.json", "nonprivate_trial.json"
 """What was drawn before the first trial, and what a trial left: both stay inside."""
 
-LOCK, LOG = "nonprivate_trials.lock", "nonprivate_trial"
+LOCK, LOG = "nonprivate_trials.lock", "nonprivate_log"
 """Held until every process of a tuning has ended; what a trial in a process of its own prints."""
 
 MODEL = "model.safetensors"
@@ -91,8 +91,8 @@ def choose_model(
             epsilon_text(tuning.epsilon(more)),
             epsilon_text(tuning.epsilon()),
         )
-    found = json.loads((workplace / f"trial-{chosen}" / TRIAL).read_text(encoding="utf-8"))
-    weights, point = load_weights(workplace / f"trial-{chosen}" / MODEL), tuning.points[drawn[chosen]]
+    found = json.loads((workplace / f"nonprivate_trial-{chosen}" / TRIAL).read_text(encoding="utf-8"))
+    weights, point = load_weights(workplace / f"nonprivate_trial-{chosen}" / MODEL), tuning.points[drawn[chosen]]
     privacy = tuned_statement(found["privacy"], tuning, settings, point, more)
     test = divide(features, settings.data, settings.seed, algorithms.values())
     figures = release_figures(
@@ -123,7 +123,7 @@ def _every_score(
 
     def before(number: int) -> tuple[int, Point, Split, Path, Tuning, Settings]:
         """What a trial takes. What it may do again, as its process or an earlier call was killed, is entered first."""
-        folder, point = workplace / f"trial-{number}", tuning.points[drawn[number]]
+        folder, point = workplace / f"nonprivate_trial-{number}", tuning.points[drawn[number]]
         if settings.privacy.secure and folder.exists() and not (folder / TRIAL).is_file():
             beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
             enter_more(ledgers, settings, run, [event for of in beyond.values() for event in of])
@@ -143,7 +143,9 @@ def _every_score(
             log=lambda number: workplace / f"{LOG}-{number}.log",
             workers=settings.tune.workers,
         )
-        apart.run(number for number in range(len(drawn)) if not (workplace / f"trial-{number}" / TRIAL).is_file())
+        apart.run(
+            number for number in range(len(drawn)) if not (workplace / f"nonprivate_trial-{number}" / TRIAL).is_file()
+        )
     for number in range(len(drawn)):
         finish(number)
     return [scores[number] for number in sorted(scores)], [event for of in beyond.values() for event in of]
@@ -176,7 +178,7 @@ def forget_trials(workplace: Path) -> None:
         (workplace / name).unlink(missing_ok=True)
     for log in workplace.glob(f"{LOG}-*.log"):
         log.unlink()
-    for folder in workplace.glob("trial-*"):
+    for folder in workplace.glob("nonprivate_trial-*"):
         shutil.rmtree(folder)
 
 
@@ -206,6 +208,8 @@ def _announce(tuning: Tuning, settings: Settings) -> None:
         tuning.plan.delta,
         epsilon_text(tuning.score_epsilon),
     )
+    if settings.tune.workers > 1:
+        logger.info("tune: trials are trained by %d processes, which print into the workplace.", settings.tune.workers)
     _announce_figures(settings)
 
 
@@ -253,7 +257,7 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
         random = _random(settings, "drawn")
         count = tuning.plan.trials.draw(float(random.uniform(1)))
         points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
-    for folder in workplace.glob("trial-*"):  # what a finished tuning left, if it ended while it forgot
+    for folder in workplace.glob("nonprivate_trial-*"):  # what a finished tuning left, if it ended while it forgot
         shutil.rmtree(folder)
     _write(path, {"asked": asked.hexdigest(), "points": points})
     return list(points)

@@ -21,6 +21,7 @@ async function unpack() {
 
 function drawCharts() {
   const note = document.getElementById("undrawn");
+  if (note === null) return; // a page without figures
   if (typeof Plotly === "undefined") {
     const missing = document.getElementById("library").getAttribute("src");
     note.textContent = `Charts need the file ${missing}, from where this page lay. The page in MLflow needs no other file.`;
