@@ -125,7 +125,7 @@ class Together:
         """Columns: inputs of linear layers, their backprops unless these are a bias's too, vectors."""
         known = {id(term) for term in self._vectors}
         others = [term.backprops for term in self._outer if id(term.backprops) not in known]
-        owners = [*self._outer, *others, *self._vectors]
+        owners: list[Outer | Vectors] = [*self._outer, *others, *self._vectors]
         parts = [owner.inputs if isinstance(owner, Outer) else owner.values for owner in owners]
         ends = list(accumulate((part.shape[1] for part in parts), initial=0))
         self._places = {id(owner): (start, stop) for owner, start, stop in zip(owners, ends, ends[1:], strict=False)}
@@ -148,7 +148,8 @@ class Together:
         """`[b]` squared norms by Gram matrices."""
         parts = torch.stack([part for term in self._gram for part in term.gram_parts()]).unflatten(0, (-1, 3))
         slack = self._constants([gram_slack(term.width) for term in self._gram])
-        return gram_raised(*parts.unbind(1), slack).sum(0)
+        sums, left, right = parts.unbind(1)
+        return gram_raised(sums, left, right, slack).sum(0)
 
     def _constants(self, numbers: Sequence[float]) -> Tensor:
         return self._workspace.constant(tuple(numbers), self._like).unsqueeze(1)
