@@ -19,7 +19,7 @@ def rates_tables(documents: Mapping[str, Mapping]) -> Iterator[tuple[str, pd.Dat
     """
     every = {name: document for name, document in with_baseline(documents).items() if "rates" in document}
     for grouping in groupings_of(every):
-        rows = []
+        rows = list[dict[str, object]]()
         for name, document in every.items():
             ends = document.get("intervals", {}).get("rates", {}).get(grouping, {})
             sizes = {group: of["count"] for group, of in document["groups"][grouping].items()}
@@ -33,5 +33,5 @@ def rates_tables(documents: Mapping[str, Mapping]) -> Iterator[tuple[str, pd.Dat
                 rows.append(row)
         if rows:
             order = {group: i for i, group in enumerate(dict.fromkeys(str(row["group"]) for row in rows))}
-            frame = pd.DataFrame(sorted(rows, key=lambda row: order[str(row["group"])]))
-            yield f"Rates by {grouping}", frame.dropna(axis="columns", how="all")
+            rows.sort(key=lambda row: order[str(row["group"])])
+            yield f"Rates by {grouping}", pd.DataFrame(rows).dropna(axis="columns", how="all")

@@ -240,8 +240,8 @@ def _summarise(
     from equidp.sweep.tracked import summarise
 
     runs = {cell.key: json.loads(jobs[cell.key].marker.read_text())["run_id"] for cell in cells}
-    lines = table.to_dict("records")
-    means = [means_of(*of, runs) for of in zip(by_seed(cells), rows, lines, strict=True)]
+    lines = [{str(name): value for name, value in line.items()} for line in table.to_dict("records")]
+    means = [means_of(of, row, line, runs) for of, row, line in zip(by_seed(cells), rows, lines, strict=True)]
     pages = {path.stem: path for path in written if path.suffix == ".html"}
     job = jobs[cells[0].key]
     summarise(name, means, pages, job.store, job.experiment)
