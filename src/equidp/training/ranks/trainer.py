@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.errors import EquidpError
+from equidp.mechanism.parts import StepFacts
 from equidp.mechanism.trainer import EpochCallback, Trainer
 from equidp.training.ranks.peers import Peers
 
@@ -131,10 +132,10 @@ class ParallelTrainer(Trainer):
         own = {} if self.peers.first else state["ranks"][self.peers.rank - 1]
         super().load_state_dict({name: value for name, value in {**state, **own}.items() if name != "ranks"})
 
-    def _observe_step(self, used: Tensor) -> None:
+    def _observe_step(self, used: Tensor, facts: StepFacts) -> None:
         if self.diagnostics is not None and self.diagnostics.clean_sum is not None:
             self.diagnostics.clean_sum = self.peers.sum_to_all(self.diagnostics.clean_sum)
-        super()._observe_step(used)
+        super()._observe_step(used, facts)
 
     def _diagnostic_row(self) -> dict[str, float]:
         assert self.diagnostics is not None
