@@ -237,10 +237,10 @@ def sad_utility(_: Path) -> go.Figure:
 
 def psasc(project: Path, quantity: str, *, distribution: bool) -> go.Figure:
     """DP-PSASC, figures 2 to 8."""
-    runs = histories(project, "mnist_psasc", ["dpsgd", "auto_s", "psac", "psasc"])
     if distribution:
+        runs = histories(project, "mnist_psasc", ["dpsgd", "auto_s", "psac", "psasc"])
         return figures.diagnostic_distribution(runs, quantity)
-    return figures.diagnostic_curve(runs, quantity, last=10)
+    return figures.diagnostic_curve(histories(project, "mnist_psasc", ["psac", "psasc"]), quantity, last=10)
 
 
 def sa_trajectories(_: Path) -> go.Figure:
