@@ -94,7 +94,7 @@ def plan_of(name: str, options: str, privacy: str, training: str, units: int, gr
         algorithm_settings(name, json.loads(options)).build(),
         units=units,
         groups=groups,
-        privacy=PrivacySettings(**json.loads(privacy)),
+        privacy=privacy_of(json.loads(privacy)),
         training=training_of(json.loads(training)),
     )
 
@@ -117,6 +117,14 @@ def training_of(block: Mapping[str, Any]) -> TrainingSettings:
     return TrainingSettings(**{name: value for name, value in block.items() if name in TrainingSettings.model_fields})
 
 
+def privacy_of(block: Mapping[str, Any]) -> PrivacySettings:
+    """The guarantee, of a cell's block `privacy`: it also says how many trials `tune` may make."""
+    found = {name: value for name, value in block.items() if name in PrivacySettings.model_fields}
+    if found.get("epsilon") is found.get("noise_multiplier") is None:  # of sgd, which adds no noise
+        found["epsilon"] = 1.0
+    return PrivacySettings(**found)
+
+
 def divided(settings: Mapping[str, Any], name: str, raw: Path) -> Split:
     """The parts of one cell's records."""
     data = DataSettings(**settings["data"])
@@ -130,7 +138,7 @@ def divided(settings: Mapping[str, Any], name: str, raw: Path) -> Split:
 def trained(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[Split, Tensor]:
     """Train one cell: the parts of its records, and the model's outputs for the test part."""
     model, options, seed = ModelSettings(**settings["model"]), settings[name]["options"], settings["seed"]
-    privacy, training = PrivacySettings(**settings["privacy"]), training_of(settings["training"])
+    privacy, training = privacy_of(settings["privacy"]), training_of(settings["training"])
     grouping, parts = settings["data"]["groups"][0], divided(settings, name, raw)
     algorithm = algorithm_settings(name, options).build()
     _, names = parts.train.grouping(grouping)

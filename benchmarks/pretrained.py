@@ -1,19 +1,21 @@
-"""The medical tables: a private last layer on a pretrained network's features of skin lesions, and what it costs whom.
+"""A private last layer on a pretrained network's features, and what it costs whom: docs/medical.md, docs/pretrained.md.
 
-    python benchmarks/medical.py ham_pretrained_tuning --out tuning.jsonl   # rates, on records held back from training
-    python benchmarks/medical.py ham_pretrained --out ham.jsonl             # the tables of docs/medical.md
+    python benchmarks/pretrained.py ham_pretrained_tuning --out tuning.jsonl   # rates, on records held back
+    python benchmarks/pretrained.py ham_pretrained --out ham.jsonl             # the tables; imdb_pretrained likewise
 
 Trains the cells of a grid of conf/base/sweeps.yml in this process, without reports and tracking; `kedro sweep` with the
 same name makes the same trainings as runs. One line of JSON a cell; a cell that `--out` has already is not repeated.
+Says at its end how much memory it had at most.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -35,7 +37,6 @@ from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Cell
 
 Row = Mapping[str, Any]
-GROUPS = ("class", "sex", "age_band")
 
 
 def main() -> None:
@@ -53,18 +54,20 @@ def main() -> None:
     )
     for cell in tqdm(cells, disable=not sys.stderr.isatty()):
         if cell.key not in known:
-            known[cell.key] = row = {"key": cell.key, **figures(*trained(cell.settings, cell.algorithm, raw))}
+            found = figures(*trained(cell.settings, cell.algorithm, raw), cell.settings["data"]["groups"])
+            known[cell.key] = row = {"key": cell.key, **found}
             with asked.out.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
     for title, rows in tables([(cell, known[cell.key]) for cell in cells]).items():
         print(f"\n{title}\n\n" + "\n".join(rows))
+    print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB", file=sys.stderr)
 
 
-def figures(parts: Any, outputs: torch.Tensor) -> dict[str, float]:
+def figures(parts: Any, outputs: torch.Tensor, groupings: Sequence[str]) -> dict[str, float]:
     """Overall, balanced, MCC and the accuracy of every group, of one model on its test part."""
     test: Records = parts.test
     predicted, labels = outputs.argmax(1).numpy(), test.labels.numpy()
-    live = live_metrics(outputs.numpy(), labels, group_arrays(test, GROUPS))
+    live = live_metrics(outputs.numpy(), labels, group_arrays(test, tuple(groupings)))
     return {
         "overall": float((predicted == labels).mean()),
         "balanced": float(balanced_accuracy_score(labels, predicted)),
@@ -74,14 +77,18 @@ def figures(parts: Any, outputs: torch.Tensor) -> dict[str, float]:
 
 
 def tables(cells: Iterable[tuple[Cell, Row]]) -> dict[str, list[str]]:
-    """Two tables of markdown for every way of splitting: diagnoses, and sex with age."""
+    """Two tables of markdown for every way of splitting: classes, and the other groupings."""
     found: dict[str, dict[tuple[str, str, str], list[Row]]] = defaultdict(lambda: defaultdict(list))
     for cell, row in cells:
         data, training, private = (cell.settings[block] for block in ("data", "training", "privacy"))
-        where = f"split by {data['split_by']}, δ {private['delta']:g}, on {data['evaluate_on']} records"
+        where = f"split by {data['split_by']}, on {data['evaluate_on']} records"
         epsilon = "–" if cell.algorithm == "sgd" else f"{private['epsilon']:g}"
         options = cell.settings[cell.algorithm]["options"]
-        shown = {"τ": options.get("adjustment"), "rate": options.get("learning_rate") or training["learning_rate"]}
+        shown = {
+            "δ": private.get("delta"),
+            "τ": options.get("adjustment"),
+            "rate": options.get("learning_rate") or training["learning_rate"],
+        }
         note = ", ".join(f"{name} {value:g}" for name, value in shown.items() if value is not None)
         found[where][epsilon, cell.algorithm, note].append(row)
     return {
@@ -94,8 +101,9 @@ def tables(cells: Iterable[tuple[Cell, Row]]) -> dict[str, list[str]]:
 def columns(row: Row) -> dict[str, list[str]]:
     """Which figures each table has."""
     classes = [name for name in row if name.startswith("class:")]
-    others = [name for name in row if name.startswith(("sex:", "age_band:"))]
-    return {"": ["balanced", "MCC", "overall", *classes], ", accuracy by sex and age": others}
+    others = [name for name in row if ":" in name and name not in classes]
+    groupings = " and ".join(dict.fromkeys(name.partition(":")[0] for name in others))
+    return {"": ["balanced", "MCC", "overall", *classes], f", accuracy by {groupings}": others}
 
 
 def header(names: Iterable[str]) -> list[str]:
