@@ -42,6 +42,7 @@ HERE = Path(__file__).parent
 PLAN, RECORDS = HERE / "worst_group.yml", HERE / "worst_group.jsonl"
 CACHE = HERE.parent / "data" / "02_intermediate"
 PAGE = HERE.parent / "docs" / "worst_group.md"
+TABLES = PAGE.with_name("worst_group_tables.md")
 OURS = "dpsgd_level"
 
 
@@ -522,8 +523,9 @@ def figure(tables: Mapping[str, Sequence[Row]], path: Path) -> None:
 
 
 def page(args: argparse.Namespace) -> None:
-    """Write the page and its figure."""
+    """Write the page and its figure, and a page of the data sets' tables."""
     plan, results = read_plan(), read_results()
+    sections = ["# The worst group, data set by data set", f"How to read them: [the comparison]({PAGE.name})."]
     parts = [plan["head"].strip().format(rule=plan["rule"])]
     for epsilon in sorted({row["epsilon"] for row in results.values()}):
         tables = {name: table_of(name, epsilon, results) for name in plan["datasets"]}
@@ -534,15 +536,16 @@ def page(args: argparse.Namespace) -> None:
         }
         if not tables:
             continue
-        parts += [section(name, epsilon, table) for name, table in tables.items()]
+        sections += [section(name, epsilon, table) for name, table in tables.items()]
         name = f"worst_group_{epsilon:g}.png"
         figure(tables, PAGE.parent / "images" / name)
         if short := summary(tables):
             parts.insert(1, f"## In short, ε {epsilon:g}\n\n{short}")
         parts.insert(2, plan.get("said", {}).get(epsilon, "").strip())
         parts.insert(2, f"![Overall accuracy against that of the worst group, ε {epsilon:g}](images/{name})")
-    PAGE.write_text("\n\n".join(filter(None, [*parts, plan["foot"].strip()])) + "\n", encoding="utf-8")
-    print(PAGE)
+    for place, texts in ((PAGE, [*parts, plan["foot"].strip()]), (TABLES, sections)):
+        place.write_text("\n\n".join(filter(None, texts)) + "\n", encoding="utf-8")
+        print(place)
 
 
 def again(args: argparse.Namespace) -> None:
