@@ -49,9 +49,9 @@ def load_weights(path: Path) -> Weights:
         raise EquidpError(f"{path} is damaged ({error}): delete it, and train again.") from error
 
 
-def network_of(weights: Weights) -> nn.Module:
-    """The model that the card describes, with these weights, on the GPU where there is one."""
+def network_of(weights: Weights, device: torch.device | None = None) -> nn.Module:
+    """The model that the card describes, with these weights; on the GPU where there is one and no device is named."""
     schema = Schema.from_dict(weights.card["schema"])
     network = build_model(weights.card["model"], schema, options=weights.card["options"], seed=0, files=False)
     network.load_state_dict(weights.tensors)
-    return network.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return network.to(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -113,7 +113,7 @@ def score_test(weights: Weights, test: Records, settings: Settings) -> np.ndarra
     """Predictions `[n, outputs]` of the test part, on the device that trained. Kept in memory only: per-record data are
     not published.
     """
-    network = network_of(weights).to(choose_device(settings.training.device))
+    network = network_of(weights, choose_device(settings.training.device))
     return predict(network, test.features, test.schema).numpy()
 
 
