@@ -281,8 +281,7 @@ def test_sums_of_units_are_kept_or_formed_again_to_the_same_bit(monkeypatch) -> 
 )
 def test_units_may_be_formed_a_few_at_a_time(layer, shape, materialise, monkeypatch) -> None:
     """Two of a weight here, and two records at a time of a unit of five."""
-    for module in (terms, units):
-        monkeypatch.setattr(module, "CHUNK_FLOATS", 70)
+    monkeypatch.setattr(terms, "CHUNK_FLOATS", 70)
     model, features, owners = layer(), torch.randn(15, *shape), torch.tensor([0, 0, 1, 2, 2, 3, 3, *[4] * 5, 5, 6, 6])
     labels, weights = torch.arange(15) % 3, torch.rand(7)
     rows = materialise(model, features, labels, squared_error)

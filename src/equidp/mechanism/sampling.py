@@ -6,6 +6,7 @@ Batches are Poisson samples of units: every unit enters on its own coin, so the 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
+
+logger = logging.getLogger(__name__)
 
 ROWS = 65_536
 """Records that are looked at at once for numbers that are not finite."""
@@ -103,8 +106,7 @@ class Population:
         by_unit: units are `records.unit` (a person, a lesion) instead of single records.
 
     Raises:
-        EquidpError: if units are asked for and there are none, there is not one row of each for every record, or a
-            feature or label is NaN or infinite: such records would be charged for, and add nothing.
+        EquidpError: if units are asked for and there are none, or there is not one row of each for every record.
     """
 
     def __init__(self, records: Labelled, groups: Tensor, *, by_unit: bool = False) -> None:
@@ -118,7 +120,7 @@ class Population:
                     "each record."
                 )
         for name, column in (("features", records.features), ("labels", records.labels)):
-            _refuse_non_finite(name, column)
+            _warn_of_non_finite(name, column)
         if groups.dtype != torch.int64:
             raise EquidpError(f"The population's groups are {groups.dtype}: give each record an int64 id from 0 on.")
         if not by_unit:
@@ -181,15 +183,18 @@ class Population:
         return self._members[self._starts[units][owners] + offsets], owners
 
 
-def _refuse_non_finite(name: str, column: Tensor) -> None:
-    """Refuse records whose gradients would be NaN; part by part, as a mask of all may not fit."""
-    if not column.is_floating_point():
+def _warn_of_non_finite(name: str, column: Tensor) -> None:
+    """Say which records' gradients will be NaN; part by part, as a mask of all may not fit.
+
+    Not an error: a record with such a gradient has weight 0 in every step, so a run goes on as without it. To refuse it
+    here would tell by a failed run what one record holds. Declared data are refused where they are read.
+    """
+    if not column.is_floating_point() or column.is_meta:
         return
-    for start, part in zip(range(0, len(column), ROWS), column.split(ROWS), strict=True):
-        finite = part.isfinite().flatten(1).all(1) if part.dim() > 1 else part.isfinite()
-        if not bool(finite.all()):
-            row = start + int(finite.int().argmin())
-            raise EquidpError(
-                f"The {name} of record {row} (from 0) are not finite: its gradient would count as 0, and the budget be "
-                "spent on nothing. Leave such records out, or give missing numbers a public constant."
-            )
+    spoilt = torch.cat([~part.flatten(1).isfinite().all(1) for part in column.reshape(len(column), -1).split(ROWS)])
+    if count := int(spoilt.sum()):
+        logger.warning(
+            "The %s of %d of %d records, such as record %d (from 0), are not finite: their gradients count as 0, and "
+            "the budget is spent on nothing for them. Leave them out, or give missing numbers a public constant.",
+            name, count, len(column), int(spoilt.int().argmax()),
+        )  # fmt: skip
