@@ -26,14 +26,15 @@ def pack(target: Path, weights: Path, statement: Iterable[Path] = ()) -> None:
     Files of its privacy `statement` lie beside the model, so that whoever is given the model knows its ε.
     """
     card = load_weights(weights).card
+    example = source(card["source"], card["source_options"]).example()
     # none of the inputs: MLflow would refuse 1 where the signature says 1.0, and numbers where categories are texts
     outputs = Schema([ColSpec(DataType.double, name) for name in Facts.from_dict(card["schema"]).output_names])
     with held_back("mlflow.pyfunc", below=logging.ERROR):
         mlflow.pyfunc.save_model(
             str(target),
             python_model=str(CODE),
-            signature=ModelSignature(outputs=outputs),
-            input_example=source(card["source"], card["source_options"]).example(),
+            signature=None if example is None else ModelSignature(outputs=outputs),  # MLflow warns of one alone
+            input_example=example,
             artifacts={"weights": weights.as_uri()},
             # stated, as guessing them would import the model in a process of its own
             pip_requirements=[f"equidp=={equidp.__version__}"],
