@@ -42,7 +42,6 @@ HERE = Path(__file__).parent
 PLAN, RECORDS = HERE / "worst_group.yml", HERE / "worst_group.jsonl"
 CACHE = HERE.parent / "data" / "02_intermediate"
 PAGE = HERE.parent / "docs" / "worst_group.md"
-TABLES = PAGE.with_name("worst_group_tables.md")
 OURS = "dpsgd_level"
 
 
@@ -543,7 +542,8 @@ def page(args: argparse.Namespace) -> None:
             parts.insert(1, f"## In short, ε {epsilon:g}\n\n{short}")
         parts.insert(2, plan.get("said", {}).get(epsilon, "").strip())
         parts.insert(2, f"![Overall accuracy against that of the worst group, ε {epsilon:g}](images/{name})")
-    for place, texts in ((PAGE, [*parts, plan["foot"].strip()]), (TABLES, sections)):
+    tables_page = PAGE.with_name(f"{PAGE.stem}_tables.md")
+    for place, texts in ((PAGE, [*parts, plan["foot"].strip()]), (tables_page, sections)):
         place.write_text("\n\n".join(filter(None, texts)) + "\n", encoding="utf-8")
         print(place)
 

@@ -136,4 +136,4 @@ def test_units_of_other_columns_have_totals_of_their_own(tmp_path: Path, caplog:
     with caplog.at_level(logging.INFO):
         draw_ledger(tmp_path, table())
     assert "a person pays for the others too" in caplog.text
-    assert "for a family of clinic, of 1 secure runs" in caplog.text
+    assert "for a family of clinic, of 1 secure run(s)" in caplog.text
