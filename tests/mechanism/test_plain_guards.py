@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -13,18 +14,18 @@ from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import SeededRandom
-from equidp.mechanism.sampling import Examples, Population
+from equidp.mechanism.sampling import Batch, Examples, Population
 from equidp.mechanism.trainer import Trainer
 
 FEATURES, LABELS = torch.ones(6, 3), torch.zeros(6, dtype=torch.int64)
 
 
-def trainer(model: nn.Module) -> Trainer:
+def trainer(model: nn.Module, batch_size: int = 3) -> Trainer:
     return Trainer(
         model=model,
         loss=nn.CrossEntropyLoss(reduction="none"),
         algorithm=algorithm_settings("dpsgd", {}).build(),
-        plan=Plan(6, 3, 1, 1, 1e-5, 1.0),
+        plan=Plan(6, batch_size, 2, 1, 1e-5, 1.0),
         population=Population(Examples(FEATURES, LABELS), torch.zeros(6, dtype=torch.int64)),
         random=SeededRandom(0, "cpu"),
         ledger=Ledger(),
@@ -54,3 +55,28 @@ def test_records_that_add_nothing_are_named_and_end_no_run(name: str, value: flo
     given: dict[str, Tensor] = {"features": FEATURES, "labels": LABELS, name: spoilt}
     Population(Examples(**given), LABELS)
     assert caplog.messages[0].startswith(f"The {name} of 1 of 6 records, such as record 4 (from 0), are not finite")
+
+
+def test_nobody_has_no_number_that_is_not_finite(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(logging.getLogger("equidp"), "propagate", True)
+    Population(Examples(FEATURES[:0], LABELS[:0]), LABELS[:0])
+    assert caplog.messages == []
+
+
+def test_who_is_silent_in_a_step_does_not_follow_from_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of all steps in one tensor, in which another record's is not finite each time."""
+    run = trainer(nn.Linear(3, 2), batch_size=6)
+    again, weights, buffer, seen = run.norms_again, run.weights, torch.empty(6), list[Tensor]()
+
+    def norms(batch: Batch) -> Tensor:
+        buffer.copy_(again(batch))[len(seen)] = torch.nan
+        return buffer
+
+    def kept(*given: Any, **how: Any) -> Tensor:
+        seen.append(weights(*given, **how))
+        return seen[-1]
+
+    monkeypatch.setattr(run, "norms_again", norms)
+    monkeypatch.setattr(run, "weights", kept)
+    run.run_steps(2)
+    assert [(step == 0).nonzero().flatten().tolist() for step in seen] == [[0], [1]]

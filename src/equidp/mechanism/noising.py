@@ -66,6 +66,7 @@ class Noising(Looking):
         """The sum with its noise, and Δ."""
         rule, release = self.algorithm.weights, self.algorithm.side_release
         assert rule is not None
+        self._asked = None  # of this step's norms: the next step's may lie in the same tensor
         delta = sensitivity(rule, public, scaled=self._scales)
         self.shown = {"sensitivity": delta, "noise_multiplier": noise_multiplier}
         kept = release.keeps if release is not None else frozenset()

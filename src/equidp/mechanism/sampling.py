@@ -191,7 +191,8 @@ def _warn_of_non_finite(name: str, column: Tensor) -> None:
     """
     if not column.is_floating_point() or column.is_meta:
         return
-    spoilt = torch.cat([~part.flatten(1).isfinite().all(1) for part in column.reshape(len(column), -1).split(ROWS)])
+    rows = column.unsqueeze(1) if column.dim() == 1 else column.flatten(1)
+    spoilt = torch.cat([~part.isfinite().all(1) for part in rows.split(ROWS)])
     if count := int(spoilt.sum()):
         logger.warning(
             "The %s of %d of %d records, such as record %d (from 0), are not finite: their gradients count as 0, and "
