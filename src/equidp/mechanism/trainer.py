@@ -27,12 +27,7 @@ from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.noising import Noising
 from equidp.mechanism.optimizers import Descent
-from equidp.mechanism.parts import (
-    Draw,
-    StepFacts,
-    known_sensitivity,
-    tensors,
-)
+from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, tensors
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, moved, set_global_random, with_number_keys, with_text_keys

@@ -45,6 +45,9 @@ DRAWN, TRIAL = "nonprivate_trials.json", "nonprivate_trial.json"
 LOCK, LOG = "nonprivate_trials.lock", "nonprivate_log"
 """Held until every process of a tuning has ended; what a trial in a process of its own prints."""
 
+FOLDER = "nonprivate_trial"
+"""And its number: a trial's own folder."""
+
 MODEL = "model.safetensors"
 
 logger = logging.getLogger(__name__)
@@ -91,8 +94,8 @@ def choose_model(
             epsilon_text(tuning.epsilon(more)),
             epsilon_text(tuning.epsilon()),
         )
-    found = json.loads((workplace / f"nonprivate_trial-{chosen}" / TRIAL).read_text(encoding="utf-8"))
-    weights, point = load_weights(workplace / f"nonprivate_trial-{chosen}" / MODEL), tuning.points[drawn[chosen]]
+    found = json.loads((_folder(workplace, chosen) / TRIAL).read_text(encoding="utf-8"))
+    weights, point = load_weights(_folder(workplace, chosen) / MODEL), tuning.points[drawn[chosen]]
     privacy = tuned_statement(found["privacy"], tuning, settings, point, more)
     test = divide(features, settings.data, settings.seed, algorithms.values())
     figures = release_figures(
@@ -113,6 +116,10 @@ def choose_model(
     return weights, privacy, choice, figures, _every_trial(tuning, drawn, scores, settings)
 
 
+def _folder(workplace: Path, number: int) -> Path:
+    return workplace / f"{FOLDER}-{number}"
+
+
 def _every_score(
     drawn: list[int], tuning: Tuning, parts: Split, workplace: Path, settings: Settings, ledgers: Path, run: str,
     lock: int,
@@ -123,7 +130,7 @@ def _every_score(
 
     def before(number: int) -> tuple[int, Point, Split, Path, Tuning, Settings]:
         """What a trial takes. What it may do again, as its process or an earlier call was killed, is entered first."""
-        folder, point = workplace / f"nonprivate_trial-{number}", tuning.points[drawn[number]]
+        folder, point = _folder(workplace, number), tuning.points[drawn[number]]
         if settings.privacy.secure and folder.exists() and not (folder / TRIAL).is_file():
             beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
             enter_more(ledgers, settings, run, [event for of in beyond.values() for event in of])
@@ -143,9 +150,7 @@ def _every_score(
             log=lambda number: workplace / f"{LOG}-{number}.log",
             workers=settings.tune.workers,
         )
-        apart.run(
-            number for number in range(len(drawn)) if not (workplace / f"nonprivate_trial-{number}" / TRIAL).is_file()
-        )
+        apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
     for number in range(len(drawn)):
         finish(number)
     return [scores[number] for number in sorted(scores)], [event for of in beyond.values() for event in of]
@@ -178,7 +183,7 @@ def forget_trials(workplace: Path) -> None:
         (workplace / name).unlink(missing_ok=True)
     for log in workplace.glob(f"{LOG}-*.log"):
         log.unlink()
-    for folder in workplace.glob("nonprivate_trial-*"):
+    for folder in workplace.glob(f"{FOLDER}-*"):
         shutil.rmtree(folder)
 
 
@@ -257,7 +262,7 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
         random = _random(settings, "drawn")
         count = tuning.plan.trials.draw(float(random.uniform(1)))
         points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
-    for folder in workplace.glob("nonprivate_trial-*"):  # what a finished tuning left, if it ended while it forgot
+    for folder in workplace.glob(f"{FOLDER}-*"):  # what a finished tuning left, if it ended while it forgot
         shutil.rmtree(folder)
     _write(path, {"asked": asked.hexdigest(), "points": points})
     return list(points)
