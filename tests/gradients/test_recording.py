@@ -15,23 +15,17 @@ import torch
 from tests.models.conftest import PRETRAINED, SCHEMAS, batch
 from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import as_on_gpu, pretended_gpu
+from tests.small_run import trainer_of
 from tests.thorough import ONE_OF_EACH, first, small
 from torch import Tensor, nn
 
-from equidp.accounting.ledger import Ledger
-from equidp.accounting.plan import Plan
-from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.data.records import Records
+from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.gradients import recording
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.recording import TRIALS, CudaGraphs, Recorder
-from equidp.mechanism.noise import SeededRandom
-from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
-
-RECORDS = 60
 
 
 class Again:
@@ -239,24 +233,8 @@ def test_what_torch_cannot_record_is_one_sentence() -> None:
 
 
 def trained(algorithm: str, new_recorder: Callable[[], Recorder] | None, device: str, chunk: int | None) -> Trainer:
-    """A run of eight steps of about twenty records."""
-    schema = SCHEMAS["table"]
-    labels = (torch.arange(RECORDS) % len(schema.classes)).to(device)
-    records = Records(batch(schema, RECORDS).to(device), labels, {"class": labels}, schema)
-    trainer = Trainer(
-        model=build_model("mlp", schema, options={}, seed=1).to(device),
-        loss=cross_entropy,
-        algorithm=algorithm_settings(algorithm).build(),
-        plan=Plan(RECORDS, 20, 8, len(schema.classes), 1e-3, 1.0),
-        population=Population(records, labels),
-        random=SeededRandom(3, device),
-        ledger=Ledger(),
-        learning_rate=0.1,
-        physical_batch_size=chunk,
-        new_recorder=new_recorder,
-        diagnostics=True,
-        public=records,
-    )
+    """A whole run."""
+    trainer = trainer_of(algorithm, new_recorder, device, epochs=8, physical_batch_size=chunk, diagnostics=True)
     trainer.train(progress=False)
     return trainer
 

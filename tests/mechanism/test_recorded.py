@@ -8,23 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.conftest import SCHEMAS, batch
-from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import Replaying, WaitsError, nothing_waits, pretended_gpu
+from tests.small_run import trainer_of
 
-from equidp.accounting.ledger import Ledger
-from equidp.accounting.plan import Plan
-from equidp.algorithms import ALGORITHMS, algorithm_settings
-from equidp.data.records import Records
+from equidp.algorithms import ALGORITHMS
 from equidp.gradients.recording import CudaGraphs
-from equidp.mechanism.noise import SeededRandom
 from equidp.mechanism.parts import Draw
 from equidp.mechanism.recorded import TRIALS
-from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
-from equidp.models import build_model
 
-RECORDS, STEPS = 60, 10
+STEPS = 10
 WHOLE = ("sgd", "dpsgd", "dpsgd_f", "naive", "dpsgd_quantile", "auto_s", "psasc", "slaclip", "dpsgd_global_adapt")
 """Some of those whose steps are recorded whole."""
 REASONS = {
@@ -39,27 +32,6 @@ REASONS = {
 def no_inference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Composite operations reach a dispatch mode in their parts, and what is replayed may write to what it wrote."""
     monkeypatch.setattr(torch._C, "_InferenceMode", lambda mode: torch.no_grad())
-
-
-def trainer_of(
-    algorithm: str, new_recorder: Callable[[], Any] | None, device: str = "cpu", model: str = "mlp", **more: Any
-) -> Trainer:
-    schema = SCHEMAS[FIRST[model]]
-    labels = (torch.arange(RECORDS) % len(schema.classes)).to(device)
-    records = Records(batch(schema, RECORDS).to(device), labels, {"class": labels}, schema)
-    return Trainer(
-        model=build_model(model, schema, options={}, seed=1).to(device),
-        loss=cross_entropy,
-        algorithm=algorithm_settings(algorithm).build(),
-        plan=Plan(RECORDS, 20, 5, len(schema.classes), 1e-3, 1.0),
-        population=Population(records, labels),
-        random=SeededRandom(3, device),
-        ledger=Ledger(),
-        learning_rate=0.1,
-        new_recorder=new_recorder,
-        public=records,
-        **more,
-    )
 
 
 def trained(algorithm: str, new_recorder: Callable[[], Any] | None, *given: Any, **more: Any) -> Trainer:
