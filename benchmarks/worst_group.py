@@ -177,7 +177,7 @@ def _plan(algorithm: Algorithm, privacy: PrivacySettings, training: TrainingSett
 
 def trained(cell: Cell) -> dict[str, Any]:
     """Train one cell: its line of the records."""
-    begun, settings, plan = time.process_time(), cell.settings(), read_plan()
+    settings, plan = cell.settings(), read_plan()
     algorithm = algorithm_settings(settings["algorithm"], settings["options"]).build()
     evaluated = settings["data"]["groups"][0]
     grouping = "class" if algorithm.objective.by_class else evaluated
@@ -225,7 +225,6 @@ def trained(cell: Cell) -> dict[str, Any]:
         **asdict(cell),
         **figures,
         "spent": spent,
-        "seconds": round(time.process_time() - begun, 2),
     }
 
 
@@ -560,7 +559,7 @@ def again(args: argparse.Namespace) -> None:
         sys.exit(f"{args.row} has no record at ε {args.epsilon:g}: `run` makes it.")
     torch.set_num_threads(1)
     old, new = results[rows[0].key], trained(rows[0])
-    told = [f"{name}: {old[name]!r} and {new[name]!r}" for name in old if name != "seconds" and old[name] != new[name]]
+    told = [f"{name}: {old[name]!r} and {new[name]!r}" for name in old if old[name] != new[name]]
     print("\n".join(told) or f"{args.row}: the same to the last digit")
     sys.exit(bool(told))
 
