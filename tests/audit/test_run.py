@@ -13,6 +13,7 @@ import torch
 from tests.audit.toy import records, setup_of, split
 from torch import nn
 
+from equidp.algorithms import algorithm_settings
 from equidp.audit import AuditSettings, epsilon_lower_bound, run
 from equidp.audit.figures import bounds_beside_claims, exposure_by_group
 from equidp.audit.page import points
@@ -130,6 +131,13 @@ def test_attacks_can_be_left_out() -> None:
 def test_a_run_without_a_claim_is_not_audited() -> None:
     with pytest.raises(EquidpError, match="nothing to audit"):
         run(split(60), setup_of("sgd"), QUICK, seed=1)
+
+
+def test_a_run_whose_test_records_decide_on_steps_is_not_audited() -> None:
+    """They would pass for records that had no part in the training."""
+    annealed = algorithm_settings("sa_dpsgd", {"energy": "test"}).build()
+    with pytest.raises(EquidpError, match="energy=test trains with the test records"):
+        run(split(60), dataclasses.replace(setup_of("dpsgd"), algorithm=annealed), QUICK, seed=1)
 
 
 def test_settings_are_validated() -> None:

@@ -24,7 +24,7 @@ from equidp.mechanism.algorithm import Outcome
 from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.training.nodes import plan_training
-from equidp.reporting.privacy_report import privacy_report
+from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_report
 from equidp.training import digests, plan_run, privacy_statement, record_loss, train_model
 from equidp.training.conclusion import Trained
 
@@ -143,19 +143,37 @@ def test_an_energy_of_test_records_is_told_and_refused_where_a_run_is_released()
     assert by_test.history.equals(by_public.history)  # the same decisions
     assert any("loss of *test* records decided" in told for told in by_test.privacy["releases"])
     assert not any("*test*" in told for told in by_public.privacy["releases"])
+    assert by_test.privacy["test_records_decide"] is True
+    assert "test_records_decide" not in by_public.privacy
+    assert DECIDING in (told := privacy_report(by_test.privacy))
+    assert UNPROTECTED not in told
     with pytest.raises(EquidpError, match="not in a secure run"):
         trained("test", parts, secure=True)
 
 
-@pytest.mark.parametrize(("name", "uses"), [("sa_dpsgd", True), ("dpsgd", False)])
-def test_epsilon_is_not_said_to_hold_for_tables_that_differ_in_a_public_record(name: str, uses: bool) -> None:
-    algorithm = algorithm_settings(name).build()
+@pytest.mark.parametrize("of", [{"secure": True}, {"evaluation": {"epsilon": 1.0}}])
+def test_an_energy_of_test_records_is_refused_before_anything_is_charged(of: dict[str, Any]) -> None:
+    """A run is planned before it is entered in its data set's ledger, from which nothing is removed."""
+    algorithm = algorithm_settings("sa_dpsgd", {"energy": "test"}).build()
+    privacy = PrivacySettings.model_validate({"noise_multiplier": 1.0, **of})
+    with pytest.raises(EquidpError, match="energy=test chooses steps by test records"):
+        plan_run(algorithm, units=100, groups=2, privacy=privacy, training=TrainingSettings(batch_size=10))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "part"),
+    [("sa_dpsgd", {}, "public"), ("sa_dpsgd", {"energy": "test"}, "test"), ("dpsgd", {}, None)],
+)
+def test_epsilon_is_not_said_to_hold_for_tables_that_differ_in_an_unprotected_record(
+    name: str, options: dict[str, Any], part: str | None
+) -> None:
+    algorithm = algorithm_settings(name, options).build()
     spent = Outcome(algorithm.events(PLAN), PLAN.steps, PLAN.steps)
     settings = {"privacy": PrivacySettings(noise_multiplier=1.0), "training": TrainingSettings(), "seed": 0}
     drawn = Membership("hash", key="seed=0", records=PLAN.records)
     found = privacy_statement(algorithm, PLAN, spent, public=30, membership=drawn, **settings)
     (said,) = (text for text in found["assumptions"] if "ε holds for tables too" in text)
-    assert ("unless the key puts that record into the public part" in said) == uses
+    assert f"unless the key puts that record into the {part} part" in said if part else "unless" not in said
 
 
 def test_under_a_law_of_trials_the_statement_assumes_a_score_of_records_that_nobody_trains_on() -> None:

@@ -310,6 +310,15 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
             r"both have training\.epochs",
         ),
         ({"data": {"membership": "strata"}}, "data.membership=hash"),
+        ({"algorithm": "sa_dpsgd", "sa_dpsgd": {"options": {"energy": "test"}}}, "an energy of test records"),
+        (
+            {
+                "algorithm": "sa_dpsgd",
+                "sa_dpsgd": {"options": {"energy": "private"}},
+                "tune": {"grid": {"sa_dpsgd": {"options": {"energy": ["private", "test"]}}}},
+            },
+            "an energy of test records",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_any_trial(

@@ -58,11 +58,16 @@ def run(
         `sgd` and the algorithm, per attack, `overall` and `groups`).
 
     Raises:
-        EquidpError: if the run claims no ε.
+        EquidpError: if the run claims no ε, or test records take part in it.
     """
     if not setup.algorithm.private:
         raise EquidpError(
             f"{setup.algorithm.name} claims no ε, so there is nothing to audit: choose another algorithm."
+        )
+    if setup.algorithm.acceptance.on_test:
+        raise EquidpError(
+            f"{setup.algorithm.name}: energy=test trains with the test records, and an audit needs records that had no "
+            "part in the training. Audit it with energy=public or energy=private."
         )
     plan = setup.algorithm.adapt(setup.plan)
     findings: dict[str, Any] = {

@@ -316,6 +316,7 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
         return f"Not private; {told}."
     cost = metrics["cost_of_privacy"]["overall"][main]
     mode = "" if privacy["secure"] else ", research mode"
+    mode += ", test records decided on steps and have no ε" if privacy.get("test_records_decide") else ""
     epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
     if cost is None:
         against = "no cost of privacy, as the baseline diverged"

@@ -13,7 +13,7 @@ from equidp.errors import listed_names
 from equidp.reporting import figures, tables
 from equidp.reporting.figures.drawing import capital
 from equidp.reporting.labels import labels_tables
-from equidp.reporting.privacy_report import NO_GUARANTEE, privacy_sections, research_mode, understated
+from equidp.reporting.privacy_report import DECIDING, NO_GUARANTEE, privacy_sections, research_mode, understated
 from equidp.reporting.rates import rates_tables
 from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
@@ -294,6 +294,7 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
     task, found = task_in(documents), [research_mode(facts) for facts in privacy.values()]
     if not any(privacy_facts(name, privacy)["private"] for name in documents):
         found.append(NO_GUARANTEE)
+    found += [f"{name}: {DECIDING}" for name, facts in privacy.items() if facts.get("test_records_decide")]
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
     found += [_doubtful_rules(doubtful, privacy)] if len(doubtful) > 1 else doubtful.values()
     if others := tables.other_baseline(documents):

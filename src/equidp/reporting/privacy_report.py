@@ -35,6 +35,12 @@ NO_GUARANTEE = (
 
 UNPROTECTED = "The test records are not protected at all: figures of them are exact."
 
+DECIDING = (
+    "The test records are not protected at all, and not only where figures of them are shown: their exact losses "
+    "decided which steps were taken, so that the model itself tells of them. Figures of them are those of a choice by "
+    "them, and no claim about other records."
+)
+
 
 def privacy_report(privacy: Mapping, dataset: str = "") -> str:
     """One page of Markdown that states the guarantee of a run, its limits, and how to check it.
@@ -114,7 +120,7 @@ def _protected(privacy: Mapping) -> Section:
             f"Batches: {privacy['sampling']}.",
             *_replacing(privacy),
             f"A person {several} in the data has a weaker guarantee: {k} times the ε, and a δ that grows faster.",
-            *(() if privacy.get("evaluation") else (UNPROTECTED,)),
+            *(() if privacy.get("evaluation") else (DECIDING if privacy.get("test_records_decide") else UNPROTECTED,)),
             *([f"{public:,} records were used as public data: they have no protection either."] if public else []),
         ),
     )

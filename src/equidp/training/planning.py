@@ -27,8 +27,8 @@ def plan_run(
 
     Raises:
         EquidpError: where the target cannot be met, the batch exceeds the data, an optimiser or average is asked for
-            beside the algorithm's own, a part does not do what it promises, or settings are given in place of the
-            algorithm they build.
+            beside the algorithm's own, a part does not do what it promises, test records would decide in a run that
+            protects them or goes out, or settings are given in place of the algorithm they build.
     """
     if not isinstance(algorithm, Algorithm):
         raise EquidpError(
@@ -36,6 +36,7 @@ def plan_run(
             "algorithm_settings('dpsgd', {'clip_norm': 1.0}).build()."
         )
     algorithm.averaged(training.average).optimizer_beside(training.descent)
+    refuse_test_records(algorithm, privacy, training)
     plan = Plan(
         records=units,
         batch_size=training.batch_size,
@@ -50,6 +51,21 @@ def plan_run(
     if algorithm.private and privacy.epsilon is not None:
         return algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
     return adapted
+
+
+def refuse_test_records(algorithm: Algorithm, privacy: PrivacySettings, training: TrainingSettings) -> None:
+    """Refuse a choice by test records where these are protected or the model is to go out, before anything is charged.
+
+    Raises:
+        EquidpError: if so, and on several devices, which have no test records.
+    """
+    if not algorithm.acceptance.on_test:
+        return
+    if privacy.secure or privacy.evaluation.epsilon is not None or training.devices != 1:
+        raise EquidpError(
+            f"{algorithm.name}: energy=test chooses steps by test records, to reproduce a printed figure: not in a "
+            "secure run, not beside privacy.evaluation.epsilon, not on several devices. Take energy=public or private."
+        )
 
 
 def refuse_without_classes(algorithm: Algorithm, task: str) -> None:

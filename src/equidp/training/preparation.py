@@ -33,7 +33,7 @@ from equidp.training.checkpoint import Checkpointer, life_of
 from equidp.training.digests import CODE_DIGEST, LIBRARIES, fingerprint, initial_state
 from equidp.training.journal import BLOCK
 from equidp.training.networks import augmentation, loss_of, make_model
-from equidp.training.planning import groups_of
+from equidp.training.planning import groups_of, refuse_test_records
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
 
@@ -91,7 +91,7 @@ def prepare(
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
     device, algorithm = device_of(training), algorithm.averaged(training.average)
     loss = loss_of(training, split.train.schema, device)
-    public = _public_part(algorithm, split, privacy, peers)
+    public = _public_part(algorithm, split, privacy, training)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
     views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
@@ -171,7 +171,7 @@ def prepare(
         raise
 
 
-def _public_part(algorithm: Algorithm, split: Split, privacy: PrivacySettings, peers: Peers | None) -> Records:
+def _public_part(algorithm: Algorithm, split: Split, privacy: PrivacySettings, training: TrainingSettings) -> Records:
     """The records that an acceptance may look at without noise.
 
     Raises:
@@ -179,13 +179,10 @@ def _public_part(algorithm: Algorithm, split: Split, privacy: PrivacySettings, p
     """
     if not algorithm.acceptance.on_test:
         return split.public
-    if privacy.secure or privacy.evaluation.epsilon is not None or peers is not None:
-        raise EquidpError(
-            f"{algorithm.name}: energy=test chooses steps by test records, to reproduce a printed figure: not in a "
-            "secure run, not beside privacy.evaluation.epsilon, not on several devices. Take energy=public or private."
-        )
+    refuse_test_records(algorithm, privacy, training)
     logger.warning(
-        "%s: energy=test chooses steps by test records. This run's test figures are no claim about other records.",
+        "%s: energy=test chooses steps by test records. This run's test figures are no claim about other records, and "
+        "nothing protects these from whoever has the model.",
         algorithm.name,
     )
     return split.test

@@ -87,13 +87,16 @@ def privacy_statement(
         "accepted_steps": outcome.accepted_steps,
         "releases": ["The model after every step.", *(part.released for part in algorithm.parts if part.released)],
         "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
+        **({"test_records_decide": True} if algorithm.acceptance.on_test else {}),
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": [
             f"{size}, the batch size, the number of steps, the schema, the number of groups and all hyper-parameters "
             "are public.",
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
-            split_sentence(membership, privacy.unit, public=algorithm.needs_public),
+            split_sentence(
+                membership, privacy.unit, public=algorithm.needs_public, tested=algorithm.acceptance.on_test
+            ),
             _trials(plan, membership)
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],

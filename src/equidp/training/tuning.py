@@ -55,6 +55,7 @@ from equidp.data.records import Records
 from equidp.errors import EquidpError, refuse_unknown
 from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
 from equidp.evaluation.noised import Cells, overall, released_figures
+from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings, varied
 from equidp.training.planning import groups_of, plan_run, units_in
 
@@ -268,11 +269,7 @@ def _refuse_untunable(settings: Settings) -> None:
     if settings.tune.workers > 1 and sys.platform == "win32":
         raise EquidpError("tune.workers needs what Windows lacks: leave it out, or use WSL.")
     algorithm = settings.algorithm(name)
-    if not (algorithm.private and algorithm.fixed) or algorithm.needs_public or ALGORITHMS[name].features:
-        raise EquidpError(
-            f"tune cannot take {name}: its events must be fixed before training, and it must train on the records as "
-            "they are, without a public part. Name another algorithm, such as algorithm=dpsgd_f."
-        )
+    _refuse_algorithm(algorithm, name)
     mine = (*VARIED, name)
     values, ranges = settings.tune.values, settings.tune.ranges
     for where, names in (("grid", values), ("box", ranges)):
@@ -283,6 +280,17 @@ def _refuse_untunable(settings: Settings) -> None:
         raise EquidpError(
             "tune.grid is empty: name settings and values, such as tune.grid.training.learning_rate=0.1+0.5, or a "
             "range, such as tune.box.training.learning_rate=0.05+2+log."
+        )
+
+
+def _refuse_algorithm(algorithm: Algorithm, name: str) -> None:
+    """Refuse an algorithm, with the settings of any one trial, that a trial cannot train with."""
+    unprotected = algorithm.needs_public or algorithm.acceptance.on_test  # it looks at records without noise
+    if not (algorithm.private and algorithm.fixed) or unprotected or ALGORITHMS[name].features:
+        raise EquidpError(
+            f"tune cannot take {name} with these settings: its events must be fixed before training, and it must train "
+            "on the records as they are, without a public part or an energy of test records. Name another algorithm, "
+            "such as algorithm=dpsgd_f."
         )
 
 
@@ -328,6 +336,7 @@ def _axis(name: str, given: Sequence[Any], shares: NDArray) -> list[int] | list[
 def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Point:
     of = varied(settings, changes)
     algorithm = of.algorithm(settings.audited)
+    _refuse_algorithm(algorithm, settings.audited)
     groups = len(groups_of(algorithm, train, of.data.groups[0])[1])
     plan = plan_run(
         algorithm, units=units_in(train, of.privacy), groups=groups, privacy=of.privacy, training=of.training

@@ -121,6 +121,8 @@ def unprotected(facts: Facts) -> Line:
     ]
     if privacy.get("public_records"):
         quantities.append(f"{privacy['public_records']:,} records used as public data")
+    if privacy.get("test_records_decide"):
+        quantities.append("the test records: their exact losses decided which steps were taken")
     if facts.exact_metrics:
         quantities.append("the exact figures of the test records, which the curator chose to publish")
     if facts.audit:
