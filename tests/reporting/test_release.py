@@ -55,6 +55,10 @@ def card(**changes: Any) -> dict[str, Any]:
     return facts | {"source": "csv", "source_options": {"label": "ill"}} | changes
 
 
+AUDITED = PLAN | {"unit": "record", "membership": None, "card": card()}
+"""What `audit.json` says of the training that was audited."""
+
+
 def exposure(auc: float) -> dict[str, Any]:
     ends = [auc - 0.01, auc + 0.01]
     rates = {"tpr_at_1_percent_fpr": 0.0123, "tpr_at_1_percent_fpr_interval": [0.01, 0.02]}
@@ -73,7 +77,7 @@ def canaries(bound: float = 0.4321, correct: int = 77) -> dict[str, Any]:
 
 def audit(**changes: Any) -> dict[str, Any]:
     """`audit.json` of the same training."""
-    found = {"algorithm": "dpsgd", "seed": 5, "confidence": 0.95, "claim": {}, "training": PLAN}
+    found = {"algorithm": "dpsgd", "seed": 5, "confidence": 0.95, "claim": {}, "training": AUDITED}
     found |= {"gradient_canaries": canaries(), "input_canaries": canaries(0.3456, correct=88_811)}
     return found | {"membership": {"sgd": attacked(0.9191), "dpsgd": attacked(0.5757)}} | changes
 
@@ -156,7 +160,9 @@ def test_what_may_not_go_out_is_in_no_file(asked):
     for plant in PLANTED.values():
         plant(given)
     given["released_metrics"] = given.pop("metrics_release")
+    given["audit"]["training"] = AUDITED | {"membership": given["privacy"]["membership"], "card": given["card"]}
     found = files(ReleaseSettings(unprotected=asked), **given)
+    assert lines_of(document(found, "reidentification"))["audit"]["status"] == "answered"
     left_out = [text for kind, texts in ON_REQUEST.items() if kind not in asked for text in texts]
     plain = {name: content.decode("utf-8", errors="replace").replace(",", "") for name, content in found.items()}
     for secret in (*PLANTED, *NEVER, *left_out):
@@ -287,7 +293,17 @@ def test_a_secure_run_may_be_published():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"algorithm": "naive"}, {"training": PLAN | {"noise_multiplier": 1.0}}, {"training": {}}]
+    "changes",
+    [
+        {"algorithm": "naive"},
+        {"training": {}},
+        {"training": PLAN},
+        {"training": AUDITED | {"noise_multiplier": 1.0}},
+        {"training": AUDITED | {"unit": "lesion"}},
+        {"training": AUDITED | {"membership": {"how": "hash", "key": "seed=1"}}},
+        {"training": AUDITED | {"card": card(model="mlp")}},
+        {"training": AUDITED | {"card": card(training={"epochs": 2, "batch_size": 90, "learning_rate": 1.0})}},
+    ],
 )
 def test_an_audit_of_another_training_is_not_the_runs(changes):
     found = document(files(audit=audit(**changes)), "reidentification")
@@ -299,6 +315,11 @@ def test_an_audits_bound_is_told_beside_the_claim():
     assert line["status"] == "answered"
     assert "ε ≥ 0.4321" in line["answer"]
     assert "does not refute" in line["answer"]
+
+
+def test_an_audits_figures_of_real_records_are_said_to_be_of_another_model():
+    shown = files(ReleaseSettings(unprotected=("audit",)))
+    assert "not of the one in this folder" in lines_of(document(shown, "reidentification"))["membership"]["answer"]
 
 
 def test_an_audit_that_could_not_refute_leaves_the_line_open():

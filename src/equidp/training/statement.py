@@ -68,7 +68,7 @@ def privacy_statement(
         size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
     return base | {
         "records_declared": declared or _by_declared_sizes(membership, plan, privacy),
-        "membership": None if membership is None else {"how": membership.how, "key": membership.key},
+        "membership": membership_facts(membership),
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
@@ -102,6 +102,11 @@ def privacy_statement(
         ],
         "notes": [],
     }
+
+
+def membership_facts(membership: Membership | None) -> dict[str, str] | None:
+    """How the training part was drawn, and by which public key, as in privacy.json."""
+    return None if membership is None else {"how": membership.how, "key": membership.key}
 
 
 def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any]:

@@ -14,14 +14,15 @@ from equidp.mechanism.device import choose_device
 from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
-from equidp.pipelines.training.nodes import plan_of
+from equidp.pipelines.training.nodes import model_card, plan_of
 from equidp.reporting.tables import BASELINE
 from equidp.training import augmentation, loss_of, make_model
+from equidp.training.statement import membership_facts
 
 
 def audit_algorithm(train: Records, test: Records, public: Records, settings: Settings) -> dict[str, Any]:
     """Canaries against the claimed ε, and membership inference per group; audit.json."""
-    return audit.run(
+    findings = audit.run(
         Split(train, test, public),
         _training_setup(train, public, settings),
         settings.audit,
@@ -29,6 +30,12 @@ def audit_algorithm(train: Records, test: Records, public: Records, settings: Se
         groupings=settings.data.groups,
         progress=True,
     )
+    findings["training"] |= {
+        "unit": settings.privacy.unit,
+        "membership": membership_facts(train.membership),
+        "card": model_card(settings.audited, train, settings),
+    }
+    return findings
 
 
 def _training_setup(train: Records, public: Records, settings: Settings) -> audit.TrainingSetup:

@@ -73,8 +73,10 @@ EXPOSURE = ("auc", "auc_interval", "tpr_at_1_percent_fpr", "tpr_at_1_percent_fpr
 DECIMALS = 3
 """Of exact figures that go out on request; of errors in a target's unit, as many digits that count."""
 
-MATCHED = ("records", "expected_batch_size", "steps", "noise_multiplier")
-"""Facts of `privacy.json` in which an audit's training must agree with the run for its findings to be the run's."""
+MATCHED = ("records", "expected_batch_size", "steps", "noise_multiplier", "unit", "membership")
+DESCRIBED = ("schema", "model", "options", "training", "source", "source_options")
+"""Facts of `privacy.json`, and of the model's file, in which an audit's training must agree with the run for its
+findings to be the run's."""
 
 SOFTWARE = ("equidp", "torch", "dp-accounting")
 
@@ -174,7 +176,7 @@ def released_facts(
         raise EquidpError(
             f"The model is {card.get('algorithm')}'s and the privacy statement {privacy['algorithm']}'s: train again."
         )
-    found = _audit(audit, privacy, exact="audit" in settings.unprotected)
+    found = _audit(audit, privacy, card, exact="audit" in settings.unprotected)
     statement = _only(privacy, STATEMENT)
     if statement.get("secure"):
         statement["seed"] = None
@@ -207,8 +209,10 @@ def _warning(privacy: Mapping[str, Any], audit: Mapping[str, Any] | None) -> str
     return None if all(one["consistent"] for one in found) else REFUTED
 
 
-def _audit(audit: Mapping[str, Any] | None, privacy: Mapping[str, Any], *, exact: bool) -> dict[str, Any] | None:
-    """The findings that may go out, if they are of a training with the run's algorithm, N, B, T and noise.
+def _audit(
+    audit: Mapping[str, Any] | None, privacy: Mapping[str, Any], card: Mapping[str, Any], *, exact: bool
+) -> dict[str, Any] | None:
+    """The findings that may go out, if they are of a training with the run's algorithm, settings, N, B, T and noise.
 
     Gradient canaries are records of the auditor's own: what was guessed about them goes out. Mislabelled records and
     membership inference are of real records, and go out only where the user asks; the baseline's figures never do.
@@ -216,7 +220,10 @@ def _audit(audit: Mapping[str, Any] | None, privacy: Mapping[str, Any], *, exact
     if not audit or audit["algorithm"] != privacy["algorithm"]:
         return None
     audited = audit.get("training") or {}
+    described = audited.get("card") or {}
     if any(audited.get(name) != privacy.get(name) for name in MATCHED):
+        return None
+    if any(described.get(name) != card.get(name) for name in DESCRIBED):
         return None
     found = {name: audit[name] and _only(audit[name], CANARIES) for name in ("gradient_canaries", "input_canaries")}
     if not exact:

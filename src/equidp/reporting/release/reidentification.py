@@ -98,7 +98,7 @@ def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: s
     if not found:
         return Line(key, question, "The audit left this attack out.", open=True)
     if "epsilon_lower_bound" not in found:
-        return Line(key, question, "REFUTED: this attack showed more than the ε that is claimed.", dict(found))
+        return Line(key, question, "REFUTED: this attack, on a training with the same plan, showed more than the ε that is claimed.", dict(found))
     shown = lower_text(found["epsilon_lower_bound"])
     outcome = "does not refute the claim" if found["consistent"] else "REFUTES the claim"
     reach = "" if found["refutable"] else " With every guess right it could not have refuted it: the test is too weak."
@@ -133,8 +133,9 @@ def _membership(audit: Mapping[str, Any]) -> Line:
     return Line(
         "membership",
         question,
-        f"AUC (0.5: blind guessing) and recognised members, with {audit['confidence']:.0%} intervals. These figures "
-        "are exact and not protected; the curator chose to publish them. – means too few records to tell.",
+        f"AUC (0.5: blind guessing) and recognised members, with {audit['confidence']:.0%} intervals, of a model that "
+        "the audit trained anew with the same settings: not of the one in this folder. These figures are exact and not "
+        "protected; the curator chose to publish them. – means too few records to tell.",
         {"attacks": dict(audit["membership"]), "confidence": audit["confidence"]},
         table=tuple(rows),
     )
