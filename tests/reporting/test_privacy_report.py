@@ -13,7 +13,7 @@ import pytest
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.trade_off import trade_off
-from equidp.reporting.attack import share_text
+from equidp.reporting.attack import factor_text, share_text
 from equidp.reporting.privacy_report import privacy_report, privacy_sections, research_mode, understated
 from equidp.reporting.statement_sections import epsilon_text
 
@@ -275,3 +275,8 @@ def test_three_people_in_three_parts_are_told_what_each_is_promised():
     exchanged = privacy_report(honest(evaluation=released, membership={"how": "strata", "key": ""}))
     assert "Person B" not in exchanged
     assert "neither figure holds" in exchanged
+
+
+@pytest.mark.parametrize("value", [0.0, 0.998, 2.99981, math.log(9.9999), math.log(999999.9), 13.9, 200.0])
+def test_what_a_probability_may_be_multiplied_by_is_never_rounded_down(value: float) -> None:
+    assert math.exp(value) * (1 - 1e-9) <= float(factor_text(value)) <= math.exp(value) * 1.011

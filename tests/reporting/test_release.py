@@ -25,6 +25,8 @@ from equidp.parameters import PrivacySettings, ReleaseSettings, TrainingSettings
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release import facts as what_goes_out
 from equidp.reporting.release import release_files, released_facts, wanted
+from equidp.reporting.release.lines import as_json
+from equidp.reporting.release.registry import registry_entry
 from equidp.training import privacy_statement
 
 SCHEMA = Schema(
@@ -284,6 +286,22 @@ def test_a_model_that_may_not_be_published_says_so_in_every_document(given, why)
         is False
     )
     assert b'for_publication\\": false' in found["model.safetensors"]
+
+
+def test_the_registry_names_the_epsilon_of_every_part_of_which_something_goes_out():
+    spent = {"part": "test", "epsilon": 0.75, "delta": 1e-6}
+    told = {"score": "accuracy", "grid": {}, "validation": {"epsilon": 0.5, "delta": 1e-5, "unit": "record"}}
+    line = lines_of(json.loads(registry(statement(evaluation=spent, tuning=told))))["parameters"]
+    assert "ε = 0.7500 at δ = 1e-06 for one of the test part" in line["answer"]
+    assert "ε = 0.5000 at δ = 1e-05 for one of the validation part" in line["answer"]
+    assert line["value"]["other_parts"]["test"] == {"epsilon": 0.75, "delta": 1e-6}
+    alone = lines_of(json.loads(registry(statement())))["parameters"]
+    assert "part" not in alone["answer"]
+
+
+def registry(privacy: dict[str, Any]) -> str:
+    facts = released_facts(card(), 8, privacy, ReleaseSettings())
+    return as_json(registry_entry(facts))
 
 
 def test_a_secure_run_may_be_published():

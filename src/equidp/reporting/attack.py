@@ -37,9 +37,12 @@ def from_curve(privacy: Mapping[str, Any]) -> bool:
 
 
 def factor_text(epsilon: float) -> str:
-    """e^ε in four digits: by so much the probability of any result may differ."""
+    """e^ε in four digits, rounded up: by so much the probability of any result may differ."""
     factor = math.exp(min(epsilon, 700))
-    return f"{factor:.4g}" if factor < 1e6 else f"{factor:.2e}"
+    digits = 4 if factor < 1e6 else 3
+    place = 10.0 ** (math.floor(math.log10(factor)) + 1 - digits)
+    factor = math.ceil(factor / place - 1e-9) * place
+    return f"{factor:.4g}" if digits == 4 else f"{factor:.2e}"
 
 
 def lower_text(epsilon: float) -> str:

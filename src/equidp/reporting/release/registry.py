@@ -6,6 +6,9 @@ names the tier that its answered lines reach.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.statement_sections import epsilon_text
@@ -52,17 +55,29 @@ def _guarantee(facts: Facts) -> list[Line]:
         Line("flavour", "Flavour", "(ε, δ)-differential privacy, approximate.", "approximate"),
         Line("adjacency", "Neighbouring data sets", f"{privacy['adjacency']}.", privacy["adjacency"]),
         Line("unit", "Privacy unit", f"One {privacy['unit']}. {several}", privacy["unit"]),
-        Line(
-            "parameters",
-            "Privacy loss",
-            f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:g}.",
-            {"epsilon": privacy["epsilon"], "delta": privacy["delta"]},
-        ),
+        _loss(privacy),
         Line(
             "model", "Deployment model", "Central: the curator holds the records and is trusted with them.", "central"
         ),
         Line("release_type", "Kind of release", "Static: one release of the final weights and documents.", "static"),
     ]
+
+
+def _loss(privacy: Mapping[str, Any]) -> Line:
+    """What each part's records pay."""
+    value: dict[str, Any] = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
+    text = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:g}"
+    others = {}
+    if held := (privacy.get("tuning") or {}).get("validation"):
+        others["validation"] = held, "which chose the settings"
+    if figures := privacy.get("evaluation"):
+        others[figures["part"]] = figures, "of which figures with noise are here"
+    if others:
+        text += f" for one {privacy['unit']} of the training part"
+        value["other_parts"] = {part: {key: of[key] for key in ("epsilon", "delta")} for part, (of, _) in others.items()}
+    for part, (of, why) in others.items():
+        text += f"; ε = {epsilon_text(of['epsilon'])} at δ = {of['delta']:g} for one of the {part} part, {why}"
+    return Line("parameters", "Privacy loss", f"{text}.", value)
 
 
 def _details(facts: Facts) -> list[Line]:
