@@ -30,6 +30,8 @@ def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_re
     assert json.loads(found["metrics_release.json"])["overall"] == figures["overall"]
     assert run.data.metrics["released/records"] == figures["overall"]["records"]
     assert {"test/accuracy", "nonprivate/test/accuracy"} & run.data.metrics.keys() == {"nonprivate/test/accuracy"}
+    assert "exact figures stay inside" in (described := run.data.tags["mlflow.note.content"])
+    assert "accuracy" not in described
     assert json.loads(found["privacy.json"])["evaluation"]["mechanism"] == figures["mechanism"]
     assert "Person B" in found["privacy.md"]
     assert "Released figures" in (folder.parent / "report.html").read_text(encoding="utf-8")

@@ -275,7 +275,7 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog, *, inside: b
             runs.log_metrics(name, figures | {"epsilon_published": privacy["epsilon_published"]["value"]})
         runs.log_tags(name, _privacy_tags(privacy))
         if metrics is not None:
-            runs.log_tags(name, {MLFLOW_RUN_NOTE: _description(privacy, metrics)})
+            runs.log_tags(name, {MLFLOW_RUN_NOTE: _description(privacy, metrics, inside=inside)})
     for kind in ARTIFACTS:
         if f"{name}.{kind}" in made:
             runs.log_artifact(name, written_to(catalog, f"{name}.{kind}"))
@@ -305,19 +305,22 @@ def _privacy_tags(privacy: dict[str, Any]) -> dict[str, str]:
     return tags
 
 
-def _description(privacy: dict[str, Any], metrics: dict[str, Any]) -> str:
-    """A run's description in MLflow, in one line."""
+def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bool) -> str:
+    """A run's description in MLflow, in one line; where figures go out with noise it tells no exact one."""
     task = kind_of(metrics)
     main = task.main
     value = metrics["overall"][main]
     shown = "undefined" if value is None else f"{value:.4f}"
     told = f"{metrics.get('evaluated_on', 'test')} {METRIC_TITLES[main]} {shown}"
+    stays = "; exact figures stay inside, as nonprivate/…."
     if not privacy["private"]:
-        return f"Not private; {told}."
+        return f"Not private{stays}" if inside else f"Not private; {told}."
     cost = metrics["cost_of_privacy"]["overall"][main]
     mode = "" if privacy["secure"] else ", research mode"
     mode += ", test records decided on steps and have no ε" if privacy.get("test_records_decide") else ""
     epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
+    if inside:
+        return epsilon + stays
     if cost is None:
         against = "no cost of privacy, as the baseline diverged"
     else:
