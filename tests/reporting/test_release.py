@@ -299,6 +299,15 @@ def test_the_registry_names_the_epsilon_of_every_part_of_which_something_goes_ou
     assert "part" not in alone["answer"]
 
 
+def test_of_a_tuned_model_the_checklist_claims_no_figures_that_a_tuning_does_not_make():
+    told = {"score": "accuracy", "grid": {}, "validation": None}
+    lines = lines_of(document(files(privacy=statement(tuning=told), audit=None), "checklist"))
+    assert not any("Measured inside" in lines[key]["answer"] for key in ("utility", "groups", "cost_of_privacy"))
+    assert {lines[key]["status"] for key in ("utility", "groups", "cost_of_privacy")} == {"open"}
+    plain = lines_of(document(files(), "checklist"))
+    assert plain["cost_of_privacy"]["answer"].startswith("Measured inside")
+
+
 def registry(privacy: dict[str, Any]) -> str:
     facts = released_facts(card(), 8, privacy, ReleaseSettings())
     return as_json(registry_entry(facts))

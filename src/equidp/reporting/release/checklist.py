@@ -128,10 +128,13 @@ def _split(privacy: Mapping[str, Any]) -> str:
 
 
 def _utility(facts: Facts) -> list[Line]:
+    tuned = bool(facts.privacy.get("tuning"))  # it makes no exact figures, and trains no baseline
     if facts.metrics:
         text = "Figures are in README.md, released with noise."
     elif facts.exact_metrics:
         text = "Figures are in README.md, exact and without protection for the test records."
+    elif tuned:
+        text = "Not measured on test records. The setting privacy.evaluation.epsilon releases figures with noise."
     else:
         text = "Measured inside, on private test records: exact figures of them are not published here."
     shown = facts.metrics or facts.exact_metrics
@@ -141,10 +144,12 @@ def _utility(facts: Facts) -> list[Line]:
         Line(
             "groups",
             "Whom does the noise cost most?",
-            f"Measured inside for the groups by {groups}. "
+            ("Not compared with a model without noise. " if tuned else f"Measured inside for the groups by {groups}. ")
             + (
                 "README.md has the model's figures of every group."
                 if shown
+                else "No figures of groups were made."
+                if tuned
                 else "The figures are exact and not published here."
             ),
             open=not shown,
@@ -152,7 +157,10 @@ def _utility(facts: Facts) -> list[Line]:
         Line(
             "cost_of_privacy",
             "What did privacy cost against a model without it?",
-            "Measured inside. The comparison is an exact function of the training records, so it cannot be published.",
+            "Not measured: the settings were tuned without training such a model."
+            if tuned
+            else "Measured inside. The comparison is an exact function of the training records, so it cannot be published.",
+            open=tuned,
         ),
         stated("bias", "Bias of the data and of people who use the model", facts.curator, "No run can tell."),
     ]
