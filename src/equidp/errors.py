@@ -12,6 +12,9 @@ from collections.abc import Iterable
 
 import click
 
+MOST_NAMES, SHOWN_NAMES = 100, 10
+"""Of more names than the first, as many as the second are shown: those most like the one that was given."""
+
 UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Signs that end lines, command terminals, or turn the text after them around. Marks that scripts need are none."""
 
@@ -65,4 +68,8 @@ def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
     names = sorted(map(str, valid))
     near = nearest(name, names, cutoff=0.4)
     hint = f" Did you mean {near!r}?" if near else ""
-    return f"{hint} {heading}: {listed_names(names) or 'none'}."
+    shown, more = names, ""
+    if len(names) > MOST_NAMES:
+        shown = difflib.get_close_matches(str(name), names, n=SHOWN_NAMES, cutoff=0.0)
+        more = f" and {len(names) - SHOWN_NAMES:,} more"
+    return f"{hint} {heading}: {listed_names(shown) or 'none'}{more}."

@@ -14,6 +14,7 @@ from tests.models.conftest import SCHEMAS, batch
 
 from equidp.data.records import Records, Schema
 from equidp.data.sources import source
+from equidp.data.sources.table import Csv
 from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import CrossEntropy
@@ -21,6 +22,7 @@ from equidp.models import build_model, card_options, model_features
 from equidp.models.features import extract, feature_map
 from equidp.options import dotted
 from equidp.parameters import resolve
+from equidp.pipelines.ingestion.nodes import encode_records
 
 timm = pytest.importorskip("timm", reason="needs equidp[pretrained]")
 transformers = pytest.importorskip("transformers", reason="needs equidp[pretrained]")
@@ -211,6 +213,36 @@ def test_what_cannot_be_read_is_told_in_one_sentence(given: dict, message: str, 
     given = {key: value.format(folder=tmp_path) for key, value in given.items()}
     with pytest.raises(EquidpError, match=message):
         build_model("backbone", SCHEMAS["cifar10"], options=given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_hidden_layers": 2}, r"they lack encoder\.layer\.1\."),
+        ({"model_type": "bart"}, r"bert holds no network|another network's"),
+        ("pickle", r"pytorch_model\.bin is a pickle"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused_before_a_text_is_read(
+    changed: object, message: str, bert: Path, tmp_path: Path, monkeypatch
+) -> None:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    for path in bert.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    if isinstance(changed, dict):
+        (folder / "config.json").write_text(json.dumps(json.loads((bert / "config.json").read_text()) | changed))
+    else:
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (tmp_path / "r.csv").write_text("body,urgent\ngood film,yes\n")
+    given = {"path": "r.csv", "label": "urgent", "classes": ["no", "yes"], "text": "body", "length": 8}
+    network = {"name": "backbone", "options": {"network": f"hf:{folder}"}}
+    data = {"source": "csv", "options": given}
+    settings = resolve({"dataset": "letters", "data": data, "model": network, "privacy": {"epsilon": 3.0}})
+    monkeypatch.setattr(Csv, "read", lambda self, files: pytest.fail("the texts were read"))
+    with pytest.raises(EquidpError, match=message):
+        encode_records(tmp_path, tmp_path / "cache", lambda name: None, settings)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_folder_without_tokenizer_and_a_text_network_for_images_are_refused(bert: Path, tmp_path: Path) -> None:

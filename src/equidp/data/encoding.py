@@ -37,6 +37,7 @@ def encode(
     raw_folder: Path,
     cache: Path,
     catalog: Callable[[str], Any] | None = None,
+    before: Callable[[], None] | None = None,
 ) -> tuple[Records, dict[str, Any]]:
     """A dataset's records by its declared schema, and where they came from (JSON types).
 
@@ -47,6 +48,7 @@ def encode(
         raw_folder: of the raw files.
         cache: folder where encoded records are stored.
         catalog: loads an entry of the Kedro catalog.
+        before: called before raw files are read; not where the records are stored already.
 
     Raises:
         EquidpError: a file is missing or not as declared, or a record has a feature that is not finite.
@@ -65,6 +67,8 @@ def encode(
         provenance["records_fingerprint"] = files.records
 
     def made() -> Records:
+        if before is not None:
+            before()
         records = chosen.records(files)
         return _finite(replace(records, schema=replace(records.schema, name=dataset)))
 

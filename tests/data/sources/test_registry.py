@@ -69,6 +69,13 @@ def test_a_name_with_a_comma_is_listed_in_quotes_as_it_would_read_as_two() -> No
     assert unknown_name("ward", "ENT", ["ENT, eyes", "surgery"]).message.endswith("Valid: 'ENT, eyes', surgery.")
 
 
+def test_of_a_thousand_names_those_most_like_the_given_one_are_shown() -> None:
+    told = unknown_name("network", "net_7x", [f"net_{i}" for i in range(1_000)]).message
+    assert "Did you mean 'net_7'? Valid: net_7, " in told
+    assert told.endswith(" and 990 more.")
+    assert len(told) < 200
+
+
 def test_a_source_that_names_no_files_is_told_what_it_lacks(tmp_path: Path) -> None:
     class Made(Source):
         name = "made"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import plotly.graph_objects as go
 
 from equidp.data import encoding
 from equidp.data.labelling import group_table
-from equidp.data.records import Records, Split
+from equidp.data.records import Records, Schema, Split
+from equidp.data.sources import source
 from equidp.data.splitting import split
 from equidp.evaluation.rates import positive_label
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.device import choose_device
-from equidp.models import features, model_features
+from equidp.models import MODELS, build_model, features, model_features
 from equidp.parameters import DataSettings, Settings
 from equidp.reporting.figures import group_counts
 
@@ -34,8 +37,23 @@ def encode_records(
     """The records by the declared schema, encoded once, and where they came from."""
     data = settings.data
     return encoding.encode(
-        settings.dataset, data.source, data.options, raw_folder=raw_folder, cache=cache, catalog=tables
+        settings.dataset,
+        data.source,
+        data.options,
+        raw_folder=raw_folder,
+        cache=cache,
+        catalog=tables,
+        before=partial(_refuse_unfitting, settings),
     )
+
+
+def _refuse_unfitting(settings: Settings) -> None:
+    """Refuse a network whose files are missing, or do not fit the declared records: reading these may take an hour."""
+    model, chosen = settings.model, source(settings.data.source, settings.data.options)
+    declared: Schema | None = getattr(chosen, "schema", None)
+    if not MODELS[model.name].Options.paths or declared is None or (declared.kind == "text" and not declared.tokenizer):
+        return  # whatever this model lacks shows at once, or only once the words are known
+    build_model(model.name, replace(declared, name=settings.dataset), options=model.options)
 
 
 def extract_features(records: Records, cache: Path, provenance: dict[str, Any], settings: Settings) -> Records:
