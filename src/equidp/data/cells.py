@@ -26,6 +26,9 @@ NUMERAL = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,9}))?")
 SEVERAL = -2
 """Position of a number that several declared categories are."""
 
+WHOLE = 2.0**53
+"""From here on neighbouring whole numbers are one float."""
+
 
 def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
     """Check that columns exist.
@@ -110,7 +113,8 @@ def codes(
 ) -> Tensor:
     """Position of each cell in the declared categories, int64 `[N]`.
 
-    Text is compared as written. A number or a truth value, as a typed table has them, is compared by value.
+    Text is compared as written. A number or a truth value, as a typed table has them, is compared by value. A float of
+    2⁵³ or more stands for several whole numbers, so that it is none of them.
 
     Args:
         values: what the table holds for each category; the category itself where it is not named.
@@ -129,11 +133,19 @@ def codes(
             kind = (isinstance(key, bool), key)
             by_value[kind] = i if by_value.get(kind, i) == i else SEVERAL
 
+    def alike(value: Any) -> list[str]:
+        if isinstance(value, bool | np.bool_):
+            return [text for text, _ in written if text.lower() == str(value).lower()]
+        numbered = ((text, number_in(text)) for text, _ in written)
+        return [text for text, number in numbered if number is not None and float(number) == float(value)]
+
     def found_at(value: Any) -> int:
         if isinstance(value, str):
             return position.get(composed(value), -1)
         if isinstance(value, bool | np.bool_):
             return by_value.get((True, bool(value)), -1)
+        if isinstance(value, float | np.floating) and abs(value) >= WHOLE:
+            return SEVERAL if alike(value) else -1
         if isinstance(value, AnyNumber):
             return by_value.get((False, _key(value)), -1)
         return -1 if _is_absent(value, MISSING) else position.get(composed(value), -1)
@@ -145,10 +157,10 @@ def codes(
         if _is_absent(given, {""}):
             raise EquidpError(f"{place} a category is missing; give one of {listed_names(categories)}{otherwise}.")
         if found[bad] == SEVERAL:
-            alike = [text for text, _ in written if number_in(text) == _key(given)]
+            texts = [*map(repr, alike(given)), *(["another"] if len(alike(given)) == 1 else [])]
             raise EquidpError(
-                f"{place} the number {as_written(given)} may be {' or '.join(map(repr, alike))}; give the column as "
-                "text (pandas: dtype=str)."
+                f"{place} the {'truth value' if isinstance(given, bool | np.bool_) else 'number'} {as_written(given)} may "
+                f"be {' or '.join(texts)}; give the column as text (pandas: dtype=str)."
             )
         raise unknown_name(f"category in {place}", given, [text for text, _ in written])
     return torch.from_numpy(found)

@@ -13,7 +13,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from equidp.data.cells import UNKNOWN, absent, as_numbers, codes, numbers, refuse_alike, require
+from equidp.data.cells import MISSING, UNKNOWN, absent, as_numbers, codes, numbers, refuse_alike, require
+from equidp.errors import EquidpError
 from equidp.options import Number
 
 
@@ -230,6 +231,33 @@ def beyond(column: pd.Series, declared: Named | Bounded) -> np.ndarray:
         return np.zeros(len(column), dtype=bool)
     values = as_numbers(column)
     return np.isfinite(values) & ((values < declared.minimum) | (values > declared.maximum))
+
+
+def refuse_guessed(column: pd.Series, declared: Named | Numeric, thousands: str, where: str) -> None:
+    """Refuse what guessing the types of a csv file may have changed: `NA` into a missing value, `1.234` into 1.234.
+
+    Raises:
+        EquidpError: such a cell in a column where the text is declared as something else.
+    """
+    cells = column.to_numpy(dtype=object)
+    floats = np.array([isinstance(cell, float) for cell in cells], dtype=bool)
+    missing = np.array([cell != cell for cell in cells[floats]], dtype=bool)
+    if declared.numeric and thousands == ".":
+        changed, may_be = ~missing, "may be another number, as data.options.thousands is '.'"
+    elif isinstance(declared, Named) and declared.unknown and (own := _read_as_missing(declared)):
+        changed, may_be = missing, f"may be {' or '.join(map(repr, own))} or a missing value"
+    else:
+        return
+    if changed.any():
+        at = int(np.flatnonzero(floats)[changed.argmax()])
+        raise EquidpError(
+            f"{where}, row {column.index[at]}, column {column.name!r}: {cells[at]} {may_be}; give the column as text "
+            "(pandas: dtype=str, keep_default_na=False)."
+        )
+
+
+def _read_as_missing(declared: Named) -> list[str]:
+    return [text for text in declared.values if text.lower() in MISSING - {UNKNOWN}]
 
 
 def encode(frame: pd.DataFrame, columns: Mapping[str, Named | Numeric], where: str) -> Tensor:

@@ -218,5 +218,24 @@ def test_a_guessed_number_that_two_categories_may_be_is_refused() -> None:
     assert table.encode(pd.DataFrame({"x": ["10", "010", "20"]})).argmax(1).tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("feature", "cells", "message"),
+    [
+        (["true", "TRUE"], "true\n", r"the truth value True may be 'true' or 'TRUE'"),
+        (["12345678901234567", "12345678901234568"], "12345678901234567\n\n", r"may be '12345678901234567' or '12345"),
+        (["12345678901234568"], "12345678901234568\n\n", r"may be '12345678901234568' or another; give the column as"),
+        (["NA", "EU"], "EU\nNA\n", r"row 1, column 'x': nan may be 'NA' or a missing value; give the column as text"),
+        (None, "1.234\n", r"row 0, column 'x': 1\.234 may be another number, as data\.options\.thousands is '\.'"),
+    ],
+)
+def test_a_guess_that_may_have_changed_the_text_is_refused(feature, cells: str, message: str) -> None:
+    signs = {} if feature else {"decimal": ",", "thousands": "."}
+    declared = _named(feature) if feature else {**NUMBER, "maximum": 5000}
+    table = source("table", {**OPTIONS, **signs, "path": "t.csv", "features": {"x": declared}})
+    with pytest.raises(EquidpError, match=message):
+        table.encode(pd.read_csv(io.StringIO("x\n" + cells), skip_blank_lines=False))
+    assert len(table.encode(pd.DataFrame({"x": cells.split()}, dtype=object))) == len(cells.split())
+
+
 def _named(categories: list[str]) -> dict:
     return {"kind": "categorical", "categories": categories, "unknown": True}

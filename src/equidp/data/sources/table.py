@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equidp.data.cells import as_written, cells, codes, require, with_points
-from equidp.data.columns import Bounded, Named, Numeric, beyond, encode, feature_names
+from equidp.data.columns import Bounded, Named, Numeric, beyond, encode, feature_names, refuse_guessed
 from equidp.data.groupings import group_ids, group_names, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import Records, Schema
@@ -134,6 +134,8 @@ class Table(Source):
         where = "the given table"
         text = [self.options.text] if self.options.text else []
         require(frame, [*text, *(declared.column or name for name, declared in self.options.declared.items())], where)
+        for name, declared in self.options.declared.items():
+            refuse_guessed(frame[declared.column or name], declared, self.options.thousands, where)
         return self._features(self._cells(frame, where), where)
 
     def _labels(self, frame: pd.DataFrame, where: str) -> Tensor:
