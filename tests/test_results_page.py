@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from reproduce import again, gallery, page
 
+from equidp.evaluation.metrics import METRICS
 from equidp.sweep.grid import choose_grid
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +55,7 @@ def test_every_table_shows_a_sweep_and_one_of_its_datasets() -> None:
 def test_a_figure_is_the_mean_its_interval_and_the_papers() -> None:
     # three seeds: mean 0.82, sd 0.01, half of the interval 4.303·0.01/√3 = 0.025
     assert page.figure([0.81, 0.82, 0.83], 0.8, "test") == "0.820 ± 0.025 (0.800)"
-    assert page.figure([-0.05], -0.06, "cost_of_privacy") == "−0.050 (−0.060)"
+    assert page.figure([0.05], -0.06, "cost_of_privacy") == "+0.050 (−0.060)"
     assert page.figure([], 0.5, "test") == "–"
 
 
@@ -223,7 +225,26 @@ def test_a_figure_reads_means_and_intervals_off_the_page() -> None:
     (line,) = (
         line
         for line in page.PAGE.read_text().splitlines()
-        if line.startswith("| `naive` | 3 | 5.50") and "−0.114" in line
+        if line.startswith("| `naive` | 3 | 5.50") and "+0.114" in line
     )
-    assert "−0.114 ± 0.054 (−0.151)" in line
-    assert rows["naive"]["class 8"] == (-0.114, 0.054)
+    assert "+0.114 ± 0.054 (+0.151)" in line
+    assert rows["naive"]["class 8"] == (0.114, 0.054)
+
+
+def test_a_file_in_which_a_cost_has_the_other_sign_is_not_misread(tmp_path: Path) -> None:
+    mine, before = ({"count": 9, **dict.fromkeys(METRICS, 0.5), "accuracy": accuracy} for accuracy in (0.7, 0.9))
+    old = {"overall": mine, "groups": {}, "baseline": {"overall": before, "groups": {}}}
+    old["cost_of_privacy"] = {"overall": {"accuracy": -0.2}, "groups": {}, "gap": {}}
+    (tmp_path / "metrics.json").write_text(json.dumps(old), encoding="utf-8")
+    cell = SimpleNamespace(outputs={"metrics": tmp_path / "metrics.json"})
+    run = SimpleNamespace(data=SimpleNamespace(metrics={"cost_of_privacy/accuracy": -0.2, "epsilon": 3.0}))
+    found = page.figures_of(cell, run)
+    assert (found["cost_of_privacy/accuracy"], found["epsilon"]) == (pytest.approx(0.2), 3.0)
+
+
+def test_every_committed_cost_is_what_was_lost() -> None:
+    for one in page.read_records().values():
+        for name, cost in one.metrics.items():
+            figure = name.removeprefix("cost_of_privacy/")
+            if figure != name and {f"baseline/{figure}", f"test/{figure}"} <= one.metrics.keys():
+                assert cost == pytest.approx(one.metrics[f"baseline/{figure}"] - one.metrics[f"test/{figure}"]), one

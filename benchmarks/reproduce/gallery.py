@@ -28,6 +28,7 @@ from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.reporting import figures
 from equidp.reporting.figures.drawing import draw_lines
 from equidp.reporting.style import bars, categories, figure, line, looks
+from equidp.reporting.titles import cost_title
 from equidp.training import plan_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,12 +134,12 @@ CLASSES = ("class 2", "class 8")
 
 
 def rare_class(_: Path) -> go.Figure:
-    """DPSGD-F, figure 1: accuracy of classes 2 and 8, ours from the changes that the table shows."""
+    """DPSGD-F, figure 1: accuracy of classes 2 and 8, ours from the costs that the table shows."""
     rows = table(LARGER)
     chart = figure("Accuracy of a common class and of the rare one", "class", "test accuracy")
     names = ["sgd", "dpsgd", "naive", "dpsgd_f", "dpsgd_f_smooth"]
     for name, look in looks(names).items():
-        means = [rows["sgd"][c][0] + (0.0 if name == "sgd" else rows[name][c][0]) for c in CLASSES]
+        means = [rows["sgd"][c][0] - (0.0 if name == "sgd" else rows[name][c][0]) for c in CLASSES]
         chart.add_trace(bars(look, CLASSES, means))
     categories(chart, CLASSES)
     return chart.update_layout(barmode="group")
@@ -163,7 +164,7 @@ def over_noise(_: Path) -> go.Figure:
         if name != "sgd":
             for c in CLASSES:
                 series.setdefault(f"{name}, {c}", {})[float(noise or 0.8)] = points[c]
-    return lines(figure("Cost of privacy against the noise", "noise multiplier", "Δ accuracy"), series)
+    return lines(figure("Cost of privacy against the noise", "noise multiplier", cost_title("accuracy")), series)
 
 
 def bounds_of_classes(project: Path) -> go.Figure:

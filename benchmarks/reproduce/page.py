@@ -33,7 +33,7 @@ from mlflow.entities import Run
 from pydantic import BaseModel, ConfigDict
 
 from equidp.cli import project_at
-from equidp.evaluation.metrics import flat_metrics
+from equidp.evaluation.metrics import flat_metrics, metrics_document
 from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.sweep.grid import choose_grid, params_text
@@ -66,7 +66,7 @@ class Table(Strict):
         epochs: the runs' rows are given after each of these epochs, as MLflow has them; their ε is by RDP.
         against: an algorithm; a last column gives the first column's difference to it, seed by seed.
         printed: algorithm, or a row's whole label → the paper's figures, in the order of the columns; null where it
-            prints none.
+            prints none; of costs with the sign of ours, what is lost is positive.
         differ: why ours and the paper's differ.
         setting: network and whose settings these are, where that is not what the page says of the sweep.
         kept: label → command of rows of the present page that stay although the sweep has them no more.
@@ -233,8 +233,9 @@ def collected(cells: Sequence[Cell], metrics: set[str], store: str, experiment: 
 
 
 def figures_of(cell: Cell, run: Run) -> dict[str, float]:
-    """A cell's figures: those of its files, and ε as MLflow has it."""
-    return run.data.metrics | flat_metrics(json.loads(cell.outputs["metrics"].read_text(encoding="utf-8")))
+    """A cell's figures: those of its files, and ε as MLflow has it. In older files a cost has the other sign."""
+    document = json.loads(cell.outputs["metrics"].read_text(encoding="utf-8"))
+    return run.data.metrics | flat_metrics(metrics_document(document, document.get("baseline")))
 
 
 def curve_of(cell: Cell) -> Callable[[str], Mapping[int, float]]:

@@ -132,11 +132,11 @@ def test_every_group_has_its_own_and_an_empty_one_has_none() -> None:
     cost = cost_intervals(ours, theirs, labels, groups)
 
     assert evaluated["overall"] == accuracy_interval(mine, alone(mine))
-    assert cost["overall"] == difference_interval(mine, before, alone(mine))
+    assert cost["overall"] == difference_interval(before, mine, alone(mine))
     for k, name in enumerate(("Female", "Male")):
         of = ids == k
         assert evaluated["groups"]["sex"][name] == accuracy_interval(mine[of], alone(mine[of]))
-        assert cost["groups"]["sex"][name] == difference_interval(mine[of], before[of], alone(mine[of]))
+        assert cost["groups"]["sex"][name] == difference_interval(before[of], mine[of], alone(mine[of]))
     assert evaluated["groups"]["sex"]["Absent"] is cost["groups"]["sex"]["Absent"] is None
 
 

@@ -197,15 +197,17 @@ def result(overall: float, **groups: float | None) -> dict:
     return {"overall": figures(overall), "groups": {"sex": by_group}, "worst": {}, "disparity": {}}
 
 
-def test_cost_is_private_minus_baseline_and_the_gap_its_spread():
+def test_cost_is_what_is_lost_and_the_gap_its_spread():
     private, baseline = result(0.7, F=0.8, M=0.5, X=None), result(0.9, F=0.9, M=0.9, X=0.4)
-    private["groups"]["sex"]["F"]["loss"] = 1.5
+    private["groups"]["sex"]["F"] |= {"loss": 1.5, "calibration_error": 0.3}
+    baseline["groups"]["sex"]["F"]["calibration_error"] = 0.1
     cost = cost_of_privacy(private, baseline)
-    assert cost["overall"]["accuracy"] == pytest.approx(-0.2)
+    assert cost["overall"]["accuracy"] == pytest.approx(0.2)
     by_sex = cost["groups"]["sex"]
-    assert by_sex["F"]["accuracy"] == pytest.approx(-0.1)
+    assert by_sex["F"]["accuracy"] == pytest.approx(0.1)
     assert by_sex["F"]["excess_loss"] == pytest.approx(0.5)
-    assert by_sex["M"]["accuracy"] == pytest.approx(-0.4)
+    assert by_sex["F"]["calibration_error"] == pytest.approx(0.2)
+    assert by_sex["M"]["accuracy"] == pytest.approx(0.4)
     assert by_sex["X"]["accuracy"] is None
     assert cost["gap"]["sex"]["accuracy"] == pytest.approx(0.3)
     assert cost["gap"]["sex"]["mcc"] is None
@@ -297,7 +299,7 @@ def test_a_group_of_a_few_records_decides_nothing(binary):
     right = np.eye(2)[labels]
     baseline = evaluate(right, labels, {"site": (ids, names)}, classes=CLASSES)
     costs = cost_of_privacy(private, baseline)
-    assert costs["groups"]["site"]["single"]["accuracy"] == -1
+    assert costs["groups"]["site"]["single"]["accuracy"] == 1
     assert costs["gap"]["site"]["accuracy"] == pytest.approx(
         abs(costs["groups"]["site"]["a"]["accuracy"] - costs["groups"]["site"]["b"]["accuracy"])
     )

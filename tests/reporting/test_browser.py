@@ -104,7 +104,7 @@ def test_table_sorts_by_number_and_by_name_undefined_last(browser, reports, widt
     seen = visit(browser, reports["comparison"], width)
     table = seen.page.locator("#groups table").first
     headings = table.locator("th").all_inner_texts()
-    index = next(i for i, text in enumerate(headings) if text == "Δ accuracy dpsgd")
+    index = next(i for i, text in enumerate(headings) if text == "cost in accuracy dpsgd")
     before = column(seen.page, index)
     button = table.locator("th button").nth(index)
     button.click()

@@ -198,7 +198,7 @@ def test_one_run_shows_its_baseline_and_its_headline(sample):
     page = Reader(html_report(**sample.only("dpsgd_f").arguments()))
     cards = page.text[page.text.rindex("Overview") : page.text.index("Choose a heading")]
     assert "ε = 2.9866" in cards
-    assert "against the baseline" in cards
+    assert "how much worse the accuracy is than the non-private baseline's" in cards
     bars = next(chart for chart in page.charts() if chart["data"][0]["type"] == "bar")
     assert [trace["name"] for trace in bars["data"]] == ["sgd", "dpsgd_f"]
 
@@ -216,10 +216,10 @@ def test_a_page_without_privacy_says_so_first_and_speaks_of_no_cost(sample, page
 def test_the_headline_carries_its_intervals(sample):
     document = copy.deepcopy(sample.documents["dpsgd_f"])
     document["intervals"]["overall"] = [0.7254, 0.812]
-    document["cost_of_privacy"]["intervals"] = {"overall": [-0.1023, -0.0443]}
+    document["cost_of_privacy"]["intervals"] = {"overall": [0.0443, 0.1023]}
     text = Reader(html_report(**sample.only("dpsgd_f").arguments() | {"documents": {"dpsgd_f": document}})).text
     assert "0.725 to 0.812 at 95 %" in text
-    assert "accuracy against the baseline; -0.102 to -0.044 at 95 %" in text
+    assert "in accuracy; +0.044 to +0.102 at 95 %" in text
 
 
 def test_a_baseline_that_guesses_is_said_as_privacy_looks_free_beside_it(sample, page):
@@ -233,7 +233,7 @@ def test_a_baseline_that_guesses_is_said_as_privacy_looks_free_beside_it(sample,
 def test_a_baseline_that_is_outdone_is_said(sample, page):
     assert "did better than the non-private baseline" not in page.text
     cost = sample.documents["dpsgd"]["cost_of_privacy"]
-    better = cost | {"intervals": cost.get("intervals", {}) | {"overall": [0.1, 0.2]}}
+    better = cost | {"intervals": cost.get("intervals", {}) | {"overall": [-0.2, -0.1]}}
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"cost_of_privacy": better}}
     text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
     assert "dpsgd did better than the non-private baseline, by more than chance" in text
@@ -246,7 +246,7 @@ def test_a_model_that_diverged_is_said_and_costs_nothing_that_is_shown(sample, p
     document = metrics_document({k: v for k, v in sample.documents["dpsgd"].items() if k != "cost_of_privacy"}, lost)
     text = Reader(html_report(**sample.only("dpsgd").arguments() | {"documents": {"dpsgd": document}})).text
     assert "The non-private baseline of dpsgd diverged" in text[: text.index("Choose a heading")]
-    assert "accuracy against the baseline" not in text
+    assert "how much worse the accuracy is than" not in text[: text.index("Choose a heading")]
     text = Reader(html_report(**sample.arguments() | {"documents": {"sgd": lost}})).text
     assert "The model of sgd diverged" in text[: text.index("Choose a heading")]
 

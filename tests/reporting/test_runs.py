@@ -33,7 +33,7 @@ def tracked() -> pd.DataFrame:
     )
 
 
-COSTS = {"b": (-0.02, -0.08), "c": (-0.01, -0.02), "d": (-0.02, None)}
+COSTS = {"b": (0.02, 0.08), "c": (0.01, 0.02), "d": (0.02, None)}
 
 
 def document(run: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_costs_come_once_per_run_and_group(tracked):
     costs = group_costs(tracked, "sex", document)
     assert len(costs) == 5  # one is undefined, and the baseline has none
     male = costs[(costs["algorithm"] == "dpsgd") & (costs["group"] == "Male")]
-    assert male["cost"].tolist() == [-0.08]
+    assert male["cost"].tolist() == [0.08]
     chart = figures.cost_against(costs, "training.epochs")
     assert {t.name for t in chart.data} == {"dpsgd, Female", "dpsgd, Male", "dpsgd_f, Female", "dpsgd_f, Male"}
     assert group_costs(tracked, "race", document).empty

@@ -41,7 +41,7 @@ def document(a: float, b: float) -> dict:
             "groups": {"class": {"a": {"count": 50, "accuracy": x}, "b": {"count": 50, "accuracy": y}}},
         }
 
-    cost = {"a": a - BASELINE["a"], "b": b - BASELINE["b"]}
+    cost = {"a": BASELINE["a"] - a, "b": BASELINE["b"] - b}
     return {
         **figures(a, b),
         "baseline": figures(BASELINE["a"], BASELINE["b"]),
@@ -84,7 +84,7 @@ def test_one_row_per_setting_with_intervals_over_its_seeds(cells):
     assert low["accuracy"] == pytest.approx(0.65)  # (0.6 + 0.7)/2
     # Student's t with one degree of freedom: 12.706 · s/√2, s = 0.1/√2
     assert low["accuracy±"] == pytest.approx(12.7062 * 0.05, rel=1e-4)
-    assert low["cost"] == pytest.approx(-0.20)  # (−0.25 − 0.15)/2
+    assert low["cost"] == pytest.approx(0.20)  # (0.25 + 0.15)/2
     assert low["worst"] == pytest.approx(0.5)
     assert low["gap"] == pytest.approx(0.2)  # (0.3 + 0.1)/2
     assert table.loc["dpsgd ε=3", "accuracy±"] is None or table["accuracy±"].isna()["dpsgd ε=3"]
@@ -107,7 +107,7 @@ def test_a_baseline_that_diverged_counts_neither_in_its_mean_nor_in_a_cost(cells
 
     line = table.iloc[0]
     assert (line["seeds"], line["accuracy_seeds"], line["cost_seeds"], line["gap_seeds"]) == (2, 2, 1, 1)
-    assert "-0.150 (1)" in shown.getvalue()  # seed 1's
+    assert "+0.150 (1)" in shown.getvalue()  # seed 1's
     assert "0.650±0.635 " in shown.getvalue()
     assert "In 1 of the seeds of dpsgd the non-private baseline diverged" in page
     baseline = next(line for line in re.findall(r"<tr>(.*?)</tr>", page, flags=re.S) if ">sgd<" in line)
@@ -127,7 +127,7 @@ def test_the_baselines_own_row_leaves_out_the_seeds_in_which_it_diverged():
 def test_a_page_of_means_has_intervals_over_seeds(cells):
     documents = {seed: json.loads(cell.outputs["metrics"].read_text()) for seed, cell in enumerate(cells[:2])}
     page = averaged(cells[0].algorithm, documents)
-    for part, mean in ((page, 0.5), (page["cost_of_privacy"], -0.3)):
+    for part, mean in ((page, 0.5), (page["cost_of_privacy"], 0.3)):
         low, high = part["intervals"]["groups"]["class"]["b"]
         assert part["groups"]["class"]["b"]["accuracy"] == pytest.approx(mean)
         assert low < mean < high
@@ -163,7 +163,7 @@ def test_the_table_is_whole_in_80_columns_and_never_wider_than_100(cells, width)
     # a sweep's cells are seeded: two ε of one seed differ by a known multiple of the same noise
     assert "those of one seed share batches and noise, and do not even compose" in " ".join(text.split())
     assert "over groups of ten test records or more, where there are two" in " ".join(text.split())
-    for whole in ("psasc_momentum", "digits: test accuracy", "worst group", "0.650±0.635", "-0.200±0.635"):
+    for whole in ("psasc_momentum", "digits: test accuracy", "worst group", "0.650±0.635", "+0.200±0.635"):
         assert whole in text
 
 

@@ -52,11 +52,11 @@ def test_a_run_s_headlines_are_of_all_records_and_of_the_first_grouping() -> Non
     worst = {"sex": {"group": "Female", "accuracy": 0.7}, "race": {"group": "Other", "accuracy": 0.1}}
     gap = {"sex": {"accuracy": 0.2}, "race": {"accuracy": 0.9}}
     document = {"overall": figures, "groups": groups, "worst": worst, "baseline": {"overall": {"accuracy": 0.9}}}
-    document |= {"cost_of_privacy": {"overall": {"accuracy": -0.1}, "gap": gap}}
+    document |= {"cost_of_privacy": {"overall": {"accuracy": 0.1}, "gap": gap}}
     assert headline_metrics(document) == {
         "test/accuracy": 0.8,
         "test/worst_group_accuracy": 0.7,
         "baseline/accuracy": 0.9,
-        "cost_of_privacy/accuracy": -0.1,
+        "cost_of_privacy/accuracy": 0.1,
         "cost_of_privacy/gap": 0.2,
     }

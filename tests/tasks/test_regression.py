@@ -97,7 +97,7 @@ def test_a_run_reports_each_group_as_one_would_by_hand(project: Path) -> None:
     assert np.array_equal(served.to_numpy(), every.numpy())
 
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "mean absolute error minus that of the non-private baseline" in page
+    assert "how much worse the MAE is than the non-private baseline's" in page
     assert "accuracy" not in json.dumps(document)
     card = (folder / "release" / "README.md").read_text(encoding="utf-8")
     assert "A regression model of progression, a number from 25 to 346" in card
@@ -112,7 +112,7 @@ def test_an_algorithm_trains_on_numbers_or_says_that_it_needs_classes(name: str)
     training = TrainingSettings(epochs=1, batch_size=100, learning_rate=0.1)
     privacy = PrivacySettings(noise_multiplier=2.0, delta=1e-4)
     if algorithm.objective.by_class:
-        with pytest.raises(EquidpError, match="regression has no classes: choose another algorithm"):
+        with pytest.raises(EquidpError, match="not for the task regression: choose another algorithm"):
             groups_of(algorithm, parts.train, "sex")
         return
     plan = plan_run(algorithm, units=units_in(parts.train, privacy), groups=2, privacy=privacy, training=training)
@@ -184,12 +184,15 @@ def test_a_declaration_that_tells_no_task_is_refused(options: dict, words: str) 
         ({"data": {"task": "regresion"}}, "Unknown data.task 'regresion'. Did you mean 'regression'"),
         ({"dataset": "digits", "data": {"task": "regression"}}, "source 'digits' is for classification"),
         ({"data": {"groups": "class+sex"}}, "data.groups names class, and regression has no classes"),
-        ({"data": {"keep": {"1": 0.5}}}, "data.keep names classes, and regression has none"),
-        ({"training": {"class_weights": [1, 2]}}, "training.class_weights names classes, and regression has none"),
+        ({"data": {"keep": {"1": 0.5}}}, "data.keep is not for the task regression"),
+        ({"training": {"class_weights": [1, 2]}}, "training.class_weights is not for the task regression"),
         ({"training": {"loss": "hubr"}}, "Unknown training.loss of regression 'hubr'. Did you mean 'huber'"),
         ({"training": {"huber_delta": 0.2}}, "huber_delta has no effect unless loss is huber"),
         ({"dataset": "digits", "training": {"loss": "huber"}}, "Unknown training.loss of classification 'huber'"),
-        ({"privacy": {"evaluation": {"epsilon": 1.0}}}, "releases a histogram over classes, and regression has none"),
+        (
+            {"privacy": {"evaluation": {"epsilon": 1.0}}},
+            "privacy.evaluation.epsilon is for classification, not for the task regression",
+        ),
     ],
 )
 def test_a_setting_that_needs_classes_is_refused(given: dict, words: str) -> None:
@@ -205,9 +208,9 @@ def test_a_pipeline_that_needs_classes_is_refused_before_anything_runs(project: 
         "audit": "gives records wrong classes",
         "tune": "chooses by the accuracy of classes",
     }.items():
-        with pytest.raises(EquidpError, match=f"The pipeline {pipeline} {words}, and regression has none"):
+        with pytest.raises(EquidpError, match=f"The pipeline {pipeline} {words}: it is for classification"):
             kedro_run(project, pipeline, dataset="diabetes")
-    with pytest.raises(EquidpError, match=r"dpsgd_f_adjusted allows for .* and regression has no classes"):
+    with pytest.raises(EquidpError, match=r"dpsgd_f_adjusted allows for .* not for the task regression"):
         kedro_run(project, "dpsgd_f_adjusted", dataset="diabetes")
     assert not (project / "data" / "08_reporting").exists()
 
@@ -266,7 +269,7 @@ def test_seeds_are_averaged_with_the_main_metrics_intervals(capsys: pytest.Captu
     print_table(lines, Console(width=100))
     shown = capsys.readouterr().out
     assert "patients: test MAE" in shown
-    assert "Δ: mean absolute error minus the non-private baseline's" in " ".join(shown.split())
+    assert "paired by seed: how much worse the MAE is than the non-private baseline's" in " ".join(shown.split())
 
 
 def test_a_network_of_any_family_has_one_output_for_the_number() -> None:

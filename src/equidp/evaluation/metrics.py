@@ -118,16 +118,16 @@ def cost_intervals(
         units: as for `evaluate`.
     """
     # as `evaluate` takes them: an interval is of the very predictions that the accuracies beside it count
-    right = [_predicted(_as_probabilities(of, np.shape(of)[1])) == labels for of in (private, baseline)]
+    right = [_predicted(_as_probabilities(of, np.shape(of)[1])) == labels for of in (baseline, private)]
     return per_group(difference_interval, groups, *right, units=units)
 
 
 def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
     """The cost of each metric, overall and in every group, and its spread over the groups.
 
-    Of classes it is Δ = private − baseline, the loss's as `excess_loss`; else see `Task.cost`. Both are results of
-    `evaluate`, for one seed, split and model. A value is None where either side has none, and all values are None if
-    the baseline has diverged or guesses: compared with a model that learnt nothing, privacy would seem to be free.
+    A cost is what is lost (`Task.cost`): positive where the private model is worse. Both are results of `evaluate`, for
+    one seed, split and model. A value is None where either side has none, and all values are None if the baseline has
+    diverged or guesses: compared with a model that learnt nothing, privacy would seem to be free.
     `gap[grouping]` is max − min over the `telling` groups that have a cost, and None where fewer than two have.
     """
     task = kind_of(private)
@@ -398,16 +398,6 @@ def _loss(labels: NDArray, scores: NDArray) -> float:
 
 def _numbers(chosen: Sequence[str], names: Sequence[str]) -> list[int]:
     return [k for k, name in enumerate(names) if name in chosen]
-
-
-def difference(private: Mapping, baseline: Mapping) -> dict:
-    """Private minus baseline."""
-    names = {metric: "excess_loss" if metric == "loss" else metric for metric in METRICS if metric in private}
-    return {name: _minus(private[metric], baseline.get(metric)) for metric, name in names.items()}
-
-
-def _minus(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b
 
 
 def _gaps(costs: Sequence[Mapping]) -> dict:

@@ -321,8 +321,5 @@ def _description(privacy: dict[str, Any], metrics: dict[str, Any], *, inside: bo
     epsilon = f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.2g}{mode}"
     if inside:
         return epsilon + stays
-    if cost is None:
-        against = "no cost of privacy, as the baseline diverged"
-    else:
-        against = f"{cost:+.4f} against the baseline" if task.lost_is < 0 else f"cost of privacy {cost:+.4f}"
+    against = "no cost of privacy, as the baseline diverged" if cost is None else f"cost of privacy {cost:+.4f}"
     return f"{epsilon}; {told}, {against}."

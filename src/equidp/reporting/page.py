@@ -20,7 +20,7 @@ from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
 from equidp.reporting.tables import BASELINE, groupings_of
-from equidp.reporting.titles import METRIC_TITLES, task_in
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, task_in
 from equidp.tasks.base import Task
 
 MAX_FIGURE_GROUPS = 40
@@ -67,6 +67,7 @@ def html_report(
         title=title,
         task=task,
         main=METRIC_TITLES[task.main],
+        cost_means=COST_MEANS.format(METRIC_TITLES[task.main]),
         drawn=_figures(documents, privacy, histories, group_table),
         settings=_settings(settings, documents),
         provenance=provenance,
@@ -117,8 +118,8 @@ def _group_figures(documents: Mapping[str, Mapping], counts: pd.DataFrame) -> It
         accuracy, cost = figures.metric_per_group(documents, g), figures.cost_per_group(documents, g)
         lines = _lines(accuracy, documents, task, "0")
         yield accuracy, f"{capital(METRIC_TITLES[task.main])} on the test records of each {g} group.{lines}{few}"
-        side, text = "below" if task.lost_is < 0 else "above", f"{_lines(cost, documents, task, '−1')}{few}"
-        yield cost, f"{capital(task.cost_means)} the baseline's: {side} zero is what privacy cost.{text}"
+        text = f"{_lines(cost, documents, task, '−1')}{few}"
+        yield cost, f"{capital(COST_MEANS.format(METRIC_TITLES[task.main]))}.{text}"
         if len(counts) and (counts["grouping"] == g).any():
             sizes = f"Number of records of each {g} group in each part of the split; {EXACT_SIZES}"
             sizes += few if "test" in counts else ""
@@ -193,9 +194,7 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     cost = document.get("cost_of_privacy", {})
     cards.append((title, _number(document["overall"][main]), _interval(document, ".3f")))
     if (change := cost.get("overall", {}).get(main)) is not None:
-        against = f"{title} against the baseline" if task.lost_is < 0 else f"{task.cost_means} the baseline's"
-        remark = "; ".join(filter(None, (against, _interval(cost, "+.3f"))))
-        cards.append(("cost of privacy", _signed(change), remark))
+        cards.append(("cost of privacy", _signed(change), f"in {title}; {_interval(cost, '+.3f')}".removesuffix("; ")))
     for grouping, worst in list(document.get("worst", {}).items())[:2]:
         if worst["group"] is not None:
             cards.append((f"worst {grouping}", _number(worst[main]), worst["group"]))
@@ -225,11 +224,11 @@ _HEADINGS = (
     }
 )
 
-_WITH_SIGN = ("cost", "Δ", "excess", METRIC_TITLES["mean_error"])
+_WITH_SIGN = ("cost", "excess", METRIC_TITLES["mean_error"])
 
 
 def _grid(frame: pd.DataFrame, *, caption: str = "") -> PageTable:
-    """A frame as headings and cells; differences to the baseline carry signs, means over seeds their ±."""
+    """A frame as headings and cells; costs of privacy carry signs, means over seeds their ±."""
     halves = {name: frame[f"{name}±"] for name in map(str, frame.columns) if f"{name}±" in frame}
     frame = frame.drop(columns=[f"{name}±" for name in halves])
     columns = [

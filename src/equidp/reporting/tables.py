@@ -14,7 +14,7 @@ from rich.text import Text
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.reporting.privacy_report import research_mode
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.titles import METRIC_TITLES, cost_title, task_in
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, cost_title, task_in
 from equidp.tasks import CLASSIFICATION, TASKS
 from equidp.tasks.base import Task
 
@@ -22,7 +22,7 @@ BASELINE = "sgd"
 PARTS = ("train", "public", "test")
 """Parts of a split, as columns of a group table."""
 
-INTERVAL = "95 % of Δ"
+INTERVAL = "95 % of cost"
 """Column of the interval of a cost of privacy."""
 
 FEW = "†"
@@ -46,9 +46,6 @@ _HEADINGS = {
     "epsilon": "ε",
     "delta": "δ",
     "epsilon_published": "ε publ.",
-    "cost": "Δ",
-    "spread": "spread",
-    "gap": "gap",
 }
 
 
@@ -89,8 +86,8 @@ def results_table(
         documents: `metrics.json` by algorithm. The baseline's row comes from any document that carries it.
         epsilons: `privacy.json` by algorithm; `epsilon` and `epsilon_published` are read.
         grouping: whose groups to show; the first one by default.
-        max_groups: at most so many group columns. Where there are more groups, those with the lowest cost of privacy
-            of any algorithm (the most accuracy lost) are kept, in their own order.
+        max_groups: at most so many group columns. Where there are more groups, those with the highest cost of
+            privacy of any algorithm are kept, in their own order.
 
     Returns:
         A frame indexed by `algorithm` with the columns `epsilon`, `delta` where there are several, `epsilon_published`,
@@ -166,7 +163,7 @@ def _costliest_first(documents: Mapping[str, Mapping], grouping: str, task: type
     costs, main = [_of_groups(cost, grouping, task.main) for cost in private], task.main
     paid = any(cost is not None for of in costs for cost in of.values())
     figures = costs if paid else [_of_groups(document, grouping, main) for document in documents.values()]
-    high_is_bad = task.lost_is > 0 if paid else task.best.get(main) == "lowest"
+    high_is_bad = paid or task.best.get(main) == "lowest"
 
     tested = _tested(documents, grouping)
 
@@ -205,7 +202,7 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
     """Print a `results_table` within 100 columns, or the console's width where that is smaller.
 
     A number is never cut. If there is not enough room, columns are left out, the least important first; of the groups,
-    those with the lowest cost.
+    those with the highest cost.
     """
     width = min(WIDTH, console.width)
     frame = with_marks(frame).dropna(axis="columns", how="all")
@@ -229,15 +226,15 @@ def left_out(frame: pd.DataFrame) -> str:
 def _rich(frame: pd.DataFrame) -> Table:
     task = TASKS[frame.attrs.get("task", CLASSIFICATION)]
     title, worst_of_all = METRIC_TITLES[task.main], f"worst_{task.main}"
-    title = title[:1].upper() + title[1:]
+    headline = title[:1].upper() + title[1:]
     groups = [c for c in frame.columns if ":" in c]
     names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
-    spread = f"Spread: largest minus smallest {METRIC_TITLES[task.main]}"
+    spread = f"Spread: largest minus smallest {title}"
     spread += ", over the same." if "gap" in frame else " over groups of ten test records or more."
     notes = (
         _research_note(frame),
-        f"Δ: {task.cost_means} the non-private baseline's." if "cost" in frame else "",
-        "Gap: largest Δ minus smallest Δ, over groups of ten test records or more, where there are two."
+        f"Cost of privacy: {COST_MEANS.format(title)}." if "cost" in frame else "",
+        "Gap: largest minus smallest cost, over groups of ten test records or more, where there are two."
         if "gap" in frame
         else "",
         spread if "spread" in frame else "",
@@ -245,9 +242,9 @@ def _rich(frame: pd.DataFrame) -> Table:
         left_out(frame),
     )
     table = Table(
-        title=f"{title} on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
+        title=f"{headline} on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
         if names
-        else title,
+        else headline,
         caption=" ".join(filter(None, notes)),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -362,7 +359,7 @@ def _group_columns(documents: Mapping[str, Mapping], grouping: str) -> Iterator[
     for name, document in documents.items():
         yield f"{METRIC_TITLES[task.main]} {name}", _of_groups(document, grouping, task.main)
     for metric in task.costs:
-        title = cost_title(task, metric)
+        title = cost_title(metric)
         for name, document in private.items():
             yield f"{title} {name}", _of_groups(document["cost_of_privacy"], grouping, metric)
         if metric == task.main and len(private) == 1:  # in a comparison they are in the figure

@@ -25,6 +25,8 @@ METRIC_TITLES = {
     "label_accuracy": "label accuracy",
     "macro_auroc": "macro AUROC",
     "exact_match": "exact match",
+    "within_one": "within one rank",
+    "kappa": "weighted kappa",
 }
 
 
@@ -43,7 +45,11 @@ def task_in(documents: Mapping[str, Mapping]) -> type[Task]:
     return kinds[0]
 
 
-def cost_title(task: type[Task], metric: str) -> str:
-    """A cost of privacy in a heading: a difference of classifiers' figures, else what is lost."""
+COST_MEANS = "how much worse the {} is than the non-private baseline's, negative where it is better"
+"""A cost of privacy in a metric, whose title is filled in."""
+
+
+def cost_title(metric: str) -> str:
+    """A cost of privacy in a heading."""
     title = METRIC_TITLES[metric]
-    return title if metric == "excess_loss" else f"Δ {title}" if task.lost_is < 0 else f"cost in {title}"
+    return title if metric == "excess_loss" else f"cost in {title}"

@@ -21,7 +21,7 @@ from equidp.evaluation.seeds import over_seeds
 from equidp.reporting.page import html_report
 from equidp.reporting.rendering import linked
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.titles import METRIC_TITLES
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES
 from equidp.sweep.project import BASELINE, Cell, by_seed, differing, digest
 from equidp.sweep.tracked import Means
 from equidp.system.files import replacing
@@ -31,7 +31,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 WIDTH = 100
 READING = (
-    "n: seeds. Δ: {cost} the non-private baseline's, paired by seed. Gap: largest Δ minus smallest Δ, over "
+    "n: seeds. Cost of privacy, paired by seed: {cost}. Gap: largest minus smallest cost, over "
     "groups of ten test records or more, where there are two{spread}. (m): over m of the seeds, as the baseline "
     "diverged or guessed in the others. ε holds for each run alone: runs on the same data compose; those of one seed "
     "share batches and noise, and do not even compose."
@@ -221,13 +221,13 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
 def print_table(table: pd.DataFrame, console: Console) -> None:
     """One table per dataset, within 100 columns; 80 are enough."""
     costs: dict[str, None] = {}
-    names = {"cost": "Δ", "worst": "worst group", "spread": "spread", "gap": "gap"}
+    names = {"cost": "cost", "worst": "worst group", "spread": "spread", "gap": "gap"}
     if console.width < WIDTH:
         del names["spread"]
     for dataset, lines in table.groupby("dataset", sort=False):
         task = next(kind for kind in TASKS.values() if kind.main in lines and lines[f"{kind.main}_seeds"].notna().any())
         main = task.main
-        costs |= {task.cost_means: None}
+        costs |= {METRIC_TITLES[main]: None}
         shown = Table(
             title=f"{dataset}: test {METRIC_TITLES[main]}, mean ± half of the 95 % interval over seeds",
             box=box.SIMPLE_HEAD,
@@ -242,7 +242,7 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
             epsilon = epsilon_text(None if pd.isna(line["epsilon"]) else line["epsilon"], 3)
             shown.add_row(*(Text(str(word)) for word in (line["run"], line["seeds"], epsilon, *figures)))
         console.print(shown, width=min(WIDTH, console.width))
-    reading = READING.format(cost=" or ".join(costs), spread=SPREAD if "spread" in names else "")
+    reading = READING.format(cost=COST_MEANS.format(" or ".join(costs)), spread=SPREAD if "spread" in names else "")
     console.print(Text(reading), width=min(WIDTH, console.width), style="italic")
 
 

@@ -43,11 +43,9 @@ class Task(ABC):
         main: the one by which groups are compared and the cost of privacy is told.
         best: of each metric, whether the highest, the lowest or the value nearest to 0 is best; the highest where
             nothing is said.
-        cost_means: what the cost of privacy is, as the beginning of a phrase that goes on "… that of the baseline".
         most: the highest possible value of the main metric; 0 is the lowest.
         costs: those whose cost of privacy is shown of every group, the main one's first; classes have an `excess_loss`.
         beside: metrics shown of every group beside the main one where several models are compared.
-        lost_is: the sign of a cost of privacy where something is lost.
         diverged_means, guessed_means: what follows for the figures of such a model, as an end and as a beginning of a
             sentence.
         metrics_mean, undefined_means, intervals_are: what a page says of the figures.
@@ -61,8 +59,6 @@ class Task(ABC):
     most: ClassVar[float] = math.inf
     costs: ClassVar[tuple[str, ...]]
     beside: ClassVar[tuple[str, ...]]
-    cost_means: ClassVar[str]
-    lost_is: ClassVar[Literal[-1, 1]] = 1
     diverged_means: ClassVar[str] = "its figures are undefined"
     guessed_means: ClassVar[str]
     metrics_mean: ClassVar[str]
@@ -141,7 +137,11 @@ class Task(ABC):
 
     @classmethod
     def cost(cls, private: Figures, baseline: Figures) -> dict[str, float | None]:
-        """What privacy cost some records in each metric: positive where something is lost, None where unknown."""
+        """What privacy cost some records in each metric: negative where the private model is better, None if unknown.
+
+        Baseline − private where the highest is best, private − baseline where the lowest is, and of a metric best at 0
+        the difference of absolute values. The loss's is called `excess_loss`.
+        """
         names = {metric: "excess_loss" if metric == "loss" else metric for metric in cls.metrics}
         return {name: cls._lost(metric, private[metric], baseline.get(metric)) for metric, name in names.items()}
 
@@ -177,4 +177,4 @@ class Task(ABC):
     def outdone(cls, document: Mapping[str, Any]) -> bool:
         """Whether the private model of this `metrics.json` is better than its baseline, by more than chance."""
         interval = document.get("cost_of_privacy", {}).get("intervals", {}).get("overall")
-        return interval is not None and max(cls.lost_is * end for end in interval) < 0
+        return interval is not None and interval[1] < 0

@@ -14,16 +14,19 @@ from equidp.evaluation import metrics
 from equidp.evaluation.intervals import Groups
 from equidp.evaluation.live import live_metrics
 from equidp.gradients.losses import CrossEntropy, Loss
-from equidp.tasks.base import Figures, Task, Words
+from equidp.tasks.base import Task, Words
+
+CROSS_ENTROPY: Loss = CrossEntropy()
 
 
-def record_loss(weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device | str) -> Loss:
-    """Cross-entropy of each record on its own, optionally times its class's weight.
+def record_loss(
+    weights: tuple[float, ...] | None, classes: Sequence[str], device: torch.device | str, plain: Loss = CROSS_ENTROPY
+) -> Loss:
+    """The loss of each record on its own, times its class's weight where there are weights.
 
     Raises:
         EquidpError: there is not one weight for each class.
     """
-    plain = CrossEntropy()
     if weights is None:
         return plain
     if len(weights) != len(classes):
@@ -42,11 +45,10 @@ class Classification(Task):
     losses = ("cross_entropy",)
     metrics = metrics.METRICS
     main = "accuracy"
+    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"loss": "lowest", "calibration_error": "lowest"}
     most = 1.0
     costs = ("accuracy", "excess_loss")
     beside = ("auroc",)
-    cost_means = "accuracy minus"
-    lost_is: ClassVar[Literal[-1, 1]] = -1
     diverged_means = "every prediction counts as wrong"
     guessed_means = "Its accuracy is then that of the most frequent class"
     metrics_mean = "Balanced accuracy and macro-F1 count every class alike, however rare."
@@ -102,11 +104,6 @@ class Classification(Task):
         count = len(self.schema.classes)
         names = f"with {count} classes", f"into {count} classes"
         return Words("classifier", *names, "one logit per class", f"One score for each of {count} classes")
-
-    @classmethod
-    def cost(cls, private: Figures, baseline: Figures) -> dict[str, float | None]:
-        """Private minus baseline, the loss as `excess_loss`."""
-        return metrics.difference(private, baseline)
 
     @classmethod
     def diverged(cls, figures: Mapping[str, Any]) -> bool:

@@ -27,7 +27,6 @@ class MultiLabel(Task):
     most = 1.0
     costs = ("label_accuracy", "macro_auroc")
     beside = ("macro_auroc",)
-    cost_means = "label accuracy lost against"
     guessed_means = "Its label accuracy is then that of the most frequent value of each label"
     metrics_mean = (
         "Label accuracy is the share of right labels: of a rare label, 0 for everybody has a high one. Macro AUROC is "

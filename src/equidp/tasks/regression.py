@@ -35,7 +35,6 @@ class Regression(Task):
     }
     costs = ("mae",)
     beside = ("mean_error",)
-    cost_means = "mean absolute error minus"
     guessed_means = "Its MAE is then that of one number for everybody"
     metrics_mean = (
         "MAE, RMSE and mean error are in the target's own unit. The mean error is positive where predictions are too "

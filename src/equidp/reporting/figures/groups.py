@@ -28,10 +28,10 @@ def metric_per_group(documents: Mapping[str, Mapping], grouping: str, metric: st
 
 
 def cost_per_group(documents: Mapping[str, Mapping], grouping: str, metric: str | None = None) -> go.Figure:
-    """What privacy cost each group, one bar per algorithm; the task's `lost_is` says on which side of 0 a loss is."""
+    """What privacy cost each group, one bar per algorithm, above 0 where something is lost."""
     task = task_in(documents)
     metric = metric or task.main
-    chart = figure(f"Cost of privacy by {label(grouping)}", label(grouping), cost_title(task, metric))
+    chart = figure(f"Cost of privacy by {label(grouping)}", label(grouping), cost_title(metric))
     frame = group_figures(documents, ["loss" if metric == "excess_loss" else metric])
     frame = frame[(frame["grouping"] == grouping) & (frame["algorithm"] != BASELINE)]
     costs = {name: document.get("cost_of_privacy", {}) for name, document in documents.items()}

@@ -13,6 +13,7 @@ from equidp.reporting.figures.drawing import METRIC_NAMES, capital, in_words
 from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.style import figure, label, line, looks
 from equidp.reporting.tables import BASELINE
+from equidp.reporting.titles import cost_title
 
 
 def privacy_utility(runs: pd.DataFrame, metric: str = "accuracy") -> go.Figure:
@@ -52,7 +53,7 @@ def cost_against(runs: pd.DataFrame, setting: str, metric: str = "accuracy") -> 
     _check_columns(runs, setting)
     named = runs.assign(algorithm=[f"{a}, {g}" for a, g in zip(runs["algorithm"], runs["group"], strict=True)])
     words = in_words(setting)
-    return _sweep(named, setting, "cost", f"Cost of privacy against {words}", words, f"Δ {METRIC_NAMES[metric]}")
+    return _sweep(named, setting, "cost", f"Cost of privacy against {words}", words, cost_title(metric))
 
 
 def metric_against(runs: pd.DataFrame, setting: str, metric: str = "accuracy") -> go.Figure:
