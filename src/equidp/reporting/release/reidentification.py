@@ -98,7 +98,8 @@ def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: s
     if not found:
         return Line(key, question, "The audit left this attack out.", open=True)
     if "epsilon_lower_bound" not in found:
-        return Line(key, question, "REFUTED: this attack, on a training with the same plan, showed more than the ε that is claimed.", dict(found))
+        refuted = "REFUTED: this attack, on a training with the same plan, showed more than the ε that is claimed."
+        return Line(key, question, refuted, dict(found))
     shown = lower_text(found["epsilon_lower_bound"])
     outcome = "does not refute the claim" if found["consistent"] else "REFUTES the claim"
     reach = "" if found["refutable"] else " With every guess right it could not have refuted it: the test is too weak."
