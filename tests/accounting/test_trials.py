@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from equidp.accounting.calibration import smallest_noise
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
@@ -212,3 +213,27 @@ def test_a_capped_run_of_several_trials_composes_by_privacy_loss() -> None:
     (cap,) = algorithm.events(PLAN)
     assert found == epsilon([Event(cap.sampling_rate, cap.noise_multiplier, 3 * cap.count)], DELTA)
     assert found.value == found.pld
+
+
+@pytest.mark.parametrize(
+    ("cost", "tries"),
+    [
+        (lambda s: 3 / s**1.7, 6),
+        (lambda s: 1 / s**2 + 0.2, 12),
+        (lambda s: max(0.0, 2 - s), 6),
+        (lambda s: 2.0 * (s < 1.2345), 24),
+    ],
+    ids=["a power", "a power and a floor", "down to nothing", "a step"],
+)
+def test_the_smallest_noise_meets_its_target_after_few_tries(cost: Any, tries: int) -> None:
+    """One try under a law of trials takes 80 ms for each distinct event: halving alone needs 18."""
+    asked = list[float]()
+
+    def counted(noise: float) -> float:
+        asked.append(noise)
+        return float(cost(noise))
+
+    found = smallest_noise(counted, 1.0)
+    assert cost(found) <= 1.0
+    assert cost(found / (1 + 1.01e-5)) > 1.0
+    assert len(asked) <= tries

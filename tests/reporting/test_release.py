@@ -231,6 +231,9 @@ def test_figures_released_with_noise_are_told_with_their_cost():
     assert "0.809" in found["README.md"].decode()
     assert "ε = 0.5000" in found["README.md"].decode()
     assert document(found, "metrics_release")["overall"] == {"accuracy": 0.8091}
+    assert "Figures of the test records" in found["README.md"].decode()
+    held = files(released_metrics=noised | {"part": "validation"})["README.md"].decode()
+    assert "Figures of the validation records" in held
     with pytest.raises(EquidpError, match="no epsilon"):
         files(released_metrics={"overall": {"accuracy": 0.8}})
 

@@ -124,13 +124,32 @@ def tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, tar
     return best
 
 
+PRECISION = 1e-5
+"""Relative, of `smallest_noise`."""
+
+
 def smallest_noise(cost: Callable[[float], float], target: float) -> float:
     """The smallest noise multiplier with `cost` at most `target`, to a relative 1e-5. `cost` falls as noise grows.
+
+    A cost may take seconds. Between noises on either side of the target it is nearly a power of the noise, so the next
+    one to try is just beyond where that power meets the target; every third time, or if there is none, the middle.
 
     Raises:
         EquidpError: where no noise meets the target, or none is needed.
     """
-    return _bracket(cost, target, 1e-5)[1]
+    known = lru_cache(maxsize=None)(cost)
+    low, high = _bracket(known, target, 1.0)
+    tries, aside = 0, PRECISION / 3
+    while high > low * (1 + PRECISION):
+        tries += 1
+        excess, slack = known(low) / target, known(high) / target
+        middle = math.sqrt(low * high)
+        if tries % 3 and 0 < slack <= 1 < excess < math.inf and slack < excess:
+            met = low * (high / low) ** (math.log(excess) / math.log(excess / slack))
+            beside = met * (1 + aside) if high > met * (1 + aside) * (1 + aside) else met * (1 - aside)
+            middle = min(max(beside, low * (1 + aside)), high * (1 - aside))
+        low, high = (low, middle) if known(middle) <= target else (middle, high)
+    return high
 
 
 def noise_within(

@@ -57,7 +57,7 @@ def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict
     if settings.algorithm(algorithm).private:
         _warn_of_weak_promises(algorithm, plan, train, settings.privacy)
         if not plan.trials.single and (reason := _moving_test_part(train, settings)):
-            # secure trials may share one seed, which gives seeded ones the same batches and noise
+            # secure trials share the project's seed, and may: seeded ones would share batches and noise
             if plan.trials.law is not None and not settings.privacy.secure:
                 raise EquidpError(f"privacy.trials_law={plan.trials.law} does not hold here: {reason}")
             logger.warning("%s: %s", algorithm, reason)

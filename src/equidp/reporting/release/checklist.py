@@ -159,7 +159,8 @@ def _utility(facts: Facts) -> list[Line]:
             "What did privacy cost against a model without it?",
             "Not measured: the settings were tuned without training such a model."
             if tuned
-            else "Measured inside. The comparison is an exact function of the training records, so it cannot be published.",
+            else "Measured inside. The comparison is an exact function of the training records, so it cannot be "
+            "published.",
             open=tuned,
         ),
         stated("bias", "Bias of the data and of people who use the model", facts.curator, "No run can tell."),

@@ -74,8 +74,9 @@ def _loss(privacy: Mapping[str, Any]) -> Line:
         others[figures["part"]] = figures, "of which figures with noise are here"
     if others:
         text += f" for one {privacy['unit']} of the training part"
-        value["other_parts"] = {part: {key: of[key] for key in ("epsilon", "delta")} for part, (of, _) in others.items()}
+        value["other_parts"] = {}
     for part, (of, why) in others.items():
+        value["other_parts"][part] = {"epsilon": of["epsilon"], "delta": of["delta"]}
         text += f"; ε = {epsilon_text(of['epsilon'])} at δ = {of['delta']:g} for one of the {part} part, {why}"
     return Line("parameters", "Privacy loss", f"{text}.", value)
 

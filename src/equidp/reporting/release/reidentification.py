@@ -47,6 +47,7 @@ def _proven(facts: Facts) -> list[Line]:
     unit = privacy["unit"]
     claimed = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
     rows = [(rate, recognised(privacy, rate)) for rate in ALARMS]
+    others = "test records" + (" beyond the ε of their own figures" if privacy.get("evaluation") else "")
     source = "the statement's trade-off curve" if from_curve(privacy) else "(ε, δ) alone; the true curve is lower"
     curve = {"trade_off": privacy["trade_off"]} if from_curve(privacy) else {}
     return [
@@ -74,8 +75,8 @@ def _proven(facts: Facts) -> list[Line]:
         Line(
             "outside",
             "What is not bounded?",
-            "What the model says about a population, and so about anybody like those in it; test records; people with "
-            f"several {unit}s beyond a bound that grows with their number; other releases from the same records.",
+            f"What the model says about a population, and so about anybody like those in it; {others}; people "
+            f"with several {unit}s beyond a bound that grows with their number; other releases from the same records.",
         ),
     ]
 
@@ -98,7 +99,8 @@ def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: s
     if not found:
         return Line(key, question, "The audit left this attack out.", open=True)
     if "epsilon_lower_bound" not in found:
-        return Line(key, question, "REFUTED: this attack, on a training with the same plan, showed more than the ε that is claimed.", dict(found))
+        refuted = "REFUTED: this attack, on a training with the same plan, showed more than the ε that is claimed."
+        return Line(key, question, refuted, dict(found))
     shown = lower_text(found["epsilon_lower_bound"])
     outcome = "does not refute the claim" if found["consistent"] else "REFUTES the claim"
     reach = "" if found["refutable"] else " With every guess right it could not have refuted it: the test is too weak."
