@@ -20,6 +20,7 @@ from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import CrossEntropy
 from equidp.models import build_model, card_options, model_features
 from equidp.models.features import extract, feature_map
+from equidp.models.hubs.network import ImageNetwork, Preparation
 from equidp.options import dotted
 from equidp.parameters import resolve
 from equidp.pipelines.ingestion.nodes import encode_records
@@ -267,6 +268,17 @@ def test_a_folder_without_tokenizer_and_a_text_network_for_images_are_refused(be
         source("imdb", {"tokenizer": str(tmp_path / "none")}).schema  # noqa: B018
     with pytest.raises(EquidpError, match=r"has no preprocessor_config\.json, so that nobody knows how its images"):
         build_model("backbone", SCHEMAS["cifar10"], options={"network": f"hf:{bert}"})
+
+
+def test_a_network_that_mixes_records_is_refused_also_where_its_features_are_only_computed() -> None:
+    class Centred(torch.nn.Flatten):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            rows = super().forward(pixels)
+            return rows - rows.mean(0) / 2
+
+    ImageNetwork(torch.nn.Flatten(), Preparation(8)).measure(SCHEMAS["cifar10"], "x:y")
+    with pytest.raises(EquidpError, match=r"x:y gives a record other features where another one is beside it: a layer"):
+        ImageNetwork(Centred(), Preparation(8)).measure(SCHEMAS["cifar10"], "x:y")
 
 
 def test_features_over_views_are_those_of_any_view_and_half_precision_is_near(weights: Path) -> None:
