@@ -99,6 +99,7 @@ def tables(cells: Iterable[tuple[Cell, Row]]) -> dict[str, list[str]]:
         f"**{where}{title}**": [*header(names), *(line(key, rows, names) for key, rows in sorted(rows_of.items()))]
         for where, rows_of in found.items()
         for title, names in columns(next(iter(rows_of.values()))[0]).items()
+        if names
     }
 
 
