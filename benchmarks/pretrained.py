@@ -79,6 +79,8 @@ def figures(parts: Any, outputs: torch.Tensor, groupings: Sequence[str]) -> dict
 def tables(cells: Iterable[tuple[Cell, Row]]) -> dict[str, list[str]]:
     """Two tables of markdown for every way of splitting: classes, and the other groupings."""
     found: dict[str, dict[tuple[str, str, str], list[Row]]] = defaultdict(lambda: defaultdict(list))
+    cells = list(cells)
+    alike = len({cell.settings["training"]["epochs"] for cell, _ in cells}) == 1
     for cell, row in cells:
         data, training, private = (cell.settings[block] for block in ("data", "training", "privacy"))
         where = f"split by {data['split_by']}, on {data['evaluate_on']} records"
@@ -88,13 +90,16 @@ def tables(cells: Iterable[tuple[Cell, Row]]) -> dict[str, list[str]]:
             "δ": private.get("delta"),
             "τ": options.get("adjustment"),
             "rate": options.get("learning_rate") or training["learning_rate"],
+            "epochs": None if alike else training["epochs"],
         }
         note = ", ".join(f"{name} {value:g}" for name, value in shown.items() if value is not None)
+        note += "" if (more := training["trainable"]) in (None, "head") else f", {more}"
         found[where][epsilon, cell.algorithm, note].append(row)
     return {
         f"**{where}{title}**": [*header(names), *(line(key, rows, names) for key, rows in sorted(rows_of.items()))]
         for where, rows_of in found.items()
         for title, names in columns(next(iter(rows_of.values()))[0]).items()
+        if names
     }
 
 

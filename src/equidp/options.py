@@ -98,7 +98,8 @@ def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: st
     except ValidationError as error:
         first, why = refusal_of(error)
         place = ".".join(str(part) for part in first["loc"])
-        named, given_here = (f"The {kind} {place!r}", f" (given: {first['input']!r})") if place else (f"A {kind}", "")
+        one = f"{'An' if kind[0] in 'aeiou' else 'A'} {kind}"
+        named, given_here = (f"The {kind} {place!r}", f" (given: {first['input']!r})") if place else (one, "")
         raise EquidpError(f"{named} is not valid: {why}{given_here}.") from error
 
 

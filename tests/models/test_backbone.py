@@ -20,6 +20,7 @@ from equidp.gradients.engine import GradientEngine
 from equidp.gradients.losses import CrossEntropy
 from equidp.models import build_model, card_options, model_features
 from equidp.models.features import extract, feature_map
+from equidp.models.hubs.network import ImageNetwork, Preparation
 from equidp.options import dotted
 from equidp.parameters import resolve
 from equidp.pipelines.ingestion.nodes import encode_records
@@ -117,6 +118,17 @@ def test_adapters_are_added_where_they_are_asked_for_and_their_rank_is_checked(b
         build_model("backbone", reviews.schema, options={**given, "trainable": "bias"})
 
 
+def test_without_targets_a_network_of_convolutions_gets_adapters_where_they_are_narrower_than_the_layer(
+    weights: Path,
+) -> None:
+    pytest.importorskip("peft", reason="needs equidp[pretrained]")
+    for rank, stem in ((8, True), (28, False)):  # the first convolution maps 3·9 numbers
+        given = options(weights, trainable="lora", lora_rank=rank, precision="float32", views=1)
+        found = trained(build_model("backbone", SCHEMAS["cifar10"], options=given))
+        assert any("lora_A" in name for name in found)
+        assert any("conv_stem" in name for name in found) == stem
+
+
 def test_texts_are_read_by_the_networks_own_tokenizer_and_padding_changes_nothing(bert: Path, reviews: Records) -> None:
     assert reviews.features[0].tolist() == [3, 6, 8, 4, 0, 0, 0, 0]  # [CLS] good film [SEP], each 1 more
     assert reviews.schema.vocabulary == len(WORDS) + 1
@@ -194,6 +206,7 @@ def test_a_folder_whose_configuration_is_another_networks_is_refused_by_name(ber
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"network": NETWORK, "weights": None}, r"needs its pretrained weights"),
         ({"network": "tim:x"}, r"Unknown library in model\.options\.network 'tim'\. Did you mean 'timm'"),
         ({"network": "resnet18"}, r"write timm:<name>, torchvision:<name> or hf:<folder>"),
         ({"network": "timm:resnet81"}, r"Unknown network of timm 'resnet81'\. Did you mean"),
@@ -208,9 +221,9 @@ def test_a_folder_whose_configuration_is_another_networks_is_refused_by_name(ber
 )
 def test_what_cannot_be_read_is_told_in_one_sentence(given: dict, message: str, tmp_path: Path) -> None:
     (tmp_path / "m.bin").write_bytes(b"\x80")
-    if "broken" in given.get("weights", ""):
+    if "broken" in (given.get("weights") or ""):
         (tmp_path / "broken.safetensors").write_bytes(b"rubbish")
-    given = {key: value.format(folder=tmp_path) for key, value in given.items()}
+    given = {key: value and value.format(folder=tmp_path) for key, value in given.items()}
     with pytest.raises(EquidpError, match=message):
         build_model("backbone", SCHEMAS["cifar10"], options=given)
 
@@ -221,6 +234,7 @@ def test_what_cannot_be_read_is_told_in_one_sentence(given: dict, message: str, 
         ({"num_hidden_layers": 2}, r"they lack encoder\.layer\.1\."),
         ({"model_type": "bart"}, r"bert holds no network|another network's"),
         ("pickle", r"pytorch_model\.bin is a pickle"),
+        ("truncated", r"bert holds no network that transformers can read \(.*file not fully covered"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused_before_a_text_is_read(
@@ -232,8 +246,10 @@ def test_a_network_that_does_not_fit_is_refused_before_a_text_is_read(
         (folder / path.name).write_bytes(path.read_bytes())
     if isinstance(changed, dict):
         (folder / "config.json").write_text(json.dumps(json.loads((bert / "config.json").read_text()) | changed))
-    else:
+    elif changed == "pickle":
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    else:
+        (folder / "model.safetensors").write_bytes((bert / "model.safetensors").read_bytes()[:-1])
     (tmp_path / "r.csv").write_text("body,urgent\ngood film,yes\n")
     given = {"path": "r.csv", "label": "urgent", "classes": ["no", "yes"], "text": "body", "length": 8}
     network = {"name": "backbone", "options": {"network": f"hf:{folder}"}}
@@ -248,8 +264,21 @@ def test_a_network_that_does_not_fit_is_refused_before_a_text_is_read(
 def test_a_folder_without_tokenizer_and_a_text_network_for_images_are_refused(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(EquidpError, match=r"holds no tokenizer \(tokenizer\.json or vocab\.txt\)"):
         source("imdb", {"tokenizer": str(tmp_path)}).schema  # noqa: B018
+    with pytest.raises(EquidpError, match=r"Folder .*none does not exist: give a folder"):
+        source("imdb", {"tokenizer": str(tmp_path / "none")}).schema  # noqa: B018
     with pytest.raises(EquidpError, match=r"has no preprocessor_config\.json, so that nobody knows how its images"):
         build_model("backbone", SCHEMAS["cifar10"], options={"network": f"hf:{bert}"})
+
+
+def test_a_network_that_mixes_records_is_refused_also_where_its_features_are_only_computed() -> None:
+    class Centred(torch.nn.Flatten):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            rows = super().forward(pixels)
+            return rows - rows.mean(0) / 2
+
+    ImageNetwork(torch.nn.Flatten(), Preparation(8)).measure(SCHEMAS["cifar10"], "x:y")
+    with pytest.raises(EquidpError, match=r"x:y gives a record other features where another one is beside it: a layer"):
+        ImageNetwork(Centred(), Preparation(8)).measure(SCHEMAS["cifar10"], "x:y")
 
 
 def test_features_over_views_are_those_of_any_view_and_half_precision_is_near(weights: Path) -> None:

@@ -23,8 +23,13 @@ def tokenizer_digest(folder: Path) -> str:
     """sha256 of a tokenizer's files.
 
     Raises:
-        EquidpError: the folder holds none.
+        EquidpError: the folder does not exist, or holds none.
     """
+    if not folder.is_dir():
+        raise EquidpError(
+            f"Folder {folder} does not exist: give a folder in Hugging Face's format in model.options.network "
+            "(hf:<folder>), or in data.options.tokenizer."
+        )
     found = [folder / name for name in FILES if (folder / name).is_file()]
     if not found:
         raise EquidpError(

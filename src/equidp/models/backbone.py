@@ -31,7 +31,7 @@ class BackboneOptions(HeadOptions):
 
     network: str
     """`timm:<name>`, `torchvision:<name>`, or `hf:<folder>` in Hugging Face's format."""
-    weights: str = ""
+    weights: Annotated[str, BeforeValidator(lambda path: path or "")] = ""  # `weights=` on the command line is None
     """Path of a `.safetensors` file or its folder, or `download`; none for `hf`, whose folder has them."""
     size: Annotated[int, Field(ge=0, le=1024)] = 0
     """Side that images are resized to before the network sees them; 0 for the network's own."""
@@ -62,10 +62,13 @@ class BackboneOptions(HeadOptions):
             raise ValueError(error.message.rstrip(".")) from error
         if self.trainable != "lora" and (lora := sorted(n for n in self.model_fields_set if n.startswith("lora_"))):
             raise ValueError(f"{', '.join(lora)} has no effect unless training.trainable is lora")
-        if self.trainable != "head" and (fixed := sorted(self.model_fields_set & {"precision", "views"})):
+        fixed = [
+            name for name in ("precision", "views") if getattr(self, name) != type(self).model_fields[name].default
+        ]
+        if fixed and self.trainable != "head":  # a preset's are set back by the defaults
             raise ValueError(
-                f"{' and '.join(fixed)} of features have no effect unless training.trainable is head; where more is "
-                "trained, training.precision is the setting"
+                f"{' and '.join(fixed)} of features have no effect unless training.trainable is head; set precision to "
+                "float32 and views to 1 (where more is trained, training.precision is the setting)"
             )
         return self
 

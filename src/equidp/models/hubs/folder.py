@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
@@ -129,7 +130,7 @@ def _loaded(transformers: Any, name: str) -> nn.Module:
                 ignore_mismatched_sizes=True,  # said below, all at once
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
         raise EquidpError(
             f"{SETTING}: {name} holds no network that transformers can read ({first_line(error)})."
         ) from error

@@ -16,6 +16,8 @@ IMAGES, TEXTS = 32, 32
 """Records at a time where features are only computed: few, so that memory stays small at 224 pixels."""
 STEP = 32
 """Lengths are rounded up to a multiple of it, so that a text's result depends on its own length alone."""
+MIXED = 0.05
+"""Features of one record that differ by more of their norm do not differ by rounding in half precision."""
 Precision = Literal["float32", "bf16"]
 Views = Literal[1, 2, 4, 8]
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, KeyError, AttributeError)
@@ -53,17 +55,20 @@ class Network(nn.Module):
         self.views = views
 
     def measure(self, schema: Schema, name: str) -> None:
-        """Take the width from features of one empty record.
+        """Take the width from the features of a drawn record, which have to be the same beside another one.
 
         Raises:
-            EquidpError: the network takes no such records, or gives no row of numbers.
+            EquidpError: the network takes no such records, gives no row of numbers, or mixes records.
         """
         if schema.kind != self.kind:
             raise EquidpError(f"Network {name} reads {self.kind}s, dataset {schema.name!r} has {schema.kind} features.")
-        record = torch.zeros((1, *schema.shape), dtype=torch.int64 if self.kind == "text" else torch.uint8)
+        text, drawn = self.kind == "text", torch.Generator().manual_seed(0)
+        values = (1, max(2, min(256, schema.vocabulary))) if text else (0, 256)
+        two = torch.randint(*values, (2, *schema.shape), generator=drawn, dtype=torch.int64 if text else torch.uint8)
+        two[1] = two[1] // 4 + text  # another distribution, which batch statistics would show
         try:
             with torch.no_grad():
-                found = self.eval()(record)
+                found, beside = self.eval()(two[:1]), self(two)[:1]
         except FAILURES as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise EquidpError(
@@ -72,6 +77,11 @@ class Network(nn.Module):
             ) from error
         if found.dim() != 2:
             raise EquidpError(f"Network {name} gives {tuple(found.shape)} for one record, not one row of features.")
+        if (beside - found).norm() > MIXED * found.norm():
+            raise EquidpError(
+                f"Network {name} gives a record other features where another one is beside it: a layer of it mixes "
+                "records, and then nothing bounds what one of them changes. Choose another network."
+            )
         self.width = found.shape[1]
 
     def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

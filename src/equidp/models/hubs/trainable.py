@@ -5,6 +5,7 @@ Statistics of BatchNorm are never among them: they stay those of the pretraining
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from torch import nn
@@ -55,7 +56,7 @@ def is_norm(module: nn.Module) -> bool:
 def _add_adapters(body: nn.Module, rank: int, alpha: float, targets: tuple[str, ...]) -> None:
     peft = extra("peft", "training.trainable=lora")
     layers = _layers(body)
-    chosen = _asked(layers, targets) if targets else _found(layers)
+    chosen = _asked(layers, targets) if targets else _found(layers, rank)
     for name in chosen:
         if rank > (most := min(layers[name])):
             raise EquidpError(
@@ -76,7 +77,7 @@ def _layers(body: nn.Module) -> dict[str, tuple[int, int]]:
         if isinstance(module, nn.Linear):
             found[name] = module.in_features, module.out_features
         elif isinstance(module, nn.Conv2d) and module.groups == 1:
-            found[name] = module.in_channels, module.out_channels
+            found[name] = module.in_channels * math.prod(module.kernel_size), module.out_channels
         elif type(module).__name__ == "Conv1D":  # GPT-2's: a Linear whose weight is transposed
             found[name] = tuple(module.weight.shape)
     return found
@@ -96,9 +97,9 @@ def _asked(layers: dict[str, tuple[int, int]], targets: tuple[str, ...]) -> list
     return chosen
 
 
-def _found(layers: dict[str, tuple[int, int]]) -> list[str]:
-    """The layers of attention; where there is none, all."""
+def _found(layers: dict[str, tuple[int, int]], rank: int) -> list[str]:
+    """The layers of attention; where there is none, all that are wider than an adapter, or else all."""
     attention = [name for name in layers if "attn" in name.lower() or "attention" in name.lower()]
     if not (attention or layers):
         raise EquidpError("training.trainable=lora: the network has no layer for an adapter; take head, bias or all.")
-    return attention or list(layers)
+    return attention or [name for name, sides in layers.items() if min(sides) > rank] or list(layers)
