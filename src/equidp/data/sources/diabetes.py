@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from equidp.data.columns import Bounded, Named, Numeric, band_ids, bands, feature_names
 from equidp.data.raw_files import RawFiles
@@ -19,7 +20,7 @@ from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
 
 TARGET = Bounded(minimum=25, maximum=346)
-BANDS = Named(column="progression", edges=(100, 180, 260), minimum=TARGET.minimum, maximum=TARGET.maximum)
+EDGES = (100, 180, 260)
 SEX = Named(column="sex", categories=("1", "2"))
 AGE_BAND = Named(column="age", edges=(40, 50, 60), maximum=120)
 FEATURES = {
@@ -51,7 +52,7 @@ class Diabetes(Source):
 
     name = "diabetes"
     tasks = ("regression",)
-    sizes = (442,)
+    sizes: ClassVar[tuple[int, ...]] = (442,)
 
     def locate(self, raw_dir: Path) -> RawFiles:
         """No file is needed: the table is part of scikit-learn."""
@@ -85,9 +86,8 @@ class DiabetesBands(Diabetes):
 
     def read(self, files: RawFiles) -> Records:
         """The same patients, each with the band of its progression."""
-        found, groupings = super().read(files), {"class": BANDS.names, **SCHEMA.groupings}
-        schema = replace(
-            SCHEMA, name=self.name, task="ordinal", classes=BANDS.names, groupings=groupings, targets=(), bounds=()
-        )
-        labels = band_ids(found.labels, BANDS.edges)
+        found, classes = super().read(files), bands(EDGES)
+        schema = replace(SCHEMA, name=self.name, task="ordinal", classes=classes, targets=(), bounds=())
+        schema = replace(schema, groupings={"class": classes, **SCHEMA.groupings})
+        labels = band_ids(found.labels, EDGES)
         return Records(found.features, labels, {"class": labels, **found.groups}, schema)
