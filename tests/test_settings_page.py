@@ -21,6 +21,7 @@ def test_each_papers_preset_says_where_its_values_come_from():
     ours = {
         "digits",
         "diabetes",
+        "diabetes_bands",
         "mnist",
         "fashion_mnist",
         "cifar10",

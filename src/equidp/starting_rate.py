@@ -54,17 +54,17 @@ def starting_rate(
 
     Args:
         settings: of the run: its model, noise, steps and batch.
-        schema: of a classification.
+        schema: of a dataset with classes.
         columns: the declared features.
         rows: public number of rows.
     """
     from equidp.accounting.ledger import Ledger
     from equidp.algorithms import algorithm_settings
-    from equidp.gradients.losses import CrossEntropy
     from equidp.mechanism.noise import SeededRandom
     from equidp.mechanism.sampling import Examples, Population
     from equidp.mechanism.trainer import Trainer
     from equidp.models import build_model
+    from equidp.tasks import task_of
     from equidp.training import plan_run
 
     units = max(settings.training.batch_size, round(rows * (1 - settings.data.test_fraction)))
@@ -77,12 +77,14 @@ def starting_rate(
     scores = (features - features.mean(0)) @ weights
     shares = torch.softmax(CERTAINTY * scores / scores.std(), dim=1)
     labels = torch.multinomial(shares, 1, generator=torch.Generator().manual_seed(2)).squeeze(1)
+    task = task_of(schema)
+    loss = task.loss(task.loss_named(None), "cpu")
     population = Population(Examples(features[:count], labels[:count]), labels.new_zeros(count))
 
     def measured(rate: float, bound: float) -> float:
         trainer = Trainer(
             model=build_model(settings.model.name, schema, options=settings.model.options, seed=0),
-            loss=CrossEntropy(),
+            loss=loss,
             algorithm=algorithm_settings("dpsgd", {"clip_norm": bound}).build(),
             plan=plan,
             population=population,
@@ -95,7 +97,7 @@ def starting_rate(
         trainer.model.eval()
         with torch.no_grad():
             outputs = trainer.model(features[count:])
-        return float(CrossEntropy()(outputs, labels[count:]).nan_to_num(torch.inf).mean())
+        return float(loss(outputs, labels[count:]).nan_to_num(torch.inf).mean())
 
     with tqdm(total=len(RATES) + 2, desc="rates on made-up rows", leave=False, disable=None) as progress:
 

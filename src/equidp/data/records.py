@@ -68,13 +68,13 @@ class Schema:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """What each output of a model stands for: the classes, or the targets."""
+        """What each column of a model's predictions stands for: a class, or a target."""
         return self.classes or self.targets
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of a model."""
-        return len(self.output_names)
+        """Number of outputs of a model; of ordered classes one less, which tells whether a record is above each."""
+        return len(self.output_names) - (self.task == "ordinal")
 
     def to_dict(self) -> dict:
         """Plain JSON types; `from_dict` reads it back."""

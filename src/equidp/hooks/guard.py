@@ -242,7 +242,7 @@ def _refuse_task(task: str, pipeline: str) -> None:
 
     if task != CLASSIFICATION:
         what = "gives records wrong classes" if pipeline == AUDIT else "chooses by the accuracy of classes"
-        raise EquidpError(f"The pipeline {pipeline} {what}, and {task} has none: it is for classification alone.")
+        raise EquidpError(f"The pipeline {pipeline} {what}: it is for classification, not for the task {task}.")
 
 
 def _load(catalog: DataCatalog, name: str) -> Any:

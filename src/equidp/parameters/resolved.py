@@ -26,7 +26,7 @@ from equidp.parameters.sections import (
     TrainingSettings,
     TuneSettings,
 )
-from equidp.tasks import CLASSIFICATION, TASKS
+from equidp.tasks import CLASSIFICATION, ORDINAL, TASKS
 
 if TYPE_CHECKING:
     from equidp.algorithms.settings import AlgorithmSettings
@@ -58,6 +58,7 @@ DECLARED_BY = {
     "regression": "target (with its bounds)",
     "counts": "counts (with their maximum)",
     "multilabel": "labels (of CelebA attributes)",
+    "ordinal": "ordered=true (with classes)",
 }
 """The option by which a table tells its task."""
 
@@ -238,23 +239,21 @@ def _refuse_beyond_task(data: DataSettings, privacy: PrivacySettings, training: 
         TASKS[data.task].loss_named(training.loss)
     if data.task == CLASSIFICATION:
         return
-    of_classes = {
-        "data.positive_class": data.positive_class,
-        "data.keep": data.keep,
-        "training.class_weights": training.class_weights,
-    }
-    for setting, given in of_classes.items():
+    beyond: dict[str, Any] = {"data.positive_class": data.positive_class}
+    if data.task != ORDINAL:
+        beyond |= {"data.keep": data.keep, "training.class_weights": training.class_weights}
+    for setting, given in beyond.items():
         if given:
-            raise EquidpError(f"{setting} names classes, and {data.task} has none: leave it out.")
-    if any("class" in name.split("*") for name in data.groups):
+            raise EquidpError(f"{setting} is not for the task {data.task}: leave it out.")
+    if data.task != ORDINAL and any("class" in name.split("*") for name in data.groups):
         raise EquidpError(
             f"data.groups names class, and {data.task} has no classes: name one or more of data.options.groups, by "
             "sex, say, or by bands (edges) of a number."
         )
     if privacy.evaluation.epsilon is not None:
         raise EquidpError(
-            f"privacy.evaluation.epsilon releases a histogram over classes, and {data.task} has none: leave it out. "
-            "Figures of the test part are then exact, and stay inside."
+            f"privacy.evaluation.epsilon is for classification, not for the task {data.task}: leave it out. Figures of "
+            "the test part are then exact, and stay inside."
         )
 
 

@@ -50,8 +50,8 @@ class DataSettings(Block):
     source: str = ""
     """Registry name of the source; the dataset's own name unless given."""
     task: str = ""
-    """What is predicted: `classification`, `regression`, `counts` or `multilabel`; the source's own unless
-    given. A `table` tells it by what it declares of its label."""
+    """What is predicted: `classification`, `ordinal`, `regression`, `counts` or `multilabel`; the source's own
+    unless given. A `table` tells it by what it declares of its label."""
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     positive_class: Annotated[str, BeforeValidator(_as_text)] = ""

@@ -1,7 +1,7 @@
 """Tasks: what a model is trained for. A new task is one file and one line here.
 
 - `base`: what a task is: a loss for each record, predictions from outputs, and figures of these.
-- `classification`, `regression`, `counts`, `multilabel`: one each.
+- `classification`, `regression`, `counts`, `multilabel`, `ordinal`: one each.
 
 It imports `evaluation` and what stands below it. A task's file is imported when it is first asked for, so that names
 alone cost nothing, and `evaluation` may ask which task a document is of.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from equidp.data.records import Schema
     from equidp.tasks.base import Task
 
-CLASSIFICATION = "classification"
+CLASSIFICATION, ORDINAL = "classification", "ordinal"
 
 TASKS: Registry[type[Task]] = Registry(
     "equidp.tasks",
@@ -27,6 +27,7 @@ TASKS: Registry[type[Task]] = Registry(
         "regression": "regression:Regression",
         "counts": "counts:Counts",
         "multilabel": "multilabel:MultiLabel",
+        "ordinal": "ordinal:Ordinal",
     },
 )
 

@@ -69,11 +69,11 @@ def refuse_test_records(algorithm: Algorithm, privacy: PrivacySettings, training
 
 
 def refuse_without_classes(algorithm: Algorithm, task: str) -> None:
-    """Refuse an algorithm that needs classes where the task has none."""
+    """Refuse an algorithm that changes the scores of classes where the task is another than classification."""
     if algorithm.objective.by_class and task != CLASSIFICATION:
         raise EquidpError(
-            f"{algorithm.name} allows for how rare each class is, and {task} has no classes: choose another algorithm "
-            "(docs/algorithms.md says which need them)."
+            f"{algorithm.name} allows for how rare each class is, and is for classification, not for the task {task}: "
+            "choose another algorithm (docs/algorithms.md says which need them)."
         )
 
 

@@ -265,6 +265,7 @@ def _image_folder(raw_dir: Path) -> dict[str, Any]:
 WRITERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "digits": lambda raw_dir: {},
     "diabetes": lambda raw_dir: {},
+    "diabetes_bands": lambda raw_dir: {},
     "adult": _adult,
     "mnist": _mnist,
     "mnist_unbalanced": _mnist,

@@ -19,6 +19,7 @@ SOURCES: Registry[type[Source]] = Registry(
     {
         "digits": "digits:Digits",
         "diabetes": "diabetes:Diabetes",
+        "diabetes_bands": "diabetes:DiabetesBands",
         "adult": "adult:Adult",
         "dutch": "dutch:Dutch",
         "mnist": "mnist:Mnist",

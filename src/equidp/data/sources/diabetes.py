@@ -2,21 +2,25 @@
 
 Of its columns the provider gives names and units, of the target 25 to 346 (scikit-learn's page "Diabetes dataset"). It
 gives no bounds of the features in their own units: these are ours, wide ones that hold for adults in general, and a
-number beyond one becomes the bound. The scaled features, which scikit-learn offers too, would not do: their means and
+number beyond one becomes the bound. `diabetes_bands` has the target in four bands, cut at round numbers near the
+quarters of its range. The scaled features, which scikit-learn offers too, would not do: their means and
 deviations were learnt from the records. The provider writes sex as 1 and 2, and does not say which is which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
-from equidp.data.columns import Bounded, Named, Numeric, bands, feature_names
+from equidp.data.columns import Bounded, Named, Numeric, band_ids, bands, feature_names
 from equidp.data.raw_files import RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
 
 TARGET = Bounded(minimum=25, maximum=346)
+EDGES = (100, 180, 260)
 SEX = Named(column="sex", categories=("1", "2"))
 AGE_BAND = Named(column="age", edges=(40, 50, 60), maximum=120)
 FEATURES = {
@@ -48,7 +52,7 @@ class Diabetes(Source):
 
     name = "diabetes"
     tasks = ("regression",)
-    sizes = (442,)
+    sizes: ClassVar[tuple[int, ...]] = (442,)
 
     def locate(self, raw_dir: Path) -> RawFiles:
         """No file is needed: the table is part of scikit-learn."""
@@ -71,3 +75,19 @@ class Diabetes(Source):
     def columns(self) -> Mapping[str, Named | Numeric]:
         """The columns that are features, in their own units."""
         return FEATURES
+
+
+class DiabetesBands(Diabetes):
+    """The progression as ordered classes."""
+
+    name = "diabetes_bands"
+    tasks = ("ordinal",)
+    sizes = (147, 139, 103, 53)
+
+    def read(self, files: RawFiles) -> Records:
+        """The same patients, each with the band of its progression."""
+        found, classes = super().read(files), bands(EDGES)
+        schema = replace(SCHEMA, name=self.name, task="ordinal", classes=classes, targets=(), bounds=())
+        schema = replace(schema, groupings={"class": classes, **SCHEMA.groupings})
+        labels = band_ids(found.labels, EDGES)
+        return Records(found.features, labels, {"class": labels, **found.groups}, schema)

@@ -17,7 +17,7 @@ from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fin
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
 from equidp.data.sources.table import PARTS
-from equidp.data.sources.table_options import Classes, Sizes, check_group_names, check_sizes
+from equidp.data.sources.table_options import Classes, Sizes, check_group_names, check_ordered, check_sizes
 from equidp.data.tables import read_rows
 from equidp.errors import EquidpError, unknown_name
 from equidp.options import Number
@@ -29,6 +29,7 @@ class ImageFolderOptions(SourceOptions):
     Attributes:
         path: the folder, relative to the raw folder: `<class>/…`, or `train/<class>/…` and `test/<class>/…`.
         classes: the class folders' names, in label order.
+        ordered: the classes have an order, such as grades, and it counts (`ordinal`).
         size: side of the square that images are resized to.
         channels: 3, or 1 for grey.
         fit: `squeeze` keeps the whole image, `crop` its proportions.
@@ -43,6 +44,7 @@ class ImageFolderOptions(SourceOptions):
 
     path: str
     classes: Classes
+    ordered: bool = False
     size: Annotated[int, Field(ge=8, le=1024)] = 64
     channels: Literal[1, 3] = 3
     fit: Literal["squeeze", "crop"] = "squeeze"
@@ -62,6 +64,7 @@ class ImageFolderOptions(SourceOptions):
         if (self.groups or self.unit or self.id) and not self.metadata:
             raise ValueError("groups and unit need metadata, and so does id: a csv with one row per image")
         check_sizes(self.classes, self.sizes, self.unit_sizes)
+        check_ordered(self.classes, ordered=self.ordered)
         for constants in (self.mean, self.sd):
             if constants and len(constants) != self.channels:
                 raise ValueError(f"mean and sd need {self.channels} values")
@@ -74,6 +77,12 @@ class ImageFolder(Source):
     name = "image_folder"
     Options = ImageFolderOptions
     unit_names = ("image",)
+    tasks = ("classification", "ordinal")
+
+    @property
+    def task(self) -> str:
+        """By whether the classes are ordered."""
+        return "ordinal" if self.options.ordered else "classification"
 
     def words(self) -> tuple[str, ...]:
         """Units have the name of their column."""
@@ -88,6 +97,7 @@ class ImageFolder(Source):
             name=self.name,
             kind="image",
             shape=(channels, size, size),
+            task=self.task,
             classes=self.options.classes,
             groupings={"class": self.options.classes, **group_names(self.options.groups)},
             mean=self.options.mean or (IMAGENET_MEAN[:1] if grey else IMAGENET_MEAN),

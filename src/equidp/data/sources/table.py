@@ -42,7 +42,7 @@ class Table(Source):
 
     name = "table"
     Options = TableOptions
-    tasks = ("classification", "regression", "counts", "multilabel")
+    tasks = ("classification", "regression", "counts", "multilabel", "ordinal")
     _tokenizer: Tokenizer | None = None
 
     @property
@@ -87,11 +87,12 @@ class Table(Source):
             kind = {"kind": "tabular", "shape": (len(names),), "feature_names": names}
         options, groups = self.options, group_names(self.options.groups)
         if not options.classes:
-            kind |= {"task": options.task, "targets": tuple(options.outcomes)}
+            kind["targets"] = tuple(options.outcomes)
         if options.number:
             kind["bounds"] = (float(options.number.minimum), float(options.number.maximum))
         return Schema(
             name=self.name,
+            task=self.task,
             classes=options.classes,
             groupings=({"class": options.classes} if options.classes else {}) | groups,
             sizes=self.options.sizes,

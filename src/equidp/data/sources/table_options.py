@@ -65,6 +65,7 @@ class TableOptions(SourceOptions):
         na_values: further texts, or numbers, that mean a missing value.
         label: column of the label.
         classes: its values, in label order; or names of those of `class_map` or of the bands of `class_edges`.
+        ordered: the classes have an order, the one in which they are declared, and it counts (`ordinal`).
         target: in place of `classes`, for a label that is a number to be predicted: its public bounds, and with
             `clip: true` numbers beyond become the bound.
         counts: in place of `classes`, for a label that is a whole number from 0 on: its public maximum, and `clip`.
@@ -102,6 +103,7 @@ class TableOptions(SourceOptions):
     classes: Classes = ()
     class_map: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     class_edges: tuple[Number, ...] = ()
+    ordered: bool = False
     target: Bounded | None = None
     counts: Count | None = None
     labels: tuple[str, ...] = ()
@@ -146,6 +148,7 @@ class TableOptions(SourceOptions):
         if self.tokenizer and not self.text:
             raise ValueError("tokenizer needs text, the column to read")
         check_sizes(self.classes, self.sizes, self.unit_sizes)
+        check_ordered(self.classes, ordered=self.ordered)
         return self
 
     def _one_task(self) -> None:
@@ -175,7 +178,9 @@ class TableOptions(SourceOptions):
     def task(self) -> str:
         """What is predicted."""
         declared = {"regression": self.target, "counts": self.counts, "multilabel": self.labels}
-        return next((task for task, given in declared.items() if given), "classification")
+        return next(
+            (task for task, given in declared.items() if given), "ordinal" if self.ordered else "classification"
+        )
 
     @property
     def number(self) -> Bounded | None:
@@ -226,6 +231,16 @@ def _refuse_password(url: str) -> None:
             "a password here would be logged with the run's parameters; put the URL into conf/local/credentials.yml, "
             "and name a catalog entry of type pandas.SQLQueryDataset by `catalog`"
         )
+
+
+def check_ordered(classes: tuple[str, ...], *, ordered: bool) -> None:
+    """Refuse an order of fewer than three classes.
+
+    Raises:
+        ValueError: for such classes, to be reported by the settings class.
+    """
+    if ordered and len(classes) < 3:
+        raise ValueError("ordered: an order counts where there are three classes or more; leave it out")
 
 
 def check_sizes(classes: tuple[str, ...], *given: tuple[int, ...]) -> None:

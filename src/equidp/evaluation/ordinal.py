@@ -1,0 +1,103 @@
+"""Figures of ordered classes, overall and in every group.
+
+The predicted class is the median of a record's probabilities: the number of classes above which more than half of the
+probability lies. Errors are counted in ranks, that is how many classes prediction and truth are apart: their mean
+(MAE), and the share of records at most one rank apart. Kappa is Cohen's with quadratic weights, 0 at chance and 1 where
+all are right. The loss is the mean binary cross-entropy, in nats, of "is above this class", for every class but the
+last. scikit-learn computes them inside Fairlearn's frame. All are None where a probability is not finite, kappa also
+where the records are of one class.
+
+Intervals are over test records (`regression.mean_interval`), of the errors in ranks and of their differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import metrics as sk
+
+from equidp.evaluation.intervals import Groups, per_group
+from equidp.evaluation.live import live_row
+from equidp.evaluation.metrics import Figures, by_group
+from equidp.evaluation.regression import mean_interval
+
+METRICS = ("mae", "accuracy", "within_one", "kappa", "loss")
+
+
+def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None) -> dict[str, Any]:
+    """Measure predicted classes.
+
+    Args:
+        scores: `[n, classes]` probabilities, in the classes' order.
+        labels: `[n]` class indices.
+        groups, units: as of `Task.evaluate`.
+
+    Returns:
+        As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
+    """
+    figures = by_group(_figures(above(scores), labels), len(labels), groups, METRICS, main="mae", worst=max)
+    return figures | {"intervals": per_group(mean_interval, groups, errors(scores, labels), units=units)}
+
+
+def cost_intervals(
+    private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
+) -> dict[str, Any]:
+    """Intervals of the MAE's cost of privacy; probabilities `[n, classes]` of two models."""
+    return per_group(mean_interval, groups, errors(private, labels) - errors(baseline, labels), units=units)
+
+
+def live(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
+    """`test/mae`, `test/mae/<grouping>:<group>` and `test/loss`; figures that are not finite are left out."""
+    row = live_row("mae", errors(scores, labels), groups)
+    if np.isfinite(scores).all():
+        row["test/loss"] = _loss(labels, above(scores))
+    return {name: value for name, value in row.items() if math.isfinite(value)}
+
+
+def above(scores: NDArray) -> NDArray:
+    """Probability that a record's class is above each class but the last, float64 `[n, classes − 1]`."""
+    summed = np.asarray(scores, dtype=np.float64)[:, ::-1].cumsum(axis=1)[:, ::-1]
+    return np.clip(summed[:, 1:], 0.0, 1.0)
+
+
+def errors(scores: NDArray, labels: NDArray) -> NDArray:
+    """How many ranks each record's predicted class is from its own, float64 `[n]`; NaN where it has no prediction."""
+    apart = np.abs(_median(above(scores)) - labels).astype(np.float64)
+    return np.where(np.isfinite(scores).all(axis=1), apart, np.nan)
+
+
+def _median(above: NDArray) -> NDArray:
+    return (above > 0.5).sum(axis=1)
+
+
+def _figures(above: NDArray, labels: NDArray) -> Figures:
+    predicted, ranks = _median(above), np.arange(above.shape[1] + 1)
+    measures: dict[str, Callable[[NDArray, NDArray], float | None]] = {
+        "mae": sk.mean_absolute_error,
+        "accuracy": sk.accuracy_score,
+        "within_one": lambda truth, found: float((np.abs(found - truth) <= 1).mean()),
+        "kappa": lambda truth, found: _kappa(truth, found, ranks),
+    }
+
+    def measure(rows: NDArray) -> dict[str, float | None]:
+        truth, found = labels[rows], predicted[rows]
+        if not np.isfinite(above[rows]).all():
+            return {"count": len(rows), **dict.fromkeys(METRICS)}
+        own = {name: of(truth, found) for name, of in measures.items()}
+        return {"count": len(rows), **own, "loss": _loss(truth, above[rows])}
+
+    return measure
+
+
+def _kappa(truth: NDArray, found: NDArray, ranks: NDArray) -> float | None:
+    several = len(np.unique(truth)) > 1
+    return sk.cohen_kappa_score(truth, found, labels=ranks, weights="quadratic") if several else None
+
+
+def _loss(labels: NDArray, above: NDArray) -> float:
+    truth = labels[:, None] > np.arange(above.shape[1])
+    return float(sk.log_loss(truth.ravel(), above.ravel(), labels=[False, True]))

@@ -1,0 +1,104 @@
+"""Ordered classes: grades of a disease, bands of a number, answers from never to always.
+
+A model has one logit z_k for each class but the last: whether the record is above class k, P(y > k) = sigmoid(z_k)
+(cumulative logits; Frank and Hall 2001 train a classifier each). A record's loss is the mean of their binary
+cross-entropies. Its gradient in every logit is within ±1/(K − 1), and its clipped norm is that of any other loss: all
+that a record adds goes through the network's ordinary head.
+
+Proportional odds (McCullagh 1980), one shared score with K − 1 rising thresholds, has fewer parameters. Yet the
+thresholds would be parameters beside the layers of every model, and noise would break their order at any step. Here
+nothing has to be kept in order while training. `predict` restores it: P(y > k) is the smallest of those up to k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equidp.evaluation import ordinal
+from equidp.evaluation.intervals import Groups
+from equidp.gradients.losses import Loss
+from equidp.tasks.base import Task, Words
+from equidp.tasks.classification import record_loss
+
+
+class Ordinal(Task):
+    """Outputs are cumulative logits, predictions probabilities of the classes."""
+
+    name = "ordinal"
+    losses = ("cumulative_cross_entropy",)
+    metrics = ordinal.METRICS
+    main = "mae"
+    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"mae": "lowest", "loss": "lowest"}
+    costs = ("mae", "accuracy")
+    beside = ("kappa",)
+    guessed_means = "Its MAE is then that of one class for everybody"
+    metrics_mean = (
+        "MAE counts ranks: how many classes the predicted one is from the true one. Within one rank is the share at "
+        "most one class away. Weighted kappa is Cohen's with quadratic weights: 0 at chance, 1 where all are right."
+    )
+    undefined_means = "no test record; of weighted kappa, one class only"
+    intervals_are = "mean ± t·s/√n of errors in ranks and of their differences"
+
+    def loss(
+        self,
+        name: str,
+        device: torch.device | str,
+        *,
+        class_weights: tuple[float, ...] | None = None,
+        huber_delta: float = 0.1,
+    ) -> Loss:
+        """Binary cross-entropy of the cumulative logits, averaged over those of the record."""
+
+        def each(outputs: Tensor, labels: Tensor) -> Tensor:
+            above = labels.unsqueeze(1) > torch.arange(outputs.shape[1], device=outputs.device)
+            return F.binary_cross_entropy_with_logits(outputs, above.to(outputs.dtype), reduction="none").mean(1)
+
+        return record_loss(class_weights, self.schema.classes, device, each)
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """`[n, classes]`."""
+        above = torch.cummin(torch.sigmoid(outputs.float()), dim=1).values
+        return F.pad(above, (1, 0), value=1.0) - F.pad(above, (0, 1))
+
+    def evaluate(
+        self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
+    ) -> dict[str, Any]:
+        """As `evaluation.ordinal.evaluate`."""
+        return {"task": self.name, **ordinal.evaluate(predictions, labels, groups, units=units)}
+
+    def cost_intervals(
+        self,
+        private: NDArray,
+        baseline: NDArray,
+        labels: NDArray,
+        groups: Groups,
+        *,
+        units: NDArray | None = None,
+    ) -> dict[str, Any]:
+        """Of differences of errors in ranks."""
+        return ordinal.cost_intervals(private, baseline, labels, groups, units=units)
+
+    def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
+        """The mean absolute error in ranks, and the loss."""
+        return ordinal.live(predictions, labels, groups)
+
+    def words(self) -> Words:
+        """By the number of classes."""
+        count = len(self.schema.classes)
+        names = f"with {count} ordered classes", f"into {count} ordered classes"
+        answer = f"One score for each of {count} ordered classes, of which the median is the predicted class"
+        return Words("classifier", *names, "a logit for each class but the last, whether it is above", answer)
+
+    @classmethod
+    def guessing(cls, figures: Mapping[str, Any]) -> str | None:
+        """By weighted kappa."""
+        found = figures.get("overall", {}).get("kappa")
+        if found is None or found > 1e-9:  # of one class for everybody it is 0, but for rounding
+            return None
+        return "has learnt nothing: its weighted kappa is not above 0, as if all records were put into one class"
