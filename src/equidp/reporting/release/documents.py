@@ -53,8 +53,8 @@ def _of_model(model: Mapping[str, Any]) -> str:
     software = ", ".join(f"{name} {version}" for name, version in model["software"].items())
     date = f" It was published on {markdown_text(model['published_on'])}." if "published_on" in model else ""
     return (
-        f"## Model\n\nThis statement is of the file `model.safetensors` with the SHA-256 `{model['sha256']}`, trained by "
-        f"{software}.{date}\n"
+        f"## Model\n\nThis statement is of the file `model.safetensors` with the SHA-256 `{model['sha256']}`, trained "
+        f"by {software}.{date}\n"
     )
 
 
