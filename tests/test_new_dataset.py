@@ -52,6 +52,8 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
         ("A11 6 A34\nA12 48 A32\n".replace("A11", "11"), "t.data", {"separator": " "}),
         ("é,y\n1,no\n".encode("cp1252"), "t.csv", {"encoding": "cp1252", "label": "y"}),
         ("x,y\n1,no\n".encode("utf-16"), "t.csv", {"encoding": "utf-16", "label": "y"}),
+        ("x;y\n1,5;no\n", "t.csv", {"separator": ";", "decimal": ","}),
+        ("x;z;y\n1,5;1.736;no\n2;12;no\n", "t.csv", {"separator": ";", "decimal": ",", "thousands": "."}),
     ],
 )
 def test_a_dialect_is_seen_and_what_is_guessed_is_marked(tmp_path: Path, content, name: str, found: dict) -> None:
@@ -60,6 +62,14 @@ def test_a_dialect_is_seen_and_what_is_guessed_is_marked(tmp_path: Path, content
     text = draft(tmp_path / name, tmp_path, "mine", "")
     for key in ("columns", "encoding"):
         assert (key in found) <= any(line.strip().startswith(key) and MARK in line for line in text.splitlines())
+
+
+def test_codes_and_dates_are_no_numbers(tmp_path: Path) -> None:
+    rows = "Fall-Nr;Alter;code;day;cost;x;y\n1;40;01;01.02.2020;1.200;0,5;no\n2;50;12;03.02.2020;3;1,5;yes\n"
+    data = drafted(tmp_path, rows, "t.csv")
+    kinds = {name: one["kind"] for name, one in data["options"]["features"].items()}
+    assert kinds == {"code": "categorical", "day": "categorical", "cost": "numeric", "x": "numeric"}
+    assert data["groups"] == ["Alter"]
 
 
 def test_a_parquet_file_is_drafted_too(tmp_path: Path) -> None:

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from equidp.parameters import Settings
 
 MARK = "FROM_CODEBOOK"
-SENSITIVE = re.compile(r"sex|gender|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)", re.IGNORECASE)
-IDENTIFYING = re.compile(r"(^|[_.\s])(id|nr|no|key|uuid)$|^(id|name|patient|person|subject)$|_?index$", re.IGNORECASE)
+SENSITIVE = re.compile(
+    r"sex|gender|geschlecht|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)|^alter$", re.IGNORECASE
+)
+IDENTIFYING = re.compile(r"(^|[_.\s-])(id|nr|no|key|uuid)$|^(id|name|patient|person|subject)$|_?index$", re.IGNORECASE)
+DATE = r"\d{1,2}\.\d{1,2}\.\d+"
+"""Which is a number to pandas where a point groups thousands."""
+
 ROWS = 5000
 """How many rows the types are read from."""
 
@@ -161,17 +166,27 @@ def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
     if headless := any(not name or _is_number(name) for name in names) or len(set(names)) < len(names):
         given |= {"header": None, "names": [f"column_{i}" for i in range(1, len(names) + 1)]}
     try:
-        frame = pd.read_csv(path, skipinitialspace=True, **given)
+        frame, texts = (pd.read_csv(path, skipinitialspace=True, dtype=kind, **given) for kind in (None, str))
         if sign != ",":
-            commas = pd.read_csv(path, skipinitialspace=True, decimal=",", **given)
+            grouped = any(_grouped(texts[name]) for name in texts)
+            signs = {"decimal": ",", "thousands": "."} if grouped else {"decimal": ","}
+            commas = pd.read_csv(path, skipinitialspace=True, **signs, **given)
             if _numeric(commas) > _numeric(frame):
-                lines, frame = [*lines, 'decimal: ","'], commas
+                lines, frame = [*lines, *(f'{name}: "{sign}"' for name, sign in signs.items())], commas
     except (ValueError, OSError) as error:  # pandas' errors of parsing are ValueErrors
         raise EquidpError(f"{path} cannot be read ({' '.join(str(error).split())}); is it a table?") from error
     if headless:
         listed = ", ".join(map(str, frame.columns))
         lines.append(f"columns: [{listed}]          # {MARK}: the file has no header row; name them, here and below")
-    return lines, _kinds(frame)
+    codes = [str(name) for name in texts if texts[name].str.fullmatch(rf"0\d+|{DATE}").any()]  # 01 is no number
+    return lines, _kinds(frame) | dict.fromkeys(codes, "text")
+
+
+def _grouped(column: pd.Series) -> bool:
+    """Whether the column holds numbers with a point before each three digits, and so is no date."""
+    given = column.dropna().str
+    whole = given.fullmatch(r"[+-]?\d{1,3}(\.\d{3})*(,\d+)?").all()
+    return bool(whole and given.contains(".", regex=False).any())
 
 
 def _decoded(path: Path) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -105,6 +106,18 @@ def files(release: ReleaseSettings | None = None, **given: Any) -> dict[str, byt
         given.get("card", card()), 8, given.get("privacy", statement()), release or ReleaseSettings(), **inputs
     )
     return release_files(facts, model.state_dict())
+
+
+def test_the_statement_says_which_model_it_is_of() -> None:
+    found = files(ReleaseSettings(published_on="2027-03-01"))
+    told = document(found, "privacy")["model"]
+    assert told["sha256"] == hashlib.sha256(found["model.safetensors"]).hexdigest()
+    assert told["software"]["equidp"]
+    assert told["published_on"] == "2027-03-01"
+    text = found["privacy.md"].decode()
+    assert f"SHA-256 `{told['sha256']}`" in text
+    assert "published on 2027-03-01" in text
+    assert "published_on" not in document(files(), "privacy")["model"], "a run records no date"
 
 
 def document(found: dict[str, bytes], name: str) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -23,8 +25,13 @@ from equidp.accounting.epsilon import (
 from equidp.accounting.events import Event, canonical
 from equidp.errors import EquidpError
 
+logger = logging.getLogger(__name__)
+
 TIGHTENING, TIGHTENINGS = 0.998, 6
 """Steps in which a noise multiplier found by the coarse discretisation is lowered by the fine one."""
+
+SAID_AFTER = 10.0
+"""Seconds of solving until a log says that it goes on; then whenever as many have passed again."""
 
 LARGE_NOISE = 1e3
 """Stands for "infinite gradient noise" when asking what the side releases cost on their own: far larger values push
@@ -42,12 +49,18 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
     Raises:
         EquidpError: where the target cannot be met even with infinite gradient noise, naming what it costs.
     """
-    # a schedule of hundreds of different events takes minutes: after two seconds a terminal shows that it goes on
+    begun, told = time.monotonic(), [SAID_AFTER]
+    # a schedule of many different events takes a minute: a terminal shows that it goes on, a log says so
     with tqdm(desc=f"noise for ε = {target:g}", unit="evaluation", delay=2, leave=False, disable=None) as progress:
 
         def counted(noise: float) -> Sequence[Event]:
             progress.update()
-            return events_for(noise)
+            events = events_for(noise)
+            if progress.disable and (taken := time.monotonic() - begun) > told[-1]:
+                told.append(2 * taken)
+                message = "Solving for the noise that ε = %g needs, with %d different events: %.0f s so far."
+                logger.info(message, target, len(canonical(events)), taken)
+            return events
 
         return _calibrated(counted, target, delta)
 

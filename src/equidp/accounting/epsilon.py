@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +17,7 @@ from typing import Literal
 
 from dp_accounting import pld, rdp
 
-from equidp.accounting.events import Event, canonical, merged
+from equidp.accounting.events import Event, canonical, lowered, merged
 from equidp.system.logs import held_back
 
 SEARCH_INTERVAL = 1e-3
@@ -28,6 +28,13 @@ REPORT_INTERVAL = 1e-4
 
 PLD_LIMIT = 2e3
 """ε by RDP above which PLD is not asked: its grid would take gigabytes to refine a figure that promises nothing."""
+
+PLD_STEPS = 300_000
+"""Steps of one sampled event from which on PLD is not asked. Each step's privacy loss is rounded to a grid, which costs
+more ε and more time the more steps there are: at ten million, minutes and gigabytes for each value of the noise."""
+
+POINTS = 500
+"""So many values of ε are computed along a run; where there are more epochs, several have that of the last of them."""
 
 PUBLISHED_ORDERS = range(2, 65)
 """The integer Rényi orders the papers minimise over."""
@@ -76,7 +83,7 @@ def rdp_epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 def pld_epsilon(events: Sequence[Event], delta: float, interval: float) -> float:
-    """ε by dp_accounting's PLD accountant; infinite where it is not asked (`PLD_LIMIT`) or δ is below its grid."""
+    """ε by dp_accounting's PLD accountant; infinite where it is not asked (`asks_pld`) or δ is below its grid."""
     return _pld_epsilon(canonical(events), delta, interval)
 
 
@@ -90,7 +97,7 @@ def published_epsilon(
     """
     if not events:
         return 0.0
-    totals = zip(renyi_curve(events, orders), orders, strict=True)
+    totals = zip(renyi_curve(lowered(merged(events)), orders), orders, strict=True)
     if conversion == "classic":
         figures = [total + math.log(1 / delta) / (order - 1) for total, order in totals]
     else:
@@ -117,6 +124,20 @@ def live_epsilon(events: Sequence[Event], delta: float) -> float:
     return published_epsilon(events, delta, "improved", LIVE_ORDERS)
 
 
+def asks_pld(events: Sequence[Event], delta: float) -> bool:
+    """Whether PLD is asked of these events: neither beyond `PLD_LIMIT` nor beyond `PLD_STEPS`."""
+    steps = max((event.count for event in events if event.sampling_rate < 1), default=0)
+    return steps <= PLD_STEPS and live_epsilon(events, delta) <= PLD_LIMIT
+
+
+def blocks(epochs: Sequence[Sequence[Event]]) -> Iterator[tuple[int, list[Event]]]:
+    """The events of at most `POINTS` blocks of consecutive epochs, each after the number of its epochs."""
+    every = -(-len(epochs) // POINTS)
+    for start in range(0, len(epochs), every):
+        block = epochs[start : start + every]
+        yield len(block), [event for events in block for event in events]
+
+
 def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilon]:
     """ε after each epoch, composed incrementally.
 
@@ -130,18 +151,17 @@ def epsilon_path(epochs: Sequence[Sequence[Event]], delta: float) -> list[Epsilo
 def _epsilon_path(epochs: tuple[tuple[Event, ...], ...], delta: float) -> tuple[Epsilon, ...]:
     """Algorithms that are compared often have the same events: a second or so for each curve."""
     whole = epsilon([event for events in epochs for event in events], delta)
-    if math.isinf(whole.pld or 0.0):  # beyond PLD_LIMIT, or δ below its grid
-        spent_by = [[event for events in epochs[: n + 1] for event in events] for n in range(len(epochs))]
-        return tuple(Epsilon(min(live_epsilon(spent, delta), whole.rdp), whole.value) for spent in spent_by)
-    spent: list[Event] = []
-    loss = pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
-    path = []
-    for events in epochs:
-        spent += events
-        for event in merged(events):
-            loss = loss.compose(_pld(event))
-        by_pld = min(float(loss.get_epsilon_for_delta(delta)), whole.value)
-        path.append(Epsilon(min(live_epsilon(spent, delta), whole.rdp), by_pld))
+    by_pld = whole.value
+    spent: tuple[Event, ...] = ()
+    loss = None if math.isinf(whole.pld or 0.0) else pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
+    path: list[Epsilon] = []
+    for count, events in blocks(epochs):
+        spent = merged((*spent, *events))
+        if loss is not None:
+            for event in merged(events):
+                loss = loss.compose(_pld(event))
+            by_pld = min(float(loss.get_epsilon_for_delta(delta)), whole.value)
+        path += [Epsilon(min(live_epsilon(spent, delta), whole.rdp), by_pld)] * count
     return tuple(path)
 
 
@@ -161,7 +181,7 @@ def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(events: tuple[Event, ...], delta: float, interval: float) -> float:
-    if live_epsilon(events, delta) > PLD_LIMIT:
+    if not asks_pld(events, delta):
         return math.inf
     accountant = pld.PLDAccountant(value_discretization_interval=interval)
     for event in events:

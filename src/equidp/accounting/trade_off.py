@@ -24,10 +24,10 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
-from dp_accounting import pld
+from dp_accounting import ComposedDpEvent, pld, rdp
 from scipy.stats import norm
 
-from equidp.accounting.epsilon import PLD_LIMIT, SEARCH_INTERVAL, live_epsilon
+from equidp.accounting.epsilon import PLD_LIMIT, SEARCH_INTERVAL, asks_pld, live_epsilon, orders_left_out_in_silence
 from equidp.accounting.events import Event, canonical
 
 TANGENTS = 1000
@@ -115,7 +115,8 @@ def _meet(left: tuple[float, float], right: tuple[float, float]) -> float:
 
 
 def trade_off(events: Sequence[Event], delta: float, epsilon: float) -> TradeOff | None:
-    """The curve of events that were fixed before training, by privacy loss distributions; None beyond `PLD_LIMIT`.
+    """The curve of events fixed before training, by privacy loss distributions, or by Rényi divergences
+    beyond `PLD_STEPS`; None beyond `PLD_LIMIT`.
 
     Args:
         events: everything charged.
@@ -145,6 +146,11 @@ def _grid(delta: float) -> np.ndarray:
 def _by_pld(events: tuple[Event, ...], delta: float, epsilon: float) -> TradeOff | None:
     if live_epsilon(events, delta) > PLD_LIMIT:
         return None
+    if not asks_pld(events, delta):
+        accountant = rdp.RdpAccountant()
+        with orders_left_out_in_silence():
+            accountant.compose(ComposedDpEvent([event.as_dp_event() for event in events]))
+        return trade_off_by(lambda one: float(accountant.get_delta(one)), delta, epsilon)
     loss = pld.privacy_loss_distribution.identity(SEARCH_INTERVAL)
     for event in events:
         loss = loss.compose(_loss(event))

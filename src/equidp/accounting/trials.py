@@ -56,6 +56,7 @@ from equidp.accounting.calibration import calibrate, smallest_noise
 from equidp.accounting.epsilon import (
     LIVE_ORDERS,
     Epsilon,
+    blocks,
     epsilon,
     epsilon_of,
     epsilon_path,
@@ -148,9 +149,9 @@ class Trials:
             return [point.value for point in epsilon_path([self.charged(events) for events in epochs], delta)]
         spent: list[Event] = []
         path = []
-        for events in epochs:
+        for count, events in blocks(epochs):
             spent += events
-            path.append(self.live_epsilon(spent, delta))
+            path += [self.live_epsilon(spent, delta)] * count
         whole = self.epsilon(spent, delta).value if spent else 0.0
         return [*(min(one, whole) for one in path[:-1]), whole]
 

@@ -158,9 +158,10 @@ def codes(
             raise EquidpError(f"{place} a category is missing; give one of {listed_names(categories)}{otherwise}.")
         if found[bad] == SEVERAL:
             texts = [*map(repr, alike(given)), *(["another"] if len(alike(given)) == 1 else [])]
+            kind = "truth value" if isinstance(given, bool | np.bool_) else "number"
             raise EquidpError(
-                f"{place} the {'truth value' if isinstance(given, bool | np.bool_) else 'number'} {as_written(given)} may "
-                f"be {' or '.join(texts)}; give the column as text (pandas: dtype=str)."
+                f"{place} the {kind} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
+                "dtype=str)."
             )
         raise unknown_name(f"category in {place}", given, [text for text, _ in written])
     return torch.from_numpy(found)

@@ -236,12 +236,14 @@ class RunRecorder:
             "device": str(choose_device(self._parameters["training"]["device"])),
             "git_commit": git_commit(),
         }
+        if _secure(self._parameters):  # it is of the split and the first weights alone, and reads as if of the noise
+            del shared["seed"]
         given = {"algorithm": algorithm, "run_label": self._parameters["run_label"]}
         return shared | {name: value for name, value in given.items() if value}
 
 
 def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, Any], row: str | None = None) -> str:
-    """A run's name in MLflow: algorithm, what the command line set, dataset and seed.
+    """A run's name in MLflow: algorithm, what the command line set, dataset, and the seed or `secure`.
 
     In this order: MLflow's list of runs shows some twenty letters.
 
@@ -255,8 +257,13 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
     shown = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
     words = [f" {name.rpartition('.')[2]}={value}" for name, value in shown.items()]
     more = "".join(words) if row is None else row.removeprefix(algorithm)
-    name = f"{algorithm}{more} {parameters['dataset']} seed={parameters['seed']}"
+    drawn = "secure" if _secure(parameters) else f"seed={parameters['seed']}"
+    name = f"{algorithm}{more} {parameters['dataset']} {drawn}"
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _secure(parameters: Mapping[str, Any]) -> bool:
+    return bool(parameters.get("privacy", {}).get("secure"))
 
 
 def _named(figures: Mapping[str, float], *, inside: bool) -> dict[str, float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from equidp.accounting.budget import Budget
 from equidp.accounting.calibration import smallest_noise
 from equidp.accounting.epsilon import Conversion, Epsilon, published_epsilon
 from equidp.accounting.events import Event, counted, merged
-from equidp.accounting.plan import Plan
+from equidp.accounting.plan import Plan, Segment
 from equidp.errors import EquidpError, unknown_name
 from equidp.mechanism.optimizers import OPTIMIZERS, Descent, MakeOptimizer
 from equidp.mechanism.parts import (
@@ -238,6 +240,11 @@ class Algorithm:
         Where the run may stop early this is its cap. Where the noise is chosen within a budget this is the sampler's
         worst case; the guarantee is then the budget's alone (`epsilon`).
         """
+        plan = self.adapt(plan)
+        if self.private and self.side_release is None and not self.acceptance.candidate_events(plan):  # one kind a step
+            last = self.acceptance.cap(plan, self.sampler.sampling_rate(plan))
+            steps = self._charges(plan, 0, last, _ends(self.schedule, plan))
+            return merged((*self.sampler.releases(plan), *steps))
         return merged(event for epoch in self.events_by_epoch(plan) for event in epoch)
 
     def events_by_epoch(self, plan: Plan) -> list[list[Event]]:
@@ -246,9 +253,9 @@ class Algorithm:
         if not self.private:
             return [[] for _ in range(plan.epochs)]
         last = self.acceptance.cap(plan, self.sampler.sampling_rate(plan))
-        epochs, start = [], 0
+        epochs, start, segments = [], 0, _ends(self.schedule, plan)
         for length in plan.epoch_lengths():
-            epochs.append(self._charges(plan, start, min(start + length, last)))
+            epochs.append(self._charges(plan, start, min(start + length, last), segments))
             start += length
         epochs[0] = [*self.sampler.releases(plan), *epochs[0]]
         return epochs
@@ -256,17 +263,19 @@ class Algorithm:
     def events_until(self, plan: Plan, steps: int) -> tuple[Event, ...]:
         """What the first steps, taken or refused, charge."""
         plan = self.adapt(plan)
-        return (*self.sampler.releases(plan), *self._charges(plan, 0, steps))
+        return (*self.sampler.releases(plan), *self._charges(plan, 0, steps, _ends(self.schedule, plan)))
 
-    def _charges(self, plan: Plan, start: int, stop: int) -> list[Event]:
+    def _charges(
+        self, plan: Plan, start: int, stop: int, schedule: tuple[list[int], tuple[Segment, ...]]
+    ) -> list[Event]:
         """What the steps from `start` to before `stop` charge, run-length encoded."""
         rate, extra = self.sampler.sampling_rate(plan), self.acceptance.candidate_events(plan)
-        steps, charges, begins = self.release_steps(plan), list[Event](), 0
-        for segment in self.schedule.segments(plan):
-            low, high = max(start, begins), min(stop, begins + segment.steps)
-            begins += segment.steps
+        steps, charges, (ends, segments) = self.release_steps(plan), list[Event](), schedule
+        for at in range(bisect_right(ends, start), len(segments)):
+            segment = segments[at]
+            low, high = max(start, ends[at] - segment.steps), min(stop, ends[at])
             if high <= low:
-                continue
+                break
             noise, releases = plan.noise_multiplier * segment.noise, _how_many(steps, low, high)
             for released, count in ((True, releases), (False, high - low - releases)):
                 if count:
@@ -364,6 +373,12 @@ class Algorithm:
         if not self.private:
             return None
         return (self.published or published_by("improved"))(self, self.adapt(plan), outcome)
+
+
+def _ends(schedule: Schedule, plan: Plan) -> tuple[list[int], tuple[Segment, ...]]:
+    """Where each segment of a schedule ends, and the segments."""
+    segments = tuple(segment for segment in schedule.segments(plan) if segment.steps)
+    return list(accumulate(segment.steps for segment in segments)), segments
 
 
 def _how_many(steps: range, low: int, high: int) -> int:

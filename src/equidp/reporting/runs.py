@@ -34,7 +34,10 @@ def runs_frame(tracked: pd.DataFrame) -> pd.DataFrame:
     mine = _newest(mine[mine["status"] == "FINISHED"] if "status" in mine else mine)
     columns = {"algorithm": mine.get("tags.algorithm"), "dataset": mine.get("tags.dataset")}
     columns |= {"raw_fingerprint": mine.get("tags.raw_fingerprint")}
-    columns |= {"seed": _numbers(mine["tags.seed"]) if len(mine) else None, "epsilon": mine.get("metrics.epsilon")}
+    columns |= {
+        "seed": _numbers(mine["tags.seed"]) if "tags.seed" in mine else None,
+        "epsilon": mine.get("metrics.epsilon"),
+    }
     columns |= {metric: mine.get(f"metrics.test/{metric}") for metric in METRIC_TITLES}
     names = [c.removeprefix("params.") for c in mine.columns if c.startswith("params.")]
     settings = {name: _numbers(mine[f"params.{name}"]) for name in names}

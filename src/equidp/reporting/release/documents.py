@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from equidp.reporting.markdown import markdown_text
 from equidp.reporting.privacy_report import privacy_report
 from equidp.reporting.release.card import model_card
 from equidp.reporting.release.checklist import checklist
@@ -25,19 +27,35 @@ def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, byte
         facts: what may go out.
         tensors: the released weights by name.
     """
+    metadata = {"config": json.dumps(config(facts)), "format": "pt"}
+    weights = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
+    model = _told(facts, weights)
     texts = {
         "README.md": model_card(facts),
         "config.json": to_json(config(facts)),
-        "privacy.json": to_json(publication(facts.warning) | dict(facts.privacy)),
-        "privacy.md": privacy_report(facts.privacy, facts.dataset),
+        "privacy.json": to_json(publication(facts.warning) | dict(facts.privacy) | {"model": model}),
+        "privacy.md": f"{privacy_report(facts.privacy, facts.dataset)}\n{_of_model(model)}",
     }
     for name, write in {"registry": registry_entry, "checklist": checklist, "reidentification": annex}.items():
         texts |= {f"{name}.json": as_json(write(facts)), f"{name}.md": as_markdown(write(facts))}
     if facts.metrics:
         texts["metrics_release.json"] = to_json(publication(facts.warning) | dict(facts.metrics))
-    metadata = {"config": json.dumps(config(facts)), "format": "pt"}
-    weights = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
     return {"model.safetensors": weights} | {name: text.encode() for name, text in texts.items()}
+
+
+def _told(facts: Facts, weights: bytes) -> dict[str, Any]:
+    """Which model the statement is of: a statement may be parted from its model, or laid beside another one."""
+    published_on = {"published_on": facts.curator["published_on"]} if facts.curator.get("published_on") else {}
+    return {"sha256": hashlib.sha256(weights).hexdigest(), "software": dict(facts.software), **published_on}
+
+
+def _of_model(model: Mapping[str, Any]) -> str:
+    software = ", ".join(f"{name} {version}" for name, version in model["software"].items())
+    date = f" It was published on {markdown_text(model['published_on'])}." if "published_on" in model else ""
+    return (
+        f"## Model\n\nThis statement is of the file `model.safetensors` with the SHA-256 `{model['sha256']}`, trained "
+        f"by {software}.{date}\n"
+    )
 
 
 def config(facts: Facts) -> dict[str, Any]:
