@@ -8,8 +8,9 @@ seed can be repeated.
 
 The count is the inverse of the binomial distribution function at a random 64-bit integer. It is looked up in a table of
 ⌈2⁶⁴·P(X ≤ k)⌉, computed with 60 digits. No count's probability is off by more than 2⁻⁶⁴. As the table is rounded up, no
-integer gives a larger count than the exact table would. The law of a step is thus within η = k_max·2⁻⁶⁴ of Poisson sampling in total variation,
-k_max about B + 9√B, which adds (1 + e^ε)·η to δ: at B = 256, ten thousand steps and ε = 3 some 5·10⁻¹² in all.
+integer gives a larger count than the exact table would. The law of a step is thus within η = k_max·2⁻⁶⁴ of Poisson
+sampling in total variation, k_max about B + 9√B, which adds (1 + e^ε)·η to δ: at B = 256, ten thousand steps and ε = 3
+some 5·10⁻¹² in all.
 """
 
 from __future__ import annotations
