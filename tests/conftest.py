@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 from omegaconf import OmegaConf
 
@@ -61,9 +62,20 @@ def parsed_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project without runs, its MLflow store made once: creating the database takes longer than most tests."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own  # by all workers of one call
+    folder, made = shared / "template", shared / "template.made"
+    with FileLock(shared / "template.lock"):
+        if not made.exists():
+            _make_template(folder)
+            made.touch()
+    return folder
+
+
+def _make_template(folder: Path) -> None:
     from mlflow import MlflowClient
 
-    folder = tmp_path_factory.mktemp("template")
+    folder.mkdir()
     for name in ("pyproject.toml", ".telemetry"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "conf", folder / "conf", ignore=shutil.ignore_patterns("local"))
@@ -73,7 +85,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     client.search_experiments()
     client._tracking_client.store.engine.dispose()
-    return folder
 
 
 @pytest.fixture

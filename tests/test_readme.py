@@ -12,8 +12,7 @@ from typing import Any
 import click
 import pytest
 from kedro.framework.cli.project import run
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
+from tests.end_to_end.kedro_project import bootstrapped, resolved
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.cli import project_at, sweep
@@ -46,13 +45,6 @@ def pipelines() -> Any:
     return register_pipelines()
 
 
-def resolved(project: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """All settings of a run, validated as they are before anything is trained."""
-    bootstrap_project(project)
-    with KedroSession.create(project_path=project, runtime_params=params) as session:
-        return session.load_context().params
-
-
 def test_the_readme_shows_the_commands_this_file_checks() -> None:
     assert {call.split()[1] for call in commands("kedro")} <= {"run", "sweep", "new-dataset", "viz", "ui"}
     assert len(commands("kedro")) >= 7
@@ -65,7 +57,7 @@ def test_a_run_names_what_exists(call: str, project: Path) -> None:
     asked = [options["pipeline"]] if options["pipeline"] else list(options["pipelines"] or ())
     for name in asked:
         assert pipelines()[name].nodes, name
-    settings = resolved(project, options["params"])
+    settings = resolved(project, **dotted(options["params"]))
     for name, value in dotted(options["params"]).items():
         assert setting(settings, name) == value, name
     for name in [*asked, settings["audited"]["algorithm"]]:
@@ -85,7 +77,7 @@ def setting(settings: dict[str, Any], dotted: str) -> Any:
 @pytest.mark.parametrize("call", [call for call in commands("kedro") if call.startswith("kedro sweep")])
 def test_a_sweep_names_what_exists(call: str, project: Path) -> None:
     options = options_of(sweep, shlex.split(call)[2:])
-    bootstrap_project(project)
+    bootstrapped(project)
     home = project_at(project, options["env"])
     axes = {name: options[name] for name in ("algorithms", "datasets", "epsilons", "seeds")}
     given = {**axes, "params": dotted(nested(options["params"]))}
@@ -129,6 +121,7 @@ def test_a_link_leads_somewhere(page: Path, link: str) -> None:
         assert anchor in anchors(target), f"{page.name} links to {link}, which has no such section"
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The sections of a page, as GitHub and its like name them in addresses."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)

@@ -15,7 +15,7 @@ from equidp.errors import EquidpError
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.training import plan_run
 
-PLAN = Plan(records=2000, batch_size=100, epochs=5, groups=3, delta=1e-4, noise_multiplier=0.0)
+PLAN = Plan(records=2000, batch_size=500, epochs=2, groups=3, delta=1e-4, noise_multiplier=0.0)
 FILTERED = {"asc", "dpis"}
 """Algorithms that keep a sound budget while they train."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import kedro.framework.project
 import mlflow
+import pytest
+from kedro.framework.project import settings
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
@@ -34,12 +38,29 @@ def bootstrapped(project: Path) -> None:
         bootstrap_project(project)
 
 
+@contextlib.contextmanager
+def own_project(template: Path, folder: Path) -> Iterator[Path]:
+    """As the fixture `project`, for what several tests read: a copy of the template, entered."""
+    shutil.copytree(template, folder, symlinks=True, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patched, contextlib.chdir(folder):
+        patched.delenv("EQUIDP_RAW_DIR", raising=False)
+        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield folder
+
+
 def nested(params: dict[str, Any]) -> dict[str, Any]:
     """Dotted names as nested dicts, as Kedro's command line makes them."""
     tree = OmegaConf.create({})
     for name, value in params.items():
         OmegaConf.update(tree, name, value, force_add=True)
     return OmegaConf.to_container(tree)  # type: ignore[return-value]
+
+
+def resolved(project: Path, **params: Any) -> dict[str, Any]:
+    """All settings of a run by their names, dots included, validated as they are before anything is trained."""
+    bootstrapped(project)
+    given = {"runtime_params": nested(params), **settings.CONFIG_LOADER_ARGS}
+    return settings.CONFIG_LOADER_CLASS(project / "conf", **given)["parameters"]
 
 
 def mlflow_runs(project: Path) -> list[Run]:

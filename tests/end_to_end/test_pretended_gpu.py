@@ -8,7 +8,13 @@ from tests.pretended import as_on_gpu, pretended_gpu
 
 
 def test_a_run_on_a_gpu_says_what_the_cpus_says(project):
-    settings = {**QUICK, "training.diagnostics": True, "training.checkpoint_every": 1}
+    settings = {
+        **QUICK,
+        "training.epochs": 1,
+        "training.batch_size": 512,
+        "training.diagnostics": True,
+        "training.checkpoint_every": 1,
+    }
     with as_on_gpu():
         kedro_run(project, "dpsgd_f", **settings)
     folder = report_folder(project, "dpsgd_f")

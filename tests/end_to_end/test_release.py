@@ -69,9 +69,10 @@ def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_re
 
 
 def test_no_earlier_release_stays_beside_a_new_model(project):
-    kedro_run(project, "dpsgd", **{**QUICK, "privacy.secure": True})
     folder = report_folder(project, "dpsgd")
-    (folder / "metrics_release.json").write_text("{}")
+    (folder / "release").mkdir(parents=True)
+    for name in ("release/README.md", "metrics_release.json", "privacy.json", "metrics.json"):
+        (folder / name).write_text("{}")
     kedro_run(project, "dpsgd", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK)
     assert {path.name for path in folder.iterdir()} == {"privacy.json", "history.parquet"}
 
@@ -85,14 +86,10 @@ def test_a_release_waits_for_the_run_that_writes_its_model(project):
             kedro_run(project, "release", algorithm="dpsgd")
 
 
-def test_documents_of_the_baseline_alone_are_told_not_to_be_written(project, caplog):
+def test_documents_of_the_baseline_alone_are_not_written_and_its_release_is_refused(project, caplog):
     kedro_run(project, "sgd", **QUICK, **{"release.documents": True})
     assert "sgd trains without differential privacy, so nothing of it may go out" in caplog.text
     assert not (report_folder(project, "sgd") / "release").exists()
-
-
-def test_a_release_of_the_baseline_is_refused(project):
-    kedro_run(project, "sgd", **QUICK)
     with pytest.raises(EquidpError, match="sgd was trained without differential privacy"):
         kedro_run(project, "release", algorithm="sgd")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
 import shutil
 import sys
@@ -15,12 +16,19 @@ import pandas as pd
 import pytest
 import yaml
 from dp_accounting import pld, rdp
-from kedro.framework.startup import bootstrap_project
 from kedro.runner import ParallelRunner, ThreadRunner
 from mlflow.exceptions import MlflowException
 from rich.console import Console
 from sklearn.datasets import load_digits
-from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
+from tests.end_to_end.kedro_project import (
+    QUICK,
+    bootstrapped,
+    kedro_run,
+    mlflow_runs,
+    own_project,
+    read_json,
+    report_folder,
+)
 
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
@@ -48,24 +56,55 @@ def shared_columns(run: mlflow.entities.Run) -> set[str]:
     return {name for name in run.data.params if ".options" not in name and name.split(".")[0] not in ALGORITHMS}
 
 
-def test_a_private_pipeline_leaves_one_run_and_all_files(project):
-    kedro_run(project, "dpsgd_f", **QUICK)
+def test_a_private_pipeline_leaves_one_run_and_all_files_and_a_target_epsilon_is_recomputable_from_one(project):
+    kedro_run(project, "dpsgd_f", **QUICK, **{"privacy.epsilon": 3.0})
 
     (run,) = mlflow_runs(project)
-    assert run.info.run_name == "dpsgd_f epochs=2 batch_size=128 device=cpu digits seed=0"
+    assert run.info.run_name == "dpsgd_f epochs=2 batch_size=128 device=cpu epsilon=3.0 digits seed=0"
     left_by(project, "dpsgd_f", run)
+    privacy = read_json(report_folder(project, "dpsgd_f") / "privacy.json")
+    found = []
+    for accountant in (rdp.RdpAccountant(), pld.PLDAccountant()):
+        for entry in privacy["ledger"]:
+            event = dp.GaussianDpEvent(entry["noise_multiplier"])
+            if entry["event"] == "poisson_gaussian":
+                event = dp.PoissonSampledDpEvent(entry["sampling_rate"], event)
+            accountant.compose(event, entry["count"])
+        found.append(accountant.get_epsilon(privacy["delta"]))
+    assert min(found) == pytest.approx(privacy["epsilon"], rel=1e-6)
+    assert 2.97 <= min(found) <= 3.0
+    assert privacy["delta"] < 1 / privacy["records"]
 
 
 @pytest.mark.parametrize("algorithms", SHARED_SESSIONS, ids=["few", "every other", "the rest"])
 def test_every_private_algorithm_leaves_a_run_and_all_files(project, algorithms: list[str]):
     kedro_run(project, *algorithms, **QUICK)
 
-    children = {
-        run.data.tags["algorithm"]: run for run in mlflow_runs(project) if "mlflow.parentRunId" in run.data.tags
-    }
+    children = children_of_one_parent(project)
     assert set(children) == {"sgd", *algorithms}
     for name in algorithms:
         left_by(project, name, children[name])
+
+
+def children_of_one_parent(project: Path) -> dict[str, mlflow.entities.Run]:
+    """The runs of the algorithms of one session, below the one run that compares them."""
+    runs = mlflow_runs(project)
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = {run.data.tags["algorithm"]: run for run in runs if run is not parent}
+    told = "epochs=2 batch_size=128 device=cpu digits seed=0"
+    assert sorted(parent.info.run_name.removesuffix(f" {told}").split("+")) == sorted(children)
+    assert {run.info.run_name for run in children.values()} == {f"{name} {told}" for name in children}
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent.info.run_id}
+    assert all(run.info.status == "FINISHED" for run in runs)
+    columns = [shared_columns(run) - {"resolved.noise_multiplier"} for run in children.values()]
+    assert all(c == columns[0] for c in columns)
+    for run in children.values():  # as in a single run
+        assert run.data.params["sgd.options.learning_rate"] == "None"
+    compared = pd.read_csv(report_folder(project, "comparison") / "table.csv")
+    assert set(compared["algorithm"]) == set(children)
+    logged = {item.path for item in mlflow.MlflowClient().list_artifacts(parent.info.run_id)}
+    assert logged == {"report.html", "table.csv"}
+    return children
 
 
 def left_by(project: Path, algorithm: str, run: mlflow.entities.Run) -> None:
@@ -113,27 +152,60 @@ def left_by(project: Path, algorithm: str, run: mlflow.entities.Run) -> None:
     assert any(name.startswith(f"{algorithm}.") for name in run.data.params)
 
 
-def test_the_page_says_of_every_file_that_runs_leave_whether_it_may_go_out(project):
-    kedro_run(project, "dpsgd", "dpsgd_f", **QUICK)
+@pytest.fixture(scope="module")
+def demonstrated(template, tmp_path_factory):
+    """A project in which the demonstration has run."""
+    with own_project(template, tmp_path_factory.mktemp("demonstrated")) as folder:
+        kedro_run(folder, **QUICK)
+        yield folder
 
+
+def test_the_demonstration_is_one_parent_and_one_child_of_each_algorithm(demonstrated):
+    assert set(children_of_one_parent(demonstrated)) == set(DEMONSTRATION)
+
+
+def test_the_page_says_of_every_file_that_runs_leave_whether_it_may_go_out(demonstrated):
     page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
     section = page.partition("## What may go out")[2].partition("\n## ")[0]
     named = {part for code in re.findall(r"`([^`]+)`", section) for part in code.split("/")} - {"data", "06_models"}
-    left = [path.relative_to(project) for top in ("data", "mlartifacts", ".viz") for path in (project / top).rglob("*")]
-    left = [path for path in left if (project / path).is_file() and path.name not in (".gitkeep", LOCK)]
+    tops = [demonstrated / top for top in ("data", "mlartifacts", ".viz")]
+    left = [path.relative_to(demonstrated) for top in tops for path in top.rglob("*")]
+    left = [path for path in left if (demonstrated / path).is_file() and path.name not in (".gitkeep", LOCK)]
     assert {"model.safetensors", "provenance.json", "history.parquet"} <= {path.name for path in left}
     assert [str(path) for path in left if not named.intersection(path.parts)] == []
-    assert (project / "mlflow.db").is_file()
+    assert (demonstrated / "mlflow.db").is_file()
     assert "mlflow.db" in named
 
 
-def test_baseline_pipeline_has_no_epsilon(project):
-    kedro_run(project, "sgd", **QUICK)
+def test_logged_model_predicts_raw_records_without_a_pickle(demonstrated):
+    (run,) = [run for run in mlflow_runs(demonstrated) if run.data.tags.get("algorithm") == "dpsgd"]
+    model = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model")
+    pixels = load_digits().images[:5].astype(np.uint8)
+    scores = model.predict(pixels[:, None])
+    assert scores.shape == (5, 10)
+    assert np.allclose(scores.sum(axis=1), 1, atol=1e-5)
+    with pytest.raises(MlflowException, match=r"^The model takes an array of numbers of shape") as refused:
+        model.predict(pixels)  # an error of MLflow's: its server answers any other with a traceback
+    assert refused.value.error_code == "INVALID_PARAMETER_VALUE"
+    artifacts = demonstrated / "mlartifacts"
+    assert not [path for path in artifacts.rglob("*") if path.suffix in {".pkl", ".pt", ".pickle"}]
+    described = list(artifacts.rglob("MLmodel"))
+    assert described
+    for file in described:
+        assert not re.search(r"file:|: /", file.read_text()), "it would tell the paths of this machine"
 
+
+def test_baseline_pipeline_has_no_epsilon_and_its_own_report_does_not_go_unsaid(project, caplog):
+    kedro_run(project, "sgd", **QUICK)
     (run,) = mlflow_runs(project)
     assert run.data.tags["private"] == "false"
     assert "epsilon" not in run.data.metrics
     assert read_json(report_folder(project, "sgd") / "privacy.json")["epsilon"] is None
+    assert "are replaced" not in caplog.text
+
+    kedro_run(project, "dpsgd", **QUICK)
+    (told,) = (r.message for r in caplog.records if "are replaced" in r.message)
+    assert str(report_folder(project, "sgd").relative_to(project)) in told
 
 
 def test_ingestion_opens_no_run_and_tells_the_groups(project):
@@ -171,33 +243,11 @@ def test_a_device_that_is_not_here_ends_only_what_trains(project):
     assert mlflow_runs(project) == []
 
 
-@pytest.mark.parametrize("pipelines", [(), ("sgd", "dpsgd")], ids=["default", "any set"])
-def test_several_algorithms_are_one_parent_and_one_child_each(project, pipelines):
-    kedro_run(project, *pipelines, **QUICK)
-
-    runs = mlflow_runs(project)
-    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
-    children = {run.data.tags["algorithm"]: run for run in runs if run not in parents}
-    assert len(parents) == 1
-    told = "epochs=2 batch_size=128 device=cpu digits seed=0"
-    assert parents[0].info.run_name == f"{'+'.join(pipelines or DEMONSTRATION)} {told}"
-    assert {run.info.run_name for run in children.values()} == {f"{name} {told}" for name in children}
-    assert set(children) == set(pipelines or DEMONSTRATION)
-    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parents[0].info.run_id}
-    assert all(run.info.status == "FINISHED" for run in runs)
-    columns = [shared_columns(run) - {"resolved.noise_multiplier"} for run in children.values()]
-    assert all(c == columns[0] for c in columns)
-    for run in children.values():  # as in a single run
-        assert run.data.params["sgd.options.learning_rate"] == "None"
-    compared = pd.read_csv(report_folder(project, "comparison") / "table.csv")
-    assert set(compared["algorithm"]) == set(pipelines or DEMONSTRATION)
-    logged = {item.path for item in mlflow.MlflowClient().list_artifacts(parents[0].info.run_id)}
-    assert logged == {"report.html", "table.csv"}
-
-
 def test_an_audit_leaves_its_findings_and_its_page_here_and_in_mlflow(project, capsys):
-    attacks = {"audit.gradient_canaries": 200, "audit.input_canaries": 50, "audit.reference_models": 2}
-    kedro_run(project, "audit", **QUICK, **attacks, algorithm="dpsgd", **{"audit.resamples": 20})
+    attacks = {"audit.gradient_canaries": 200, "audit.input_canaries": 20, "audit.reference_models": 2}
+    kedro_run(
+        project, "audit", **QUICK | {"training.epochs": 1}, **attacks, algorithm="dpsgd", **{"audit.resamples": 20}
+    )
 
     folder = project / "data/08_reporting/digits/audit/dpsgd/seed=0"
     found = read_json(folder / "audit.json")["gradient_canaries"]
@@ -214,23 +264,6 @@ def test_an_audit_leaves_its_findings_and_its_page_here_and_in_mlflow(project, c
     assert "With all 10 guesses right it would have shown ε ≥ " in said
 
 
-def test_target_epsilon_is_met_and_recomputable_from_the_file_alone(project):
-    kedro_run(project, "dpsgd_f", **QUICK, **{"privacy.epsilon": 3.0})
-
-    privacy = read_json(report_folder(project, "dpsgd_f") / "privacy.json")
-    found = []
-    for accountant in (rdp.RdpAccountant(), pld.PLDAccountant()):
-        for entry in privacy["ledger"]:
-            event = dp.GaussianDpEvent(entry["noise_multiplier"])
-            if entry["event"] == "poisson_gaussian":
-                event = dp.PoissonSampledDpEvent(entry["sampling_rate"], event)
-            accountant.compose(event, entry["count"])
-        found.append(accountant.get_epsilon(privacy["delta"]))
-    assert min(found) == pytest.approx(privacy["epsilon"], rel=1e-6)
-    assert 2.97 <= min(found) <= 3.0
-    assert privacy["delta"] < 1 / privacy["records"]
-
-
 def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
     settings = {"dataset": "adult", "seed": 1}
     given = {"dataset": "adult", "privacy.epsilon": 3, "dpsgd_f.options.ratio_over": "counted", "resume": True}
@@ -241,15 +274,6 @@ def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
     assert run_name("dpsgd", settings, given, "dpsgd") == "dpsgd adult seed=1"
     assert run_name("dpsgd", {**settings, "privacy": {"secure": True}}, {}) == "dpsgd adult secure", "no seed of noise"
     assert len(run_name("dpsgd", settings, {"data.path": "x" * 300})) == 250  # the most that a server's database takes
-
-
-def test_the_baseline_may_have_a_learning_rate_of_its_own(project):
-    kedro_run(project, "dpsgd", **QUICK, dataset="digits", run_label="shared")
-    kedro_run(project, "dpsgd", **QUICK, **{"sgd.options.learning_rate": 1e-6}, dataset="digits", run_label="own")
-    assert sorted(run.data.tags["run_label"] for run in mlflow_runs(project)) == ["own", "shared"]
-    shared, own = (read_json(report_folder(project, "dpsgd") / label / "metrics.json") for label in ("shared", "own"))
-    assert own["overall"] == shared["overall"]
-    assert own["baseline"]["overall"]["loss"] > shared["baseline"]["overall"]["loss"] + 0.1
 
 
 def test_a_baseline_that_diverges_is_said_and_compared_with_nothing(project, caplog):
@@ -269,53 +293,84 @@ def test_a_baseline_that_puts_all_into_one_class_is_said(project, caplog):
     assert "The non-private baseline has learnt nothing" in caplog.text
 
 
-def test_figures_of_the_validation_part_are_called_so_in_mlflow_too(project):
-    kedro_run(project, "dpsgd", **QUICK, **{"data.evaluate_on": "validation"})
-    (run,) = mlflow_runs(project)
+@pytest.fixture(scope="module")
+def otherwise(template, tmp_path_factory):
+    """A project with one run of unusual settings, which do not touch one another, and what the run warned of."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    with own_project(template, tmp_path_factory.mktemp("otherwise")) as folder:
+        (folder / "conf/local/catalog.yml").write_text(
+            '"{algorithm}.history": {type: pandas.CSVDataset, filepath: "out/${setting:dataset}/{algorithm}.csv"}\n'
+        )
+        logging.getLogger("equidp").addHandler(handler)
+        kedro_run(folder, "dpsgd", **QUICK, run_label=None, **{"data.evaluate_on": "validation", "privacy.delta": 0.9})
+        logging.getLogger("equidp").removeHandler(handler)
+        yield folder, heard
+
+
+def test_figures_of_the_validation_part_are_called_so_in_mlflow_too(otherwise):
+    (run,) = mlflow_runs(otherwise[0])
     assert "; validation accuracy 0." in run.data.tags["mlflow.note.content"]
 
 
-def test_same_seed_gives_the_same_metrics_and_another_seed_others(project):
-    kedro_run(project, "dpsgd", **QUICK)
-    first = (report_folder(project, "dpsgd") / "metrics.json").read_text()
-    kedro_run(project, "dpsgd", **QUICK)
-    assert (report_folder(project, "dpsgd") / "metrics.json").read_text() == first
-    kedro_run(project, "dpsgd", **QUICK, seed=1)
-    assert (report_folder(project, "dpsgd", seed=1) / "metrics.json").read_text() != first
+def test_results_may_be_of_another_format_and_lie_elsewhere(otherwise):
+    folder, _ = otherwise
+    assert (folder / "out/digits/dpsgd.csv").is_file()
+    (run,) = mlflow_runs(folder)
+    assert "dpsgd.csv" in {file.path for file in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
 
 
-def test_threads_give_the_same_metrics(project):
-    kedro_run(project, "dpsgd", **QUICK)
+def test_an_empty_label_is_none(otherwise):
+    assert (report_folder(otherwise[0], "dpsgd") / "metrics.json").is_file()
+
+
+def test_a_delta_that_promises_nothing_is_said_before_training(otherwise):
+    assert [message.partition(" is not below")[0] for message in otherwise[1] if "δ" in message] == [
+        "dpsgd: δ = 0.9"  # and nothing of the baseline's
+    ]
+
+
+def test_same_seed_gives_the_same_metrics_by_threads_too_and_another_seed_or_baseline_others(project):
+    kedro_run(project, "dpsgd", **QUICK, run_label="first")
     kedro_run(project, "dpsgd", options={"runner": ThreadRunner()}, **QUICK, run_label="threads")
+    kedro_run(project, "dpsgd", **QUICK, **{"sgd.options.learning_rate": 1e-6}, run_label="own")
+    assert sorted(run.data.tags["run_label"] for run in mlflow_runs(project)) == ["first", "own", "threads"]
+    assert {run.info.status for run in mlflow_runs(project)} == {"FINISHED"}
     folder = report_folder(project, "dpsgd")
-    assert read_json(folder / "metrics.json") == read_json(folder / "threads" / "metrics.json")
-    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED", "FINISHED"]
+    first, threads, own = (read_json(folder / label / "metrics.json") for label in ("first", "threads", "own"))
+    assert threads == first
+    assert own["overall"] == first["overall"]
+    assert own["baseline"]["overall"]["loss"] > first["baseline"]["overall"]["loss"] + 0.1
+
+    kedro_run(project, "dpsgd", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK, seed=1)
+    losses = [
+        pd.read_parquet(place / "history.parquet")["test/loss"].tolist()
+        for place in (folder / "first", report_folder(project, "dpsgd", seed=1))
+    ]
+    assert losses[0] != losses[1]
 
 
-def test_a_pipeline_cut_short_logs_nothing_of_an_earlier_run(project):
-    kedro_run(project, "dpsgd", **QUICK)
-    kedro_run(project, "dpsgd", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK | {"training.epochs": 1})
+def test_nothing_of_an_earlier_run_stays_beside_a_new_model_whether_the_new_run_is_cut_short_or_fails(
+    project, caplog, monkeypatch
+):
+    folder, only_train = report_folder(project, "dpsgd"), {"to_nodes": ["dpsgd.train_model"]}
+    kedro_run(project, "dpsgd", **QUICK, **{"dpsgd_f.options.base_clip_norm": 2.0, "sgd.options.learning_rate": 0.2})
+    assert [r.message for r in caplog.records if "--params sets" in r.message] == [
+        "--params sets dpsgd_f, which has no effect: what runs here is dpsgd, sgd."
+    ]
+    assert "are replaced" not in caplog.text
+    assert read_json(folder / "privacy.json")["noise_multiplier"] != 1.5
 
+    kedro_run(project, "dpsgd", options=only_train, **QUICK, **{"privacy.noise_multiplier": 1.5})
+    (told,) = (r.message for r in caplog.records if "are replaced" in r.message)
+    assert str(folder.relative_to(project)) in told
+    assert {path.name for path in folder.iterdir()} == {"privacy.json", "history.parquet"}
+    assert read_json(folder / "privacy.json")["noise_multiplier"] == 1.5
     whole, cut = mlflow_runs(project)
     assert "cost_of_privacy/accuracy" in whole.data.metrics
     assert "cost_of_privacy/accuracy" not in cut.data.metrics
     assert cut.info.status == "FINISHED"
-
-
-def test_no_earlier_statement_stays_beside_a_new_model(project):
-    kedro_run(project, "dpsgd", **QUICK)
-    assert read_json(report_folder(project, "dpsgd") / "privacy.json")["noise_multiplier"] != 0.5
-    kedro_run(
-        project, "dpsgd", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK, **{"privacy.noise_multiplier": 0.5}
-    )
-
-    left = {path.name for path in report_folder(project, "dpsgd").iterdir()}
-    assert left == {"privacy.json", "history.parquet"}
-    assert read_json(report_folder(project, "dpsgd") / "privacy.json")["noise_multiplier"] == 0.5
-
-
-def test_a_run_that_fails_right_after_its_model_leaves_no_earlier_statement(project, monkeypatch):
-    kedro_run(project, "dpsgd", **QUICK)
 
     def full(*_, **__) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -323,11 +378,11 @@ def test_a_run_that_fails_right_after_its_model_leaves_no_earlier_statement(proj
     with monkeypatch.context() as patched:
         patched.setattr(pd.DataFrame, "to_parquet", full)
         with pytest.raises(EquidpError, match=r"history\.parquet: the disk is full"):
-            kedro_run(project, "dpsgd", **QUICK, **{"privacy.noise_multiplier": 0.5})
-    assert not list(report_folder(project, "dpsgd").iterdir())  # nor half of what the disk had no room for
+            kedro_run(project, "dpsgd", options=only_train, **QUICK, **{"privacy.noise_multiplier": 1.7})
+    assert not list(folder.iterdir())  # nor half of what the disk had no room for
 
-    kedro_run(project, "dpsgd", **QUICK, **{"privacy.noise_multiplier": 0.5}, resume=True)
-    assert read_json(report_folder(project, "dpsgd") / "privacy.json")["noise_multiplier"] == 0.5
+    kedro_run(project, "dpsgd", options=only_train, **QUICK, **{"privacy.noise_multiplier": 1.7}, resume=True)
+    assert read_json(folder / "privacy.json")["noise_multiplier"] == 1.7
 
 
 def test_a_file_where_a_folder_should_be_is_named(project):
@@ -351,19 +406,16 @@ def test_a_folder_for_records_that_cannot_be_made_is_named(project, monkeypatch)
         kedro_run(project, "ingestion")
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "options", "words"),
-    [
+def test_records_and_findings_of_earlier_settings_are_refused(project):
+    """They were taken: the newest records whatever the source's options, and the findings of another ε."""
+    kedro_run(project, "ingestion")
+    for pipeline, options, words in (
         ("dpsgd", {"from_inputs": ["records"]}, "'records' is not kept between runs"),
         ("ingestion", {"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
         ("audit", {"only_missing_outputs": True}, "would take files of earlier settings for this run's"),
-    ],
-)
-def test_records_and_findings_of_earlier_settings_are_refused(project, pipeline, options, words):
-    """They were taken: the newest records whatever the source's options, and the findings of another ε."""
-    kedro_run(project, "ingestion")
-    with pytest.raises(EquidpError, match=words):
-        kedro_run(project, pipeline, options=options, **QUICK)
+    ):
+        with pytest.raises(EquidpError, match=words):
+            kedro_run(project, pipeline, options=options, **QUICK)
     assert mlflow_runs(project) == []
 
 
@@ -419,20 +471,10 @@ def test_an_experiment_of_ones_own_keeps_how_runs_are_tracked(project):
 def test_an_entry_of_the_catalog_that_would_lose_results_is_refused_before_training(project, name, entry, words):
     catalog = {name: {"type": "json.JSONDataset"} | entry}
     (project / "conf/local/catalog.yml").write_text(yaml.safe_dump(catalog))
-    bootstrap_project(project)
+    bootstrapped(project)
     with Session.create(project_path=project) as session, pytest.raises(EquidpError, match=words):
         session.run(pipeline_names=["dpsgd"])
     assert mlflow_runs(project) == []
-
-
-def test_results_may_be_of_another_format_and_lie_elsewhere(project):
-    (project / "conf/local/catalog.yml").write_text(
-        '"{algorithm}.history": {type: pandas.CSVDataset, filepath: "out/${setting:dataset}/{algorithm}.csv"}\n'
-    )
-    kedro_run(project, "dpsgd", **QUICK)
-    assert (project / "out/digits/dpsgd.csv").is_file()
-    (run,) = mlflow_runs(project)
-    assert "dpsgd.csv" in {file.path for file in mlflow.MlflowClient().list_artifacts(run.info.run_id)}
 
 
 @pytest.mark.parametrize(
@@ -443,28 +485,9 @@ def test_results_may_be_of_another_format_and_lie_elsewhere(project):
     ],
 )
 def test_a_mistyped_node_ends_in_a_sentence(project, options, words):
-    bootstrap_project(project)
+    bootstrapped(project)
     with Session.create(project_path=project) as session, pytest.raises(EquidpError, match=words):
         session.run(pipeline_names=["ingestion"], **options)
-
-
-def test_what_has_no_effect_and_what_is_lost_is_told(project, caplog):
-    kedro_run(project, "dpsgd", **QUICK, **{"dpsgd_f.options.base_clip_norm": 2.0, "sgd.options.learning_rate": 0.2})
-    assert [r.message for r in caplog.records if "--params sets" in r.message] == [
-        "--params sets dpsgd_f, which has no effect: what runs here is dpsgd, sgd."
-    ]
-    assert "are replaced" not in caplog.text
-    kedro_run(project, "dpsgd", **QUICK, **{"privacy.noise_multiplier": 0.5})
-    (told,) = (r.message for r in caplog.records if "are replaced" in r.message)
-    assert str(report_folder(project, "dpsgd").relative_to(project)) in told
-
-
-def test_a_baselines_own_report_does_not_go_unsaid(project, caplog):
-    kedro_run(project, "sgd", **QUICK)
-    assert "are replaced" not in caplog.text
-    kedro_run(project, "dpsgd", **QUICK)
-    (told,) = (r.message for r in caplog.records if "are replaced" in r.message)
-    assert str(report_folder(project, "sgd").relative_to(project)) in told
 
 
 @pytest.mark.parametrize("stage", ["03_primary", "06_models", "08_reporting"])
@@ -482,21 +505,3 @@ def test_processes_that_cannot_see_the_run_are_refused(project):
             kedro_run(project, "dpsgd", options={"runner": runner}, **QUICK)
     finally:
         runner._manager.shutdown()
-
-
-def test_logged_model_predicts_raw_records_without_a_pickle(project):
-    kedro_run(project, "dpsgd", **QUICK)
-
-    (run,) = mlflow_runs(project)
-    model = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model")
-    pixels = load_digits().images[:5].astype(np.uint8)
-    scores = model.predict(pixels[:, None])
-    assert scores.shape == (5, 10)
-    assert np.allclose(scores.sum(axis=1), 1, atol=1e-5)
-    with pytest.raises(MlflowException, match=r"^The model takes an array of numbers of shape") as refused:
-        model.predict(pixels)  # an error of MLflow's: its server answers any other with a traceback
-    assert refused.value.error_code == "INVALID_PARAMETER_VALUE"
-    artifacts = project / "mlartifacts"
-    assert not [path for path in artifacts.rglob("*") if path.suffix in {".pkl", ".pt", ".pickle"}]
-    (described,) = artifacts.rglob("MLmodel")
-    assert not re.search(r"file:|: /", described.read_text()), "it would tell the paths of this machine"

@@ -121,7 +121,7 @@ def test_ctrl_c_that_cuts_a_session_of_the_store_in_two_is_no_failure_of_it(
     with monkeypatch.context() as patched:
         patched.setattr(MlflowClient, call, cut)
         with pytest.raises(KeyboardInterrupt):
-            kedro_run(project, "dpsgd", **QUICK)
+            kedro_run(project, "sgd", **QUICK)
     runs.end_interrupted()
 
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED"]
@@ -142,7 +142,7 @@ def test_ctrl_c_while_a_result_is_written_leaves_no_half_of_it(
     with monkeypatch.context() as patched:
         patched.setattr(json_dataset.json, "dump", cut)
         with pytest.raises(KeyboardInterrupt):
-            kedro_run(project, "dpsgd", **QUICK)
+            kedro_run(project, "sgd", **QUICK)
     runs.end_interrupted()
 
     written = list((project / "data" / "08_reporting").rglob("*.json"))
@@ -166,7 +166,7 @@ def test_ctrl_c_while_mlflow_ends_the_run_leaves_none_open(
     with monkeypatch.context() as patched:
         patched.setattr(MlflowClient, "set_terminated", cut)
         with pytest.raises(KeyboardInterrupt):
-            kedro_run(project, "dpsgd", **QUICK)
+            kedro_run(project, "sgd", **QUICK)
     assert mlflow.active_run() is None  # MLflow has forgotten it
     runs.end_interrupted()
 
@@ -283,7 +283,7 @@ def test_the_next_run_of_a_notebook_ends_what_a_signal_left_open(
         patched.setattr(Checkpointer, "_signals", contextlib.nullcontext)
         with pytest.raises(SystemExit):
             kedro_run(project, "dpsgd", **QUICK)
-    kedro_run(project, "dpsgd", **QUICK)
+    kedro_run(project, "sgd", **QUICK)
 
     assert [run.info.status for run in mlflow_runs(project)] == ["KILLED", "FINISHED"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -9,10 +9,10 @@ E weighs the noise of the mean gradient against the square of what clipping take
 Δ = C_t. A record moves exactly one bin by one, whatever its norm, and the gradient by Δ at most: one event,
 (σ⁻² + σ_H⁻²)^(−1/2), at the steps with a histogram; with `every` r the steps between are charged (q, σ) alone.
 
-Where we depart from the text: the mean clipping error divides by the expected B, not by |S|, which is private; bins
-are as wide as e_j grows, e_{j+1}/e_j constant, from R/100 on, since norms fall by orders of magnitude in training;
-counts are clamped at 0 and, in E, dropped up to twice their noise, as a long empty bin would outweigh all others;
-where no count is left C stays.
+Where we depart from the text. The mean clipping error divides by the expected B, because |S| is private. The edges
+begin at R/100 and e_{j+1}/e_j is constant, because norms fall by orders of magnitude in training. Counts are clamped
+at 0. In E, a count up to twice its noise is dropped, because an empty bin of long norms would outweigh all others. If
+no count is left, C stays.
 """
 
 from __future__ import annotations

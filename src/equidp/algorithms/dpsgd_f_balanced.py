@@ -1,14 +1,13 @@
 """DPSGD-F with weights for rare groups: this project's own, one more use of what DPSGD-F releases already.
 
-A larger bound C^k lets the gradients of a group that is badly served through, but a rare group stays a small part of
-the sum. Its size is known as well: the remembered counts of `dpsgd_f_smooth` add up to it. With m̂, ô those averages,
-clamped at 0,
+A larger bound C^k lets through the gradients of a group that is badly served, but a rare group stays a small part of
+the sum. Its size is known too: the averaged counts m̂ and ô of `dpsgd_f_smooth`, clamped at 0, add up to it.
 
     b̂^k = m̂^k + ô^k,   θ^k = ((B/K) / max(b̂^k, 1))^p,   w_i = θ^{k(i)}·min(1, C^{k(i)}/n_i),   Δ = max_k θ^k·C^k
 
-with DPSGD-F's C^k. p = 0 is `dpsgd_f_smooth`; p = 1 lets every group count alike, as `naive` does, and pays for it with
-Δ, which the rarest group then dictates; p = ½ takes most of the gain for the root of the price. θ^k is made of noised
-values, so events and ε are DPSGD-F's own; Δ is over all K groups.
+with DPSGD-F's C^k. p = 0 is `dpsgd_f_smooth`. With p = 1 every group counts alike, as in `naive`, and Δ is as large as
+the rarest group makes it. p = ½ has most of the gain, and the square root of that Δ. θ^k is made of noised values, so
+events and ε are DPSGD-F's own. Δ is over all K groups.
 """
 
 from __future__ import annotations

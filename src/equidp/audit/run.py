@@ -180,7 +180,7 @@ def _membership(
     }
     scores = {name: {"loss": (-inside, -outside)} for name, (inside, outside) in attacked.items()}
     if settings.reference_models:
-        references, seen = _references(split, members, others, plain, settings.reference_models, seed)
+        references, seen = _references(members, others, plain, settings.reference_models, seed)
         for name, both in attacked.items():
             joined = reference_scores(torch.cat(both), references, seen)
             scores[name]["reference"] = (joined[: len(members)], joined[len(members) :])
@@ -191,7 +191,7 @@ def _membership(
 
 
 def _references(
-    split: Split, members: Records, others: Records, plain: TrainingSetup, count: int, seed: int
+    members: Records, others: Records, plain: TrainingSetup, count: int, seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Losses on (members, others) of models trained on halves of them, and which half each was trained on."""
     pool = joined(members, others)

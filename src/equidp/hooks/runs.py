@@ -183,7 +183,7 @@ def _kill() -> None:
 
 
 def lose(error: Exception) -> None:
-    """Keep all that is to be logged until the end: each further attempt would wait as long as this one did.
+    """From now on keep what is to be logged until the end: every further attempt would wait as long as this one did.
 
     Raises:
         KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.

@@ -18,10 +18,10 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 
 
 def serve(uri: str, experiment: str, host: str, port: int) -> int:
-    """Serve until Ctrl-C, and say under which addresses the views are; MLflow's exit status.
+    """Serve MLflow's pages until Ctrl-C, and print the addresses of the views. Returns MLflow's exit status.
 
     Args:
-        uri: the store's address; a server's own pages are named only.
+        uri: the store's address. If it is a server, only the addresses of its own pages are printed.
         experiment: its id.
         host, port: where the pages are served.
     """

@@ -1,14 +1,16 @@
 """Poisson samples: every unit enters on its own, with one probability.
 
-Two ways to draw one, of one law. *Coins*: one per unit, N of them in every step. *Count, then choose*: the number of
-heads among N coins is binomial, and given that number every set of so many units is as likely as any other; so draw the
-number, then that many different units. That is O(B) work instead of O(N): a step on ten million records costs what one
-on a hundred thousand does. Small populations keep the coins, so that what was published with a seed can be repeated.
+There are two ways to draw one, and both have the same law. *Coins*: one per unit, N of them in every step. *Count, then
+choose*: the number of heads among N coins is binomial, and given that number all sets of so many units are equally
+likely. So draw the number, then that many different units. That is O(B) work instead of O(N): a step on ten million
+records costs as much as one on a hundred thousand. Small populations keep the coins, so that what was published with a
+seed can be repeated.
 
-The count is the inverse of the binomial distribution function at a random 64-bit integer, by a table of ⌈2⁶⁴·P(X ≤ k)⌉
-in 60-digit arithmetic: no count's probability is off by more than 2⁻⁶⁴, and rounding up makes the count no larger, word
-for word, than the exact one. The law of a step is thus within η = k_max·2⁻⁶⁴ of Poisson sampling in total variation,
-k_max about B + 9√B, which adds (1 + e^ε)·η to δ: at B = 256, ten thousand steps and ε = 3 some 5·10⁻¹² in all.
+The count is the inverse of the binomial distribution function at a random 64-bit integer. It is looked up in a table of
+⌈2⁶⁴·P(X ≤ k)⌉, computed with 60 digits. No count's probability is off by more than 2⁻⁶⁴. As the table is rounded up, no
+integer gives a larger count than the exact table would. The law of a step is thus within η = k_max·2⁻⁶⁴ of Poisson
+sampling in total variation, k_max about B + 9√B, which adds (1 + e^ε)·η to δ: at B = 256, ten thousand steps and ε = 3
+some 5·10⁻¹² in all.
 """
 
 from __future__ import annotations

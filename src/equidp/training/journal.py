@@ -1,20 +1,20 @@
 """The journal: events are written to disk before they happen, so that no crash can make the ledger forget one.
 
 One line per charge, each with a check over itself and all lines before it. A charge is made durable (flush, fsync)
-*before* the step that it pays for. As that takes milliseconds, equal events are charged a block ahead; what was charged
-and not used is cancelled as soon as the run knows it, that is when the events change, at a checkpoint and at the end. A
-crash in between leaves the whole block charged: too much by less than one block, never too little.
+*before* the step that it pays for. That takes milliseconds, so a block of equal events is charged ahead. What was
+charged and not used is cancelled when the events change, at a checkpoint and at the end. After a crash in between, the
+whole block stays charged: too much by less than one block, never too little.
 
 After a crash, what a resumed run owes for the steps that it does again depends on whether they are *new releases*:
 
 * Seeded randomness on the same device and software, with a fixed order of sums (`checkpoint.repeats`): the generators
   continue from the checkpoint, so each step done again draws the same batch and the same noise and releases the very
-  same values. A value told twice is told once. The journal's charges since the checkpoint are kept and *used up* by
-  those steps; they are never taken back, so that a run that stops again before it reaches the point of the crash still
-  owes for what was shown before.
+  same values, which reveals no more than releasing them once. The journal's charges since the checkpoint are kept and
+  *used up* by those steps. They are never taken back, so that a run that stops again before it reaches the point of the
+  crash still owes for what was shown before.
 * Secure randomness, or another device or software: a step done again is another draw from the mechanism on the same
   data. Both draws may have been seen (live figures, a copied checkpoint), so both are charged, and seeded streams are
-  drawn anew: the same noise on sums that round differently would cancel.
+  drawn anew: the same noise on sums that are rounded differently would cancel in their difference.
 """
 
 from __future__ import annotations

@@ -145,9 +145,9 @@ def plan_tuning(train: Records, settings: Settings) -> Tuning:
 def score(noised: Noised, kind: str, grouping: str) -> float:
     """What trials are ordered by: a figure of a noised histogram, in [0, 1].
 
-    Where noise would hide the figure it still orders trials better than nothing does. The worst group is looked for
-    among those that are known to have ten records or more, if there are any. Without noise, a class or group that has
-    no record has no figure.
+    A figure that is mostly noise is used too: it orders trials better than nothing does. The worst group is sought
+    among the groups that are known to have ten records or more, if there are any. Without noise, a class or group that
+    has no record has no figure.
     """
     whole, unknown = overall(noised), noised.sd > 0
     if kind == "accuracy":

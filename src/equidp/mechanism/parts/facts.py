@@ -18,7 +18,7 @@ class StepFacts:
         step: t, from 0.
         noise_multiplier: σ of this step's noise; 0 without privacy.
         sensitivity: `()`, Δ of this step: the noise has the standard deviation σ·Δ; 0 without privacy. A side release
-            is told the Δ of the values from before it, infinite where nothing but the release gives them.
+            is given the Δ that follows from the values before it; infinite where these give none.
         dimension: d, the number of trained parameters.
         sampling_rate: q that this step is charged at.
     """
