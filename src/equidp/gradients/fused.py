@@ -58,7 +58,10 @@ def differing(kernels: ModuleType, device: torch.device) -> str:
     left, right = matrices.transpose(1, 2) @ matrices, other.view(2, 6, 25).transpose(1, 2) @ matrices
     rows = ramp.flatten(1), other.flatten(1)[:, 3:]
     found = {
-        "squares": (kernels.row_squares(rows, [150, 147])[0].sum(0), sum(map(rounding.norms_of, rows))),
+        "squares": (
+            kernels.row_squares(rows, [150, 147])[0].sum(0),
+            torch.stack([rounding.norms_of(row) for row in rows]).sum(0),
+        ),
         "Gram matrices": (
             kernels.gram_parts([[(left, right)]], 2),
             torch.stack(rounding.gram_parts(left, right)).unsqueeze(1),

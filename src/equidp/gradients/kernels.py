@@ -35,7 +35,7 @@ def launch(kernel: Any, like: Tensor, grid: tuple[int, int], *given: Any, **cons
 
 
 @triton.jit
-def _squares(  # type: ignore[no-untyped-def]
+def _squares(
     rows,
     lengths,
     strides,
@@ -92,7 +92,7 @@ def row_squares(rows: Sequence[Tensor], entries: Sequence[int]) -> tuple[Tensor,
 
 
 @triton.jit
-def _products(  # type: ignore[no-untyped-def]
+def _products(
     lefts,
     rights,
     sides,
@@ -143,7 +143,8 @@ def gram_parts(layers: Sequence[Sequence[tuple[Tensor, Tensor]]], records: int) 
         records: b, the sum of a layer's m.
     """
     out = layers[0][0][0].new_empty(3, len(layers), records)
-    pairs, places = [], []
+    pairs: list[tuple[Tensor, Tensor]] = []
+    places: list[int] = []
     for layer, given in enumerate(layers):
         counts = accumulate((len(left) for left, _ in given), initial=0)
         places += [layer * records + start for start, _ in zip(counts, given, strict=False)]
@@ -161,7 +162,7 @@ def gram_parts(layers: Sequence[Sequence[tuple[Tensor, Tensor]]], records: int) 
 
 
 @triton.jit
-def _group_norm(  # type: ignore[no-untyped-def]
+def _group_norm(
     values, backprops, weight, bias, eps,
     CHANNELS: tl.constexpr, PIXELS: tl.constexpr, GROUPS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip

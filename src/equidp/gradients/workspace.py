@@ -46,7 +46,7 @@ class Workspace:
         """`[n, Σ counts]` that adds up so many rows each of a matrix behind it, brought to the device once."""
         key = tuple(counts)
         if key not in self._segments:
-            owners = torch.arange(len(key)).repeat_interleave(torch.tensor(key))
+            owners = torch.arange(len(key), device="cpu").repeat_interleave(torch.tensor(key, device="cpu"))
             self._segments[key] = torch.nn.functional.one_hot(owners, len(key)).T.to(like)
         return self._segments[key]
 
