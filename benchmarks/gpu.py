@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.gradients import fused
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.memory import room_for
 from equidp.gradients.precision import as_precise_as_norms
@@ -106,14 +107,16 @@ def versions(place: Place) -> Iterator[Row]:
         "torch": torch.__version__,
         "CUDA": torch.version.cuda,
         "driver": driver_version(),
+        "kernels": fused.version(place.device) or "torch's operations",
         "µs an operation": round(launch * 1e6, 2),
     }
 
 
 def tests(place: Place) -> Iterator[Row]:
     """The tests that need a GPU."""
+    files = sorted(str(file) for file in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in file.read_text())
     how = ["--collect-only"] if place.small else []
-    done = _run([sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests", *how], limit=240)
+    done = _run([sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *files, *how], limit=240)
     yield {"what": "pytest -m gpu", "said": done.stdout.strip().rpartition("\n")[2], "ok": done.returncode == 0}
 
 

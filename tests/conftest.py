@@ -20,6 +20,10 @@ from omegaconf import OmegaConf
 # pytest's own processes share the cores: threads on top of them nearly double the time of the whole
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Triton asks when it is first imported, whoever does that: without a GPU its kernels are tried in its interpreter
+if not Path("/dev/nvidia0").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # what a shell starts in the background is deaf to Ctrl-C, which some tests try, here and in processes of their own
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

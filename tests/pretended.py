@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
+from equidp.gradients import fused
 from equidp.mechanism.noise import HOST, RandomSource, SeededRandom, derived_seed
 from equidp.mechanism.parts import sampler
 from equidp.mechanism.poisson import sample_on_host
@@ -230,6 +231,7 @@ def pretended_gpu() -> Iterator[None]:
         mock.patch.multiple(torch.cuda, **patched),
         mock.patch.object(torch.backends.cudnn, "version", return_value=0),
         mock.patch.object(torch, "Generator", _Generator),
+        mock.patch.object(fused, "kernels_for", return_value=None),  # Triton sees through it
         mock.patch.object(torch._C, "_InferenceMode", _no_grad),
         torch.autograd.set_multithreading_enabled(False),
         _Pretending(),

@@ -56,7 +56,7 @@ def _interrupt(
         if once():
             run.send_signal(number)
             break
-        time.sleep(0.005)
+        time.sleep(0.02)
     out, err = run.communicate(timeout=120)
     return subprocess.CompletedProcess(command, run.returncode, out, err)
 

@@ -21,6 +21,7 @@ from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
+from equidp.gradients import fused
 from equidp.gradients.products import Products
 from equidp.gradients.rounding import norms_of
 from equidp.gradients.standardised import Standardisation, Standardised
@@ -63,7 +64,7 @@ def no_inference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launches(algorithm: str, network: nn.Module, schema: Schema, size: int) -> int:
-    """Of the second step; only who is in the batch is given."""
+    """Of the second of two steps; only who is in the batch is given."""
     features = torch.empty(size, *schema.shape, dtype=torch.uint8, device=META)
     labels = torch.zeros(size, dtype=torch.long, device=META)
     records = Records(features, labels, {"class": labels}, schema)
@@ -71,7 +72,7 @@ def launches(algorithm: str, network: nn.Module, schema: Schema, size: int) -> i
         model=network.to(META).train(),
         loss=cross_entropy,
         algorithm=algorithm_settings(algorithm).build(),
-        plan=Plan(size, size - 1, 1, len(schema.classes), 1e-3, 1.0),
+        plan=Plan(size, size - 1, 2, len(schema.classes), 1e-3, 1.0),
         population=Population(records, labels),
         random=Shapes(),
         ledger=Ledger(),
@@ -84,6 +85,7 @@ def launches(algorithm: str, network: nn.Module, schema: Schema, size: int) -> i
     trainer.step(trainer.segments[0])
     with Operations() as counted:
         trainer.step(trainer.segments[0])
+    assert trainer.steps_done == trainer.plan.steps == 2
     return counted.launches
 
 
@@ -91,24 +93,42 @@ def of_model(algorithm: str, model: str, data: str, size: int) -> int:
     return launches(algorithm, build_model(model, SCHEMAS[data], options={}, seed=1), SCHEMAS[data], size)
 
 
-@pytest.mark.parametrize(("algorithm", "most"), [("dpsgd", 80), ("dpsgd_f", 95), ("naive", 95)])
-def test_a_small_networks_private_step_takes_few_operations(algorithm: str, most: int) -> None:
-    assert of_model(algorithm, "cnn4", "mnist", 512) <= most
+@pytest.fixture(params=["torch", "kernels"])
+def by_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether Triton's kernels are used, of which each launch counts as one operation."""
+    if request.param == "torch":
+        return False
+    kernels = pytest.importorskip("equidp.gradients.kernels")
+    monkeypatch.setattr(fused, "kernels_for", lambda like: kernels)
+    monkeypatch.setattr(kernels, "launch", lambda *given, **more: torch.zeros(1, device=META))
+    return True
 
 
-@pytest.mark.parametrize(("size", "most"), [(64, 2.4), (1024, 2.7)])
-def test_a_residual_networks_private_step_takes_a_few_times_those_of_sgd(size: int, most: float) -> None:
-    assert of_model("dpsgd", "resnet9", "cifar10", size) <= most * of_model("sgd", "resnet9", "cifar10", size)
+@pytest.mark.parametrize(
+    ("algorithm", "most", "with_kernels"), [("dpsgd", 73, 61), ("dpsgd_f", 95, 83), ("naive", 95, 83)]
+)
+def test_a_small_networks_private_step_takes_few_operations(
+    algorithm: str, most: int, with_kernels: int, by_kernels: bool
+) -> None:
+    assert of_model(algorithm, "cnn4", "mnist", 512) <= (with_kernels if by_kernels else most)
 
 
-def test_a_resnet50_takes_half_as_many_again_as_sgd() -> None:
+@pytest.mark.parametrize("size", [64, 1024])
+def test_a_residual_networks_private_step_takes_at_most_twice_those_of_sgd(size: int, by_kernels: bool) -> None:
+    """By torch's operations alone a few more."""
+    sgd = of_model("sgd", "resnet9", "cifar10", size)
+    assert of_model("dpsgd", "resnet9", "cifar10", size) <= (2 if by_kernels else 2.4) * sgd
+
+
+def test_a_resnet50_takes_half_as_many_again_as_sgd(by_kernels: bool) -> None:
     schema = dataclasses.replace(SCHEMAS["cifar10"], shape=(3, 224, 224))
 
     def network() -> nn.Module:
         with torch.device(META):
             return nn.Sequential(Standardise(schema), resnet("resnet50", norm="frozen"))
 
-    assert launches("dpsgd", network(), schema, 64) <= 1.52 * launches("sgd", network(), schema, 64)
+    sgd = launches("sgd", network(), schema, 64)
+    assert launches("dpsgd", network(), schema, 64) <= (1.25 if by_kernels else 1.5) * sgd
 
 
 @pytest.mark.parametrize("positions", [96, 128])

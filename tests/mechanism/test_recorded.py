@@ -124,6 +124,39 @@ def test_a_replay_that_comes_to_something_else_is_found_out_and_the_steps_are_th
     compare(trainer, trained("dpsgd", None))
 
 
+def test_a_replay_that_does_not_draw_on_is_found_out() -> None:
+    """Each would be what a step afresh comes to, and two in a row would have the same noise."""
+
+    class Stuck(Replaying):
+        def record(self, work: Callable[[], Any], generators: Any = ()) -> Callable[[], Any]:
+            again = super().record(work, generators)
+
+            def stuck() -> Any:
+                (generator,) = generators
+                state = generator.get_state()
+                try:
+                    return again()
+                finally:
+                    generator.set_state(state)
+
+            return stuck
+
+    trainer = trained("dpsgd", Stuck)
+    assert "leave the generator of noise elsewhere" in trainer.recorded.reason
+    compare(trainer, trained("dpsgd", None))
+
+
+def test_parameters_in_another_place_are_not_those_of_the_recording() -> None:
+    trainer, plain = (trainer_of("dpsgd", how) for how in (Replaying, None))
+    for one in (trainer, plain):
+        one.run_steps(TRIALS + 2)
+        for parameter in one.engine.parameters:
+            parameter.data = parameter.data.clone()
+        one.run_steps(STEPS - TRIALS - 2)
+    assert replayed(trainer)
+    compare(trainer, plain)
+
+
 class Leaving(Replaying):
     """Leaves out one kind of operation: the noise, the batch, a product, the update, who is there."""
 

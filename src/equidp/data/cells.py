@@ -144,7 +144,7 @@ def codes(
             return position.get(composed(value), -1)
         if isinstance(value, bool | np.bool_):
             return by_value.get((True, bool(value)), -1)
-        if isinstance(value, float | np.floating) and abs(value) >= WHOLE:
+        if isinstance(value, float | np.floating) and abs(float(value)) >= WHOLE:
             return SEVERAL if alike(value) else -1
         if isinstance(value, AnyNumber):
             return by_value.get((False, _key(value)), -1)
@@ -158,9 +158,9 @@ def codes(
             raise EquidpError(f"{place} a category is missing; give one of {listed_names(categories)}{otherwise}.")
         if found[bad] == SEVERAL:
             texts = [*map(repr, alike(given)), *(["another"] if len(alike(given)) == 1 else [])]
-            kind = "truth value" if isinstance(given, bool | np.bool_) else "number"
+            sort = "truth value" if isinstance(given, bool | np.bool_) else "number"
             raise EquidpError(
-                f"{place} the {kind} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
+                f"{place} the {sort} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
                 "dtype=str)."
             )
         raise unknown_name(f"category in {place}", given, [text for text, _ in written])

@@ -14,7 +14,7 @@ from torch.nn.grad import conv2d_weight
 
 from equidp.gradients import compiled
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.rounding import LOST, alike, all_parts, gram_norms, gram_parts, gram_slack, norms_of, raised
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of, raised
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -73,12 +73,8 @@ class Convolutions(Term):
 
     def squared_norms(self) -> Tensor:
         if self.by_gram():
-            return torch.cat([gram_norms(*pair, self.width) for pair in self._grams()])
+            return torch.cat([gram_norms(*pair, self.width) for pair in self.grams()])
         return self._materialised()
-
-    def gram_parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`[b]` each: the sum of both Gram matrices' products, and those of their diagonals."""
-        return all_parts(gram_parts(*pair) for pair in self._grams())
 
     @property
     def width(self) -> int:
@@ -165,7 +161,7 @@ class Convolutions(Term):
         for call, (view, backprops) in enumerate(self._factors):
             self._cut.multiply(view[start:stop], backprops[start:stop], out, call > 0, self._workspace)
 
-    def _grams(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def grams(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Gram matrices of windows and of backprops, some records at a time."""
         for start, stop in self._workspace.chunks(self._records, self._pixels**2):
             pixels = along_positions([x[start:stop].flatten(2) for x in self.images], 2)

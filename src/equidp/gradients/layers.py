@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from equidp.gradients import fused
 from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.lookups import Lookups
 from equidp.gradients.products import GroupedProducts, Outer, Products
@@ -160,8 +161,11 @@ def group_norm(page: Page) -> dict[str, Term]:
     if page.calls[0].backprop.device.type != "cpu" and len(page.calls) == 1:
         (call,) = page.calls
         values, backprop, layer = exact(call.inputs[0]), exact(call.backprop), page.layer
-        ones = page.workspace.ones(len(values) * layer.num_channels, values)
-        both = group_norm_at_once(values, backprop, layer.num_groups, layer.eps, ones)
+        if kernels := fused.kernels_for(values):
+            both = kernels.group_norm(values, backprop, layer.num_groups, layer.eps)
+        else:
+            ones = page.workspace.ones(len(values) * layer.num_channels, values)
+            both = group_norm_at_once(values, backprop, layer.num_groups, layer.eps, ones)
         pairs = zip(("weight", "bias"), both, strict=True)
         return {name: Vectors(values) for name, values in pairs if name in page.names}
     return scaled(page, lambda x: F.group_norm(x, page.layer.num_groups, eps=page.layer.eps), _over_pixels)

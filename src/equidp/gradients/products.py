@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from torch import Tensor
 
 from equidp.gradients import compiled
 from equidp.gradients.compiled import CompiledGradients
-from equidp.gradients.rounding import LOST, alike, gram_norms, gram_parts, gram_slack, norms_of
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -76,7 +76,7 @@ class Products(Term):
 
     def squared_norms(self) -> Tensor:
         if self.by_gram():
-            return gram_norms(*self._grams(), self.width)
+            return gram_norms(*next(self.grams()), self.width)
         if self._compiled is not None:
             return compiled_norms(self._compiled)
         return materialised_norms([self], self._records, math.prod(self._widths))
@@ -96,14 +96,10 @@ class Products(Term):
         """Of how many products the entries of both Gram matrices are sums."""
         return sum(self._widths)
 
-    def gram_parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`[b]` each: the sum of both Gram matrices' products, and those of their diagonals."""
-        return gram_parts(*self._grams())
-
-    def _grams(self) -> tuple[Tensor, Tensor]:
-        both = (self.inputs, self.backprops)
-        left, right = (alike(factor, factor.transpose(1, 2)) for factor in both)
-        return left, right
+    def grams(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gram matrices of inputs and of backprops."""
+        left, right = (alike(factor, factor.transpose(1, 2)) for factor in (self.inputs, self.backprops))
+        yield left, right
 
     def weighted_sum(self, weights: Tensor, silent: Tensor | None) -> Tensor:
         if not self.by_gram() and self._compiled is not None:

@@ -5,11 +5,13 @@ A norm may be overstated, never understated: a record's weight follows from it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from equidp.gradients.workspace import Workspace
 
 CANCELLATION = 1e-3  # a Gram sum below this share of its terms' size has lost digits (of wide products, below more)
 SLACK = 1e-6  # and is raised by up to this share: a norm may be overstated, never understated (Δ depends on it)
@@ -53,26 +55,37 @@ def norms_of(rows: Tensor) -> Tensor:
     return norms.square().add_(rows.shape[-1] * LOST)
 
 
-def row_norms(rows: Tensor) -> Tensor:
-    """`[b]` norms of `[b, …]` on a GPU, before squares that were lost are added."""
-    return _norms_on_gpu(rows) if rows.dim() == 2 else torch.linalg.vector_norm(rows, dim=tuple(range(1, rows.dim())))
+def row_squares(rows: Sequence[Tensor], entries: Sequence[int], workspace: Workspace) -> tuple[Tensor, list[int]]:
+    """As `kernels.row_squares`, by torch's operations: one for each row on a GPU, and two for all."""
+    norms = [_norms_of_parts(row) for row in rows]
+    parts = [norm.shape[1] for norm in norms]
+    lost = [LOST * numel for count, those in zip(parts, entries, strict=True) for numel in (those, *[0] * (count - 1))]
+    together = torch.cat(norms, 1).T
+    return torch.addcmul(workspace.constant(tuple(lost), together).unsqueeze(1), together, together), parts
 
 
-def _norms_on_gpu(rows: Tensor) -> Tensor:
-    """Long rows in equal parts, where there is a number of parts: two operations, however long."""
-    numel = rows.shape[-1]
-    if numel <= LONG_ROW_ON_GPU:
-        return torch.linalg.vector_norm(rows, dim=-1)
+def _norms_of_parts(rows: Tensor) -> Tensor:
+    """`[b, k]` norms of the parts of `[b, …]` on a GPU: long rows have equal ones, where there is a number of them."""
+    numel = rows[0].numel()
+    if rows.dim() > 2 or numel <= LONG_ROW_ON_GPU:
+        return torch.linalg.vector_norm(rows, dim=tuple(range(1, rows.dim()))).unsqueeze(1)
     least = -(-numel // LONG_ROW_ON_GPU)
     equal = next((parts for parts in range(least, 4 * least + 1) if numel % parts == 0), 0)
-    if not equal:
-        return _norms_by_parts(rows, LONG_ROW_ON_GPU)
-    return torch.linalg.vector_norm(torch.linalg.vector_norm(rows.unflatten(-1, (equal, -1)), dim=-1), dim=-1)
+    if equal:
+        return torch.linalg.vector_norm(rows.unflatten(1, (equal, -1)), dim=2)
+    return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in rows.split(LONG_ROW_ON_GPU, dim=1)], 1)
 
 
 def _norms_by_parts(rows: Tensor, longest: int) -> Tensor:
     parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(longest, dim=-1)]
     return torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1)
+
+
+def _norms_on_gpu(rows: Tensor) -> Tensor:
+    """Two operations, however long the rows are, where these have equal parts."""
+    if rows.shape[-1] <= LONG_ROW_ON_GPU:
+        return torch.linalg.vector_norm(rows, dim=-1)
+    return torch.linalg.vector_norm(_norms_of_parts(rows.reshape(-1, rows.shape[-1])), dim=1).view(rows.shape[:-1])
 
 
 def gram_slack(width: int) -> float:

@@ -19,9 +19,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from equidp.gradients import fused
 from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.products import Outer, Products
-from equidp.gradients.rounding import LOST, SLACK, gram_raised, gram_slack, row_norms
+from equidp.gradients.rounding import SLACK, all_parts, gram_parts, gram_raised, gram_slack, row_squares
 from equidp.gradients.terms import Gradients, Vectors
 from equidp.gradients.workspace import Workspace
 
@@ -55,6 +56,7 @@ class Together:
                 self._alone.append(term)
         self._columns, self._gradients = like.new_empty(0), like.new_empty(0)
         self._silent: Tensor | None = None
+        self._kernels = fused.kernels_for(like)
 
     @torch.inference_mode()
     def squared_norms(self) -> Tensor:
@@ -101,25 +103,29 @@ class Together:
         """`[b]` squared norms of what stands in the two matrices."""
         outer, formed = len(self._outer), len(self._formed)
         pairs = outer + formed
-        rows: list[tuple[Tensor, int]] = []  # right factors, formed gradients, left factors, vectors: norms and entries
+        rows: list[Tensor] = []  # right factors, formed gradients, left factors, vectors
         if outer or self._vectors:
             self._lay_out()
-            rows += [_row(self._column_of(term.backprops)) for term in self._outer]
-        rows += [_row(term.backprops[0]) for term in self._formed]
-        rows += [_row(part) for part in self._form()]
-        rows += [_row(self._column_of(term)) for term in self._outer] + [_row(term.images[0]) for term in self._formed]
+            rows += [self._column_of(term.backprops) for term in self._outer]
+        rows += [term.backprops[0] for term in self._formed]
+        rows += self._form()
+        rows += [self._column_of(term) for term in self._outer] + [term.images[0] for term in self._formed]
         if self._vectors:
-            rows.append(_row(self._columns[:, self._places[id(self._vectors[0])][0] :]))
-        norms = torch.stack([row for row, _ in rows])
-        # and what products of factors lose besides, once for all
-        lost = [LOST * numel for _, numel in rows[:-1]] + [LOST * (rows[-1][1] + outer)]
-        norms = torch.addcmul(self._constants(lost), norms, norms)
-        left = norms[pairs + formed : 2 * pairs + formed]
-        left.mul_(norms[:pairs])
+            rows.append(self._columns[:, self._places[id(self._vectors[0])][0] :])
+        entries = [row[0].numel() for row in rows]
+        entries[-1] += outer  # what products of factors lose besides, once for all
+        if self._kernels is None:
+            squares, parts = row_squares(rows, entries, self._workspace)
+        else:
+            squares, parts = self._kernels.row_squares(rows, entries)
+        if len(squares) > len(rows):
+            squares = self._workspace.segments(parts, squares) @ squares
+        left = squares[pairs + formed : 2 * pairs + formed]
+        left.mul_(squares[:pairs])
         if formed:  # a gradient that cancels counts as part of what it is summed from (`rounding.raised`)
             least = left[outer:].mul_(self._constants([SLACK * term.kernel.seen for term in self._formed]))
-            torch.maximum(least, norms[pairs : pairs + formed], out=least)
-        return norms[pairs + formed :].sum(0)
+            torch.maximum(least, squares[pairs : pairs + formed], out=least)
+        return squares[pairs + formed :].sum(0)
 
     def _lay_out(self) -> None:
         """Columns: inputs of linear layers, their backprops unless these are a bias's too, vectors."""
@@ -146,15 +152,14 @@ class Together:
 
     def _of_gram(self) -> Tensor:
         """`[b]` squared norms by Gram matrices."""
-        parts = torch.stack([part for term in self._gram for part in term.gram_parts()]).unflatten(0, (-1, 3))
         slack = self._constants([gram_slack(term.width) for term in self._gram])
-        sums, left, right = parts.unbind(1)
+        if self._kernels is None:
+            found = [part for term in self._gram for part in all_parts(gram_parts(*pair) for pair in term.grams())]
+            sums, left, right = torch.stack(found).unflatten(0, (-1, 3)).unbind(1)
+        else:
+            pairs = [list(term.grams()) for term in self._gram]
+            sums, left, right = self._kernels.gram_parts(pairs, self._records).unbind(0)
         return gram_raised(sums, left, right, slack).sum(0)
 
     def _constants(self, numbers: Sequence[float]) -> Tensor:
         return self._workspace.constant(tuple(numbers), self._like).unsqueeze(1)
-
-
-def _row(values: Tensor) -> tuple[Tensor, int]:
-    """Norms `[b]` of `[b, …]`, and of how many entries each is."""
-    return row_norms(values), values[0].numel()

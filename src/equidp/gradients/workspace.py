@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,14 +17,15 @@ class Workspace:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.scratch_floats, self.keep_floats = (1 << 20, 1 << 25) if device.type == "cpu" else (1 << 27, 1 << 30)
-        if device.type == "cuda":  # on small cards less: a quarter of the memory for what is kept
+        self.scratch_floats, self.keep_floats = (1 << 20, 1 << 25) if device.type == "cpu" else (1 << 29, 1 << 30)
+        if device.type == "cuda":  # on small cards less: a 32nd of the memory, and a quarter for what is kept
             total = torch.cuda.get_device_properties(device).total_memory
             self.scratch_floats = min(self.scratch_floats, total // 128)
             self.keep_floats = min(self.keep_floats, total // 16)
         self._buffers: dict[object, Tensor] = {}
         self._ones: dict[tuple[int, torch.dtype], Tensor] = {}
         self._constants: dict[tuple[float, ...], Tensor] = {}
+        self._segments: dict[tuple[int, ...], Tensor] = {}
 
     def take(self, owner: object, *shape: int, like: Tensor) -> Tensor:
         """A tensor of unknown content that only the next `take` of the same owner overwrites."""
@@ -40,6 +41,14 @@ class Workspace:
         if numbers not in self._constants:
             self._constants[numbers] = torch.tensor(numbers, dtype=like.dtype, device=like.device)
         return self._constants[numbers]
+
+    def segments(self, counts: Sequence[int], like: Tensor) -> Tensor:
+        """`[n, Σ counts]` that adds up so many rows each of a matrix behind it, brought to the device once."""
+        key = tuple(counts)
+        if key not in self._segments:
+            owners = torch.arange(len(key), device="cpu").repeat_interleave(torch.tensor(key, device="cpu"))
+            self._segments[key] = torch.nn.functional.one_hot(owners, len(key)).T.to(like)
+        return self._segments[key]
 
     def ones(self, size: int, like: Tensor) -> Tensor:
         """`[size]` of ones, made once; not to be written to."""

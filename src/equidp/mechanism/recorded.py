@@ -12,7 +12,8 @@ what a record of norm 0 in group 0 adds.
 
 *Trust.* A new recording is not trusted. Its first steps are done twice, from one state of parameters, optimiser, public
 values and generators: replayed, and afresh. The step that counts is the one afresh; the ledger has one event. Where
-both differ by more than rounding, or where something cannot be recorded, recordings are left out, and a line says why.
+both differ by more than rounding, where a replay does not move the generator of noise as far as a step afresh, or where
+something cannot be recorded, recordings are left out, and a line says why.
 
 A step that does something else than these (see `_objection`) is taken as without recordings, its passes excepted.
 What has failed leaves out the recordings of passes too.
@@ -212,7 +213,8 @@ class RecordedSteps:
     def _recording(self, segment: Segment) -> _Recording | None:
         trainer = self._trainer
         rates = [group["lr"] for group in trainer.optimizer.param_groups] if self._updates else []
-        key = (segment.noise, segment.clip, *rates)
+        # and the tensors that it writes to: others may take their place
+        key = (segment.noise, segment.clip, *rates, *(p.data_ptr() for p in trainer.engine.parameters))
         if key not in self._made:
             if len(self._made) == MOST:
                 self.reason = "its noise, clip norm or learning rate changes too often"
@@ -267,11 +269,16 @@ class RecordedSteps:
         replayed = self._state()
         self._restore(before)
         trainer.step_afresh(draw, segment, charged=True)
-        for one, other, start in zip(replayed.values, self._state().values, before.values, strict=True):
+        afresh = self._state()
+        for one, other, start in zip(replayed.values, afresh.values, before.values, strict=True):
             moved = (other - start).norm() + TOLERANCE * other.norm()
             if not (one - other).norm() <= TOLERANCE * moved:
                 self.reason, self._failed = "replayed they come to something else than afresh", True
                 return
+        # else the next replay would draw this one's noise again, which nobody would see
+        if afresh.noise is not None and not (replayed.noise is not None and torch.equal(replayed.noise, afresh.noise)):
+            self.reason, self._failed = "replayed they leave the generator of noise elsewhere than afresh", True
+            return
         made.tried += 1
 
     def _state(self) -> _State:

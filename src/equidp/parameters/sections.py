@@ -241,9 +241,9 @@ class TrainingSettings(Block):
     it."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
-    cuda_graphs: bool | None = False
+    cuda_graphs: bool | None = None
     """Replay whole steps as CUDA graphs, once they have come to what steps afresh come to. null: on a GPU whose memory
-    holds a step twice, unless `deterministic`; to be the default once a GPU has run it."""
+    holds a step twice, unless `deterministic`."""
     deterministic: bool = False
     """On a GPU, kernels that add in a fixed order (slower), so that a resumed run repeats its steps, as on a CPU."""
     diagnostics: bool = False

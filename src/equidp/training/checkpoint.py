@@ -37,6 +37,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
+from equidp.gradients import fused
 from equidp.mechanism.device import driver_version
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.trainer import EpochCallback
@@ -298,7 +299,7 @@ def life_of(random: RandomSource) -> str:
     told["flushed"] = bool(torch.tensor(1e-40) * 1.0 == 0)  # denormal numbers; torch tells nobody otherwise
     if device.type == "cuda":
         told["cudnn"] = [cudnn.enabled, cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.version()]
-        told["cuda"] = [torch.version.cuda, driver_version()]
+        told["cuda"] = [torch.version.cuda, driver_version(), fused.version(device)]
     # whose exponentials and logarithms schedules and kernels take; where it is not told (macOS, Windows), the system's
     told["libc"] = "-".join(filter(None, platform.libc_ver())) or platform.version()
     thread = "" if alone() else ", in a thread"

@@ -1,0 +1,76 @@
+"""Fused: who may use the GPU's own kernels (`kernels.py`): a CUDA device with Triton, once they gave what torch gives.
+
+Whether they are used follows from the machine alone, and is a fact of a run's life (`training/checkpoint.py`): they
+round otherwise than torch's operations do.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from equidp.gradients import rounding
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 1e-5
+
+
+def kernels_for(like: Tensor) -> ModuleType | None:
+    """The kernels, for tensors such as this one; None where torch's operations take their place."""
+    if like.device.type != "cuda" or like.dtype != torch.float32:
+        return None
+    return _tried(like.device)
+
+
+def version(device: torch.device) -> str:
+    """Of the kernels that a device uses; empty where it uses none."""
+    kernels = kernels_for(torch.empty(0, device=device))
+    return f"Triton {kernels.triton.__version__}" if kernels else ""
+
+
+@cache
+def _tried(device: torch.device) -> ModuleType | None:
+    try:
+        from equidp.gradients import kernels
+
+        if off := differing(kernels, device):
+            raise ArithmeticError(f"{off} differ from torch's")
+    except Exception as error:  # whatever a compiler, a driver or a card has against them
+        reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        logger.warning("Norms are taken by torch's operations, as Triton's kernels do not run here (%s).", reason)
+        return None
+    return kernels
+
+
+@torch.no_grad()
+def differing(kernels: ModuleType, device: torch.device) -> str:
+    """Which kernels give something else than torch, on a few numbers; empty where none does."""
+    from equidp.gradients.layers import group_norm_at_once
+
+    # no generator is asked: a run's own would be a draw further
+    ramp = torch.arange(2 * 6 * 25, device=device, dtype=torch.float32).mul(0.37).sin().view(2, 6, 5, 5)
+    other, matrices = ramp.cos(), ramp.view(2, 6, 25)
+    left, right = matrices.transpose(1, 2) @ matrices, other.view(2, 6, 25).transpose(1, 2) @ matrices
+    rows = ramp.flatten(1), other.flatten(1)[:, 3:]
+    found = {
+        "squares": (
+            kernels.row_squares(rows, [150, 147])[0].sum(0),
+            torch.stack([rounding.norms_of(row) for row in rows]).sum(0),
+        ),
+        "Gram matrices": (
+            kernels.gram_parts([[(left, right)]], 2),
+            torch.stack(rounding.gram_parts(left, right)).unsqueeze(1),
+        ),
+        "GroupNorms": (
+            torch.stack(kernels.group_norm(ramp, other, 3, 1e-5)),
+            torch.stack(group_norm_at_once(ramp, other, 3, 1e-5, ramp.new_ones(12))),
+        ),
+    }
+    return ", ".join(
+        name for name, (one, two) in found.items() if not (one - two).abs().max() <= TOLERANCE * two.abs().max()
+    )
