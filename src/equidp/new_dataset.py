@@ -170,7 +170,7 @@ def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
         if sign != ",":
             grouped = any(_grouped(texts[name]) for name in texts)
             signs = {"decimal": ",", "thousands": "."} if grouped else {"decimal": ","}
-            commas = pd.read_csv(path, skipinitialspace=True, **signs, **given)
+            commas = pd.read_csv(path, skipinitialspace=True, **{**given, **signs})
             if _numeric(commas) > _numeric(frame):
                 lines, frame = [*lines, *(f'{name}: "{sign}"' for name, sign in signs.items())], commas
     except (ValueError, OSError) as error:  # pandas' errors of parsing are ValueErrors

@@ -108,7 +108,7 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
         tags = run.data.tags
         without_effect = NOT_SETTINGS + (WITH_NOISE_ONLY if tags.get("private") == "false" else ())
         params = {k: v for k, v in run.data.params.items() if not k.startswith(without_effect)}
-        own = run.info.run_id if tags.get("secure") == "true" else tags.get("seed")  # no two secure runs are alike
+        own = run.info.run_id if tags.get("secure") == "true" else tags.get("seed", "")  # no two secure runs are alike
         rows[tags["algorithm"], tags.get("raw_fingerprint", ""), *sorted(params.items())].setdefault(own, run)
     differing = _differing([(key[0], dict(key[2:])) for key in rows])
     # "None" counts as not given
