@@ -126,6 +126,7 @@ def test_your_own_data(checkout: Path) -> None:
             "rows": "len(stays)",
             "patients": "int(stays.patient.nunique())",
             "hospital": "hospital.reset_index().to_numpy().tolist()",
+            "plain": "plain.loc[('ward', 'cardiology'), ['accuracy', 'cost']].tolist()",
             "statement": "statement",
             "refusal": "refusal",
             "lesions": "lesion_groups.reset_index().to_numpy().tolist()",
@@ -145,6 +146,7 @@ def test_your_own_data(checkout: Path) -> None:
         assert count > 0
         assert cost == pytest.approx(baseline - accuracy)
     assert groups["ward", "cardiology"][1] > 0.7
+    assert found["plain"][0] < 0.3 and found["plain"][1] > 0.5  # a disparity worth seeing
     assert groups["skin", "light"][1] > 0.9
 
 
