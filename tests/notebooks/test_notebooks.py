@@ -146,7 +146,9 @@ def test_your_own_data(checkout: Path) -> None:
         assert count > 0
         assert cost == pytest.approx(baseline - accuracy)
     assert groups["ward", "cardiology"][1] > 0.7
-    assert found["plain"][0] < 0.3 and found["plain"][1] > 0.5  # a disparity worth seeing
+    accuracy, cost = found["plain"]
+    assert accuracy < 0.3  # a disparity worth seeing
+    assert cost > 0.5
     assert groups["skin", "light"][1] > 0.9
 
 
