@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from equidp.accounting.calibration import smallest_noise
+from equidp.accounting.calibration import smallest_noise_of_few
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
@@ -233,7 +233,7 @@ def test_the_smallest_noise_meets_its_target_after_few_tries(cost: Any, tries: i
         asked.append(noise)
         return float(cost(noise))
 
-    found = smallest_noise(counted, 1.0)
+    found = smallest_noise_of_few(counted, 1.0)
     assert cost(found) <= 1.0
     assert cost(found / (1 + 1.01e-5)) > 1.0
     assert len(asked) <= tries

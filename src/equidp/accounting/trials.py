@@ -52,7 +52,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
-from equidp.accounting.calibration import calibrate, smallest_noise
+from equidp.accounting.calibration import calibrate, smallest_noise_of_few
 from equidp.accounting.epsilon import (
     LIVE_ORDERS,
     Epsilon,
@@ -163,7 +163,7 @@ class Trials:
         """The smallest noise multiplier with which all trials together meet the target; see `calibration.calibrate`."""
         if self.law is None:
             return calibrate(lambda noise: self.charged(events_for(noise)), target, delta)
-        return smallest_noise(lambda noise: self.epsilon(events_for(noise), delta).value, target)
+        return smallest_noise_of_few(lambda noise: self.epsilon(events_for(noise), delta).value, target)
 
     def draw(self, uniform: float) -> int:
         """The number of trials that belongs to a uniform number in [0, 1), by the law's inverse.
