@@ -32,6 +32,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.data import encoding
 from equidp.data.records import Records, Split
 from equidp.data.splitting import split
+from equidp.errors import EquidpError
 from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.mechanism.algorithm import Algorithm
 from equidp.models import features, model_features
@@ -319,7 +320,11 @@ def run(args: argparse.Namespace) -> None:
                 if args.until and time.strftime("%H:%M") > args.until:
                     return
                 results |= read_results()  # another process may be at it
-                trial, trials = chosen(dataset, algorithm, epsilon, results, train)
+                try:
+                    trial, trials = chosen(dataset, algorithm, epsilon, results, train)
+                except EquidpError as refused:  # its counts alone cost more than ε
+                    print(f"{dataset} {algorithm} ε {epsilon:g}: {refused}", flush=True)
+                    continue
                 rows = [results.get(cell.key) or train(cell) for cell in finals(dataset, algorithm, epsilon, trial)]
                 worst = sum(row["worst"] for row in rows) / len(rows)
                 told = f"{trials} trials, step {trial[0]:g}, bound {trial[1]:g}: {worst:.3f}"
