@@ -4,8 +4,8 @@
     python benchmarks/worst_group.py page                   # docs/worst_group.md and its figures, from the records
     python benchmarks/worst_group.py again digits/dpsgd/1   # retrains one row's seed, and compares to the last digit
 
-Raw files lie in `EQUIDP_RAW_DIR` (data/01_raw). Every finished training is a line of `worst_group.jsonl`, found again
-by a digest of all its settings: a run that was stopped goes on where it was, and a changed plan trains anew.
+Raw files lie in `EQUIDP_RAW_DIR` (data/01_raw). Every finished training is a line of `worst_group/<data set>.jsonl`, found
+again by a digest of all its settings: a run that was stopped goes on where it was, and a changed plan trains anew.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.data import encoding
 from equidp.data.records import Records, Split
 from equidp.data.splitting import split
+from equidp.errors import EquidpError
 from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.mechanism.algorithm import Algorithm
 from equidp.models import features, model_features
@@ -39,7 +40,7 @@ from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, Trai
 from equidp.training import make_model, plan_run, predict, train_model, units_in
 
 HERE = Path(__file__).parent
-PLAN, RECORDS = HERE / "worst_group.yml", HERE / "worst_group.jsonl"
+PLAN, RECORDS = HERE / "worst_group.yml", HERE / "worst_group"
 CACHE = HERE.parent / "data" / "02_intermediate"
 PAGE = HERE.parent / "docs" / "worst_group.md"
 OURS = "dpsgd_level"
@@ -102,9 +103,8 @@ def _plan_at(path: Path, changed: int) -> dict[str, Any]:
 
 def read_results() -> Results:
     """Every line whose settings the plan still has, by key; the last counts. A line cut short is left out."""
-    lines = RECORDS.read_text(encoding="utf-8").splitlines() if RECORDS.is_file() else []
     found = {}
-    for line in lines:
+    for line in (line for path in sorted(RECORDS.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()):
         try:
             row = json.loads(line)
         except json.JSONDecodeError:  # killed while it wrote
@@ -302,12 +302,13 @@ def finals(dataset: str, algorithm: str, epsilon: float, trial: tuple[float, flo
 def run(args: argparse.Namespace) -> None:
     """Train what the plan has and the records do not."""
     torch.set_num_threads(1)
+    RECORDS.mkdir(exist_ok=True)
     plan, results = read_plan(), read_results()
 
     def train(cell: Cell) -> dict[str, Any]:
         row = trained(cell)
         results[cell.key] = row
-        with RECORDS.open("a", encoding="utf-8") as file:
+        with (RECORDS / f"{cell.dataset}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         return row
 
@@ -319,7 +320,11 @@ def run(args: argparse.Namespace) -> None:
                 if args.until and time.strftime("%H:%M") > args.until:
                     return
                 results |= read_results()  # another process may be at it
-                trial, trials = chosen(dataset, algorithm, epsilon, results, train)
+                try:
+                    trial, trials = chosen(dataset, algorithm, epsilon, results, train)
+                except EquidpError as refused:  # its counts alone cost more than ε
+                    print(f"{dataset} {algorithm} ε {epsilon:g}: {refused}", flush=True)
+                    continue
                 rows = [results.get(cell.key) or train(cell) for cell in finals(dataset, algorithm, epsilon, trial)]
                 worst = sum(row["worst"] for row in rows) / len(rows)
                 told = f"{trials} trials, step {trial[0]:g}, bound {trial[1]:g}: {worst:.3f}"

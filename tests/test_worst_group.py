@@ -38,7 +38,7 @@ algorithms:
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small plan, and a folder for what is made of it."""
     (tmp_path / "plan.yml").write_text(PLAN, encoding="utf-8")
-    for name, value in {"PLAN": "plan.yml", "RECORDS": "records.jsonl", "PAGE": "worst.md", "CACHE": "cache"}.items():
+    for name, value in {"PLAN": "plan.yml", "RECORDS": "records", "PAGE": "worst.md", "CACHE": "cache"}.items():
         monkeypatch.setattr(table, name, tmp_path / value)
     monkeypatch.setattr(table, "figure", lambda tables, path: None)
     return tmp_path
@@ -54,7 +54,8 @@ def made_up(worst: dict[str, float]) -> list[table.Cell]:
             figures = {"worst": figure, "gap": 1 - figure, "balanced": 0.8, "overall": 0.9, "groups": {}}
             lines.append(json.dumps({"key": cell.key, "epsilon": 3.0, **figures}))
             cells.append(cell)
-    table.RECORDS.write_text("\n".join([*lines, '{"key": "cut sho']), encoding="utf-8")
+    table.RECORDS.mkdir()
+    (table.RECORDS / "digits.jsonl").write_text("\n".join([*lines, '{"key": "cut sho']), encoding="utf-8")
     return cells
 
 
@@ -115,14 +116,14 @@ def test_a_row_is_trained_again_to_the_last_digit_and_a_changed_digit_is_told(
     made_up({"dpsgd": 0.4})
     cell = next(table.finals("digits", "dpsgd", 3.0, (2, 1.0)))
     row = table.trained(cell)
-    with table.RECORDS.open("a", encoding="utf-8") as file:
+    with (table.RECORDS / "digits.jsonl").open("a", encoding="utf-8") as file:
         file.write("\n" + json.dumps(row) + "\n")
     asked = argparse.Namespace(row="digits/dpsgd/1", epsilon=3.0)
     with pytest.raises(SystemExit, match=r"^False$"):
         table.again(asked)
     assert "the same to the last digit" in capsys.readouterr().out
     assert 0 < row["spent"] < 3.0
-    with table.RECORDS.open("a", encoding="utf-8") as file:
+    with (table.RECORDS / "digits.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({**row, "overall": row["overall"] + 1e-9}) + "\n")
     with pytest.raises(SystemExit, match=r"^True$"):
         table.again(asked)
