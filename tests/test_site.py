@@ -14,7 +14,7 @@ from equidp.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-LONG = {"results.md", "settings-algorithms.md"}
+LONG = {"results.md", "settings-algorithms.md", "worst_group_tables.md"}
 """Pages that a script writes."""
 
 HEADINGS = ("The step", "When to use it", "Settings", "ε")
