@@ -4,8 +4,8 @@
     python benchmarks/worst_group.py page                   # docs/worst_group.md and its figures, from the records
     python benchmarks/worst_group.py again digits/dpsgd/1   # retrains one row's seed, and compares to the last digit
 
-Raw files lie in `EQUIDP_RAW_DIR` (data/01_raw). Every finished training is a line of `worst_group/<data set>.jsonl`, found
-again by a digest of all its settings: a run that was stopped goes on where it was, and a changed plan trains anew.
+Raw files lie in `EQUIDP_RAW_DIR` (data/01_raw). Every finished training is a line of `worst_group/<data set>.jsonl`,
+found again by a digest of all its settings: a stopped run goes on where it was, and a changed plan trains anew.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def _plan_at(path: Path, changed: int) -> dict[str, Any]:
 def read_results() -> Results:
     """Every line whose settings the plan still has, by key; the last counts. A line cut short is left out."""
     found = {}
-    for line in (line for path in sorted(RECORDS.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()):
+    files = sorted(RECORDS.glob("*.jsonl"))
+    for line in (line for file in files for line in file.read_text(encoding="utf-8").splitlines()):
         try:
             row = json.loads(line)
         except json.JSONDecodeError:  # killed while it wrote
