@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -39,6 +40,7 @@ class Task(ABC):
     Attributes:
         name: registry name; `Schema.task`.
         losses: names of its losses, its own first.
+        measured_by: the module of `evaluation` that takes predictions as they are, with `cost_intervals` and `live`.
         metrics: measured overall and in every group, in the order they are shown.
         main: the one by which groups are compared and the cost of privacy is told.
         best: of each metric, whether the highest, the lowest or the value nearest to 0 is best; the highest where
@@ -53,6 +55,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     losses: ClassVar[tuple[str, ...]]
+    measured_by: ClassVar[ModuleType]
     metrics: ClassVar[tuple[str, ...]]
     main: ClassVar[str]
     best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {}
@@ -115,7 +118,6 @@ class Task(ABC):
             for classification.
         """
 
-    @abstractmethod
     def cost_intervals(
         self,
         private: NDArray,
@@ -126,10 +128,13 @@ class Task(ABC):
         units: NDArray | None = None,
     ) -> dict[str, Any]:
         """Intervals over test records of the main metric's cost of privacy; predictions of both on the same records."""
+        found: dict[str, Any] = self.measured_by.cost_intervals(private, baseline, labels, groups, units=units)
+        return found
 
-    @abstractmethod
     def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
         """The figures shown after an epoch, as `test/<metric>` and `test/<metric>/<grouping>:<group>`."""
+        found: dict[str, float] = self.measured_by.live(predictions, labels, groups)
+        return found
 
     @abstractmethod
     def words(self) -> Words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -43,6 +44,7 @@ class Classification(Task):
 
     name = "classification"
     losses = ("cross_entropy",)
+    measured_by: ClassVar[ModuleType] = metrics
     metrics = metrics.METRICS
     main = "accuracy"
     best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"loss": "lowest", "calibration_error": "lowest"}
@@ -82,18 +84,6 @@ class Classification(Task):
         """As `evaluation.metrics.evaluate`."""
         classes = self.schema.classes
         return metrics.evaluate(predictions, labels, groups, classes=classes, units=units, positive=positive)
-
-    def cost_intervals(
-        self,
-        private: NDArray,
-        baseline: NDArray,
-        labels: NDArray,
-        groups: Groups,
-        *,
-        units: NDArray | None = None,
-    ) -> dict[str, Any]:
-        """Of differences of accuracies."""
-        return metrics.cost_intervals(private, baseline, labels, groups, units=units)
 
     def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
         """Accuracy and loss."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,6 +22,7 @@ class MultiLabel(Task):
 
     name = "multilabel"
     losses = ("binary_cross_entropy", "binary_cross_entropy_sum")
+    measured_by: ClassVar[ModuleType] = multilabel
     metrics = multilabel.METRICS
     main = "label_accuracy"
     best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"loss": "lowest"}
@@ -57,22 +59,6 @@ class MultiLabel(Task):
         """As `evaluation.multilabel.evaluate`."""
         found = multilabel.evaluate(predictions, labels, groups, names=self.schema.targets, units=units)
         return {"task": self.name, **found}
-
-    def cost_intervals(
-        self,
-        private: NDArray,
-        baseline: NDArray,
-        labels: NDArray,
-        groups: Groups,
-        *,
-        units: NDArray | None = None,
-    ) -> dict[str, Any]:
-        """Of differences of label accuracies."""
-        return multilabel.cost_intervals(private, baseline, labels, groups, units=units)
-
-    def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
-        """Label accuracy and loss."""
-        return multilabel.live(predictions, labels, groups)
 
     def words(self) -> Words:
         """By the number of labels."""

@@ -13,6 +13,7 @@ nothing has to be kept in order while training. `predict` restores it: P(y > k) 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,6 +33,7 @@ class Ordinal(Task):
 
     name = "ordinal"
     losses = ("cumulative_cross_entropy",)
+    measured_by: ClassVar[ModuleType] = ordinal
     metrics = ordinal.METRICS
     main = "mae"
     best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"mae": "lowest", "loss": "lowest"}
@@ -71,22 +73,6 @@ class Ordinal(Task):
     ) -> dict[str, Any]:
         """As `evaluation.ordinal.evaluate`."""
         return {"task": self.name, **ordinal.evaluate(predictions, labels, groups, units=units)}
-
-    def cost_intervals(
-        self,
-        private: NDArray,
-        baseline: NDArray,
-        labels: NDArray,
-        groups: Groups,
-        *,
-        units: NDArray | None = None,
-    ) -> dict[str, Any]:
-        """Of differences of errors in ranks."""
-        return ordinal.cost_intervals(private, baseline, labels, groups, units=units)
-
-    def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
-        """The mean absolute error in ranks, and the loss."""
-        return ordinal.live(predictions, labels, groups)
 
     def words(self) -> Words:
         """By the number of classes."""

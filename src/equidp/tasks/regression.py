@@ -8,6 +8,7 @@ brings it nearer to any number within them. Figures are in the number's own unit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,6 +27,7 @@ class Regression(Task):
 
     name = "regression"
     losses: ClassVar[tuple[str, ...]] = ("squared", "huber")
+    measured_by: ClassVar[ModuleType] = regression
     metrics: ClassVar[tuple[str, ...]] = regression.METRICS
     main = "mae"
     best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {
@@ -88,11 +90,11 @@ class Regression(Task):
         units: NDArray | None = None,
     ) -> dict[str, Any]:
         """Of the mean differences of absolute errors."""
-        return regression.cost_intervals(private[:, 0], baseline[:, 0], labels, groups, units=units)
+        return super().cost_intervals(private[:, 0], baseline[:, 0], labels, groups, units=units)
 
     def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
         """The mean absolute error."""
-        return regression.live(predictions[:, 0], labels, groups)
+        return super().live(predictions[:, 0], labels, groups)
 
     def words(self) -> Words:
         """By the target and its bounds."""
