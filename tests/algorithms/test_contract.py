@@ -846,17 +846,17 @@ def remembering(name: str) -> str | None:
     return "adam" if algorithm_settings(name).build().optimizer is None else None
 
 
+def at_its_beginning(lab: Any, name: str) -> Trainer:
+    """A new trainer at the beginning of its first epoch."""
+    trainer: Trainer = lab.trainer(name)
+    trainer.begin_epoch(0)
+    return trainer
+
+
 @pytest.fixture(scope="module")
 def begun(lab: Any) -> Callable[[str], Trainer]:
     """A trainer of each algorithm at the beginning of its first epoch, made once: no test takes a step with it."""
-
-    @functools.cache
-    def of(name: str) -> Trainer:
-        trainer = lab.trainer(name)
-        trainer.begin_epoch(0)
-        return trainer
-
-    return of
+    return functools.cache(functools.partial(at_its_beginning, lab))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,20 +41,9 @@ from equidp.mechanism.trainer import Trainer
 # ----------------------------------------------------------------------------------------------------- two more checks
 
 
-def begun(lab: Laboratory) -> Callable[[str], Trainer]:
-    """Trainers at the beginning of their first epoch, a new one each: a planted fault may remember."""
-
-    def of(name: str) -> Trainer:
-        trainer = lab.trainer(name)
-        trainer.begin_epoch(0)
-        return trainer
-
-    return of
-
-
 def bound_is_public(lab: Laboratory, name: str) -> None:
     """Δ is the same whoever is in the batch: an empty one, one group, another, everybody, loud or quiet."""
-    trainer = begun(lab)(name)
+    trainer = contract.at_its_beginning(lab, name)
     public = contract.TestSensitivity().released(lab, trainer, (3.0, 1.0))
     found = []
     for groups in ([], [0], [1], [2], [0, 1, 2], [1, 0]):
@@ -338,7 +328,8 @@ def _bounded(lab: Any, name: str) -> None:
 
 
 def _apart(lab: Any, name: str) -> None:
-    contract.TestSensitivity().test_no_weight_depends_on_the_others(lab, begun(lab), name)
+    begun = partial(contract.at_its_beginning, lab)  # a new one each: a planted fault may remember
+    contract.TestSensitivity().test_no_weight_depends_on_the_others(lab, begun, name)
 
 
 def _sampled(lab: Any, name: str) -> None:

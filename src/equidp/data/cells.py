@@ -157,7 +157,8 @@ def codes(
         if _is_absent(given, {""}):
             raise EquidpError(f"{place} a category is missing; give one of {listed_names(categories)}{otherwise}.")
         if found[bad] == SEVERAL:
-            texts = [*map(repr, alike(given)), *(["another"] if len(alike(given)) == 1 else [])]
+            texts = list(map(repr, alike(given)))
+            texts += ["another"] if len(texts) == 1 else []
             sort = "truth value" if isinstance(given, bool | np.bool_) else "number"
             raise EquidpError(
                 f"{place} the {sort} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
