@@ -11,6 +11,7 @@ too long is a line too, and the others go on. A table comes last; the exit statu
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import subprocess
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.records import Records
 from equidp.gradients import fused
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.memory import room_for
@@ -43,6 +45,7 @@ from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
 from equidp.models.base import Standardise
 from equidp.models.pretrained import resnet
+from equidp.training.networks import predict
 
 ROOT = Path(__file__).resolve().parents[1]
 Row = dict[str, Any]
@@ -219,35 +222,76 @@ def speed(place: Place) -> Iterator[Row]:
 
 
 def network_of_images(place: Place) -> Iterator[Row]:
-    """ResNet-50 on images of the medical case's size (synthetic): an epoch, with SGD and privately, and its memory."""
-    size, batch, network = (8, 4, "resnet9") if place.small else (1_024, 64, "resnet50")
+    """ResNet-50 on synthetic images of the medical case's size and number: steps against SGD's in the same mode and
+    against Opacus's, and an epoch with its evaluation.
+    """
+    size, tested, batch, network = (8, 4, 4, "resnet9") if place.small else (8_012, 2_003, 64, "resnet50")
     facts = dataclasses.replace(schema("colour"), shape=(3, 32, 32) if place.small else (3, 224, 224))
-    records = random_records(facts, size).to(place.device)
-    for name in ("sgd", "dpsgd"):
-        torch.manual_seed(0)
-        if place.small:
-            model: nn.Module = build_model(network, facts, seed=1)
-        else:
-            model = nn.Sequential(Standardise(facts), resnet(network, norm="frozen"))
-        model = model.to(place.device)
-        trainer = Trainer(
-            model=model,
-            loss=LOSS,
-            algorithm=algorithm_settings(name).build(),
-            plan=Plan(size, batch, 1, 10, 1e-5, NOISE_MULTIPLIER),
-            population=Population(records, records.labels),
-            random=SeededRandom(0, place.device),
-            ledger=Ledger(),
-            learning_rate=0.01,
-            physical_batch_size=room_for(model, records.features, batch)[1],
-        )
-        trainer.run_steps(1)
-        place.wait()
-        start = time.perf_counter()
-        trainer.run_steps(trainer.plan.steps - 1)
-        place.wait()
-        each = (time.perf_counter() - start) / (trainer.plan.steps - 1)
-        yield {"what": f"{network}, {name}, B {batch}", "ms a step": round(1e3 * each, 1), **_peak(place)}
+    records, test = (random_records(facts, count) for count in (size, tested))
+    records = records.to(place.device)
+    torch.manual_seed(0)
+    if place.small:
+        model: nn.Module = build_model(network, facts, seed=1)
+    else:
+        model = nn.Sequential(Standardise(facts), resnet(network, norm="frozen"))
+    plan, times = Plan(size, batch, 20, 10, 1e-5, NOISE_MULTIPLIER), dict[str, float]()
+    turns = 2 if place.small else 20
+    for graphs in (False, True) if place.device.type == "cuda" else (False,):
+        for name in ("sgd", "dpsgd"):
+            there = copy.deepcopy(model).to(place.device)
+            trainer = Trainer(
+                model=there,
+                loss=LOSS,
+                algorithm=algorithm_settings(name).build(),
+                plan=plan,
+                population=Population(records, records.labels),
+                random=SeededRandom(0, place.device),
+                ledger=Ledger(),
+                learning_rate=0.01,
+                physical_batch_size=room_for(there, records.features, batch)[1],
+                new_recorder=partial(CudaGraphs, place.device) if graphs else None,
+            )
+            _peak(place)
+            times[name] = _each(partial(trainer.run_steps, 1), place, turns)
+            row = {"what": f"{network}, {name}{', in a graph' if graphs else ''}, B {batch}"}
+            row |= {"ms a step": round(1e3 * times[name], 2), **_peak(place)}
+            yield row if name == "sgd" else row | {"of SGD": round(times[name] / times["sgd"], 3)}
+    start = time.perf_counter()
+    trainer.run_steps(plan.epoch_lengths()[0])
+    place.wait()
+    trained = time.perf_counter()
+    for part in (records.features, test.features):
+        predict(there, part)
+    evaluated = time.perf_counter() - trained
+    yield {"what": "an epoch and its evaluation, s", "training": round(trained - start, 2),
+           "evaluation of both parts": round(evaluated, 2)}  # fmt: skip
+    del trainer, there
+    bench = OfImages(model.to(place.device), records, plan, place.device)
+    for mode in ("hooks", "ghost"):
+        try:
+            each = _each(bench.opacus(mode, channels_last=False), place, turns)
+            found: Row = {"ms a step": round(1e3 * each, 2), "of ours": round(each / times["dpsgd"], 2)}
+        except Exception as error:
+            found = {"said": f"{type(error).__name__}: {error}"[:200]}
+        yield {"what": f"{network}, Opacus {mode}, B {batch}", **found, **_peak(place)}
+
+
+class OfImages(Bench):
+    """Opacus's steps on a given model and given records."""
+
+    def __init__(self, model: nn.Module, records: Records, plan: Plan, device: torch.device) -> None:
+        self.model, self.records, self.plan, self.device = model, records, plan, device
+
+
+def _each(step: Callable[[], object], place: Place, turns: int) -> float:
+    for _ in range(6):
+        step()
+    place.wait()
+    start = time.perf_counter()
+    for _ in range(turns):
+        step()
+    place.wait()
+    return (time.perf_counter() - start) / turns
 
 
 def memory(place: Place) -> Iterator[Row]:
@@ -266,9 +310,7 @@ def runs(place: Place) -> Iterator[Row]:
     for dataset, more in wanted:
         how = ",".join(filter(None, [f"dataset={dataset}", f"training.device={place.device.type}", more]))
         start = time.perf_counter()
-        done = _run(
-            [str(Path(sys.executable).with_name("kedro")), "run", "--pipeline=dpsgd_f", f"--params={how}"], limit=240
-        )
+        done = _run([sys.executable, "-m", "kedro", "run", "--pipeline=dpsgd_f", f"--params={how}"], limit=240)
         row = {"what": dataset, "seconds": round(time.perf_counter() - start, 1), "ok": done.returncode == 0}
         yield row | ({} if row["ok"] else {"said": (done.stderr or done.stdout).strip()[-300:]})
 
