@@ -19,17 +19,19 @@ pytest.importorskip("triton")
 if HERE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("torch cannot use the GPU: set TRITON_INTERPRET=1", allow_module_level=True)
 
-from equidp.gradients import fused, kernels, rounding  # noqa: E402
+from equidp.gradients import fused, kernels, rounding, together  # noqa: E402
 from equidp.gradients.bookkeeping import BookKeeping  # noqa: E402
 from equidp.gradients.layers import group_norm_at_once  # noqa: E402
+from equidp.gradients.precision import as_precise_as_norms  # noqa: E402
 from equidp.gradients.together import Together  # noqa: E402
+from equidp.gradients.windows import Kernel  # noqa: E402
 from equidp.gradients.workspace import Workspace  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is then several pieces, a set of rows several launches, and a group of channels several tiles."""
-    for name, size in (("PIECE", 64), ("BLOCK", 32), ("MOST", 3), ("TILE", 16)):
+    for name, size in (("PIECE", 64), ("BLOCK", 32), ("MOST", 3), ("TILE", 16), ("WIDE", 16), ("PROGRAMS", 8)):
         monkeypatch.setattr(kernels, name, size)
 
 
@@ -96,21 +98,106 @@ def test_group_norms_gradients_are_torchs(channels: int, groups: int, places: tu
     torch.testing.assert_close(kernels.group_norm(values, backprop, groups, 1e-5), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_networks_norms_are_those_that_torchs_operations_give(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("channels", "size", "stride", "dilation", "padding", "image"),
+    [
+        (
+            (3, 20),
+            (3, 3),
+            (1, 1),
+            (1, 1),
+            1,
+            (6, 7),
+        ),  # several tiles of outputs and of inputs, several blocks of pixels
+        ((2, 5), (3, 2), (2, 1), (1, 2), 1, (7, 8)),
+        ((18, 4), (1, 1), (2, 2), (1, 1), 0, (5, 5)),
+        ((1, 17), (4, 4), (1, 1), (1, 1), 0, (4, 4)),  # one output pixel
+    ],
+)
+def test_convolutions_gradients_are_torchs_record_by_record(channels, size, stride, dilation, padding, image) -> None:
+    layer = nn.Conv2d(*channels, size, stride, padding, dilation, bias=False).to(HERE)
+    images = random(5, channels[0], *image)
+    backprops = random(*layer(images).shape).cos()
+    expected = torch.stack([
+        torch.nn.grad.conv2d_weight(
+            x.double()[None], layer.weight.shape, b.double()[None], stride, padding, dilation
+        ).flatten()
+        for x, b in zip(images, backprops, strict=True)
+    ])  # fmt: skip
+    tiles = kernels.Tiles(Kernel(size, stride, dilation, channels), images, backprops, (padding, padding), padding > 0)
+    with as_precise_as_norms():
+        squares, kept = torch.full((tiles.count, 5), torch.nan, device=HERE), random(5, 7 + expected.shape[1])
+        tiles.form(squares, kept[:, 7:])
+        torch.testing.assert_close(kept[:, 7:].double(), expected, rtol=1e-4, atol=1e-5)
+        squared = kept[:, 7:].double().square().sum(1)
+        torch.testing.assert_close(squares.double().sum(0), squared, rtol=1e-6, atol=0)
+        alone = torch.empty_like(squares)
+        tiles.form(alone, None)
+        assert torch.equal(alone, squares)
+        weights = torch.tensor([0.5, 0.0, 2.0, 0.0, 1.0], device=HERE)
+        images[3], backprops[1] = torch.nan, torch.inf  # who has no weight adds nothing, whatever it is
+        torch.testing.assert_close(
+            tiles.weighted_sum(weights).double(), weights.double() @ expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_norms_and_sums_have_products_of_one_precision_whatever_other_threads_set_between() -> None:
+    def made() -> kernels.Tiles:
+        kernel = Kernel((1, 1), (1, 1), (1, 1), (2, 2))
+        return kernels.Tiles(kernel, random(2, 2, 4, 4), random(2, 2, 4, 4), (0, 0), False)
+
+    before = made()
+    with as_precise_as_norms():
+        assert [one._how()["PRECISION"] for one in (before, made())] == ["tf32", "ieee"]
+
+
+def test_a_device_with_little_shared_memory_has_fewer_blocks_on_their_way_and_an_old_one_no_tiles(monkeypatch) -> None:
+    tiles = kernels.Tiles(
+        Kernel((3, 3), (1, 1), (1, 1), (16, 16)), random(2, 16, 5, 5), random(2, 16, 3, 3), (0, 0), False
+    )
+    for memory, stages in ((1 << 17, 3), (4_500, 2), (0, 0)):
+        monkeypatch.setattr(kernels, "shared_memory", lambda device, memory=memory: memory)
+        assert tiles._how()["num_stages"] == stages
+        assert tiles.here == (stages > 0)
+
+
+def test_rows_that_are_not_finite_are_silenced_alone() -> None:
+    values = random(3, 150)
+    values[1, 70], finite = torch.nan, torch.tensor([True, False, True], device=HERE)
+    expected = torch.where(finite.unsqueeze(1), values, 0.0)
+    kernels.silence(values, finite)
+    assert torch.equal(values, expected)
+
+
+@pytest.mark.parametrize("room", [1 << 20, 100, 0])
+def test_a_networks_norms_and_sums_are_those_that_torchs_operations_give(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 24, 3), nn.Tanh(), nn.Conv2d(24, 24, 2, bias=False), nn.Flatten(),
         nn.Linear(24, 3),
     ).to(HERE)  # fmt: skip
     passes = BookKeeping(model, nn.CrossEntropyLoss(reduction="none"))
-    kept = passes._kept_by(passes.calls(random(3, 1, 6, 6), torch.arange(3, device=HERE), [(None, 1.0)]), 3)
-    found = []
+    features, labels = random(3, 1, 6, 6), torch.arange(3, device=HERE)
+    kept = passes._kept_by(passes.calls(features, labels, [(None, 1.0)]), 3)
+    monkeypatch.setattr(together, "WORTH_KEEPING", 9)
+    weights, found = torch.tensor([0.5, 0.0, 2.0], device=HERE), []
     for given in (kernels, None):
         monkeypatch.setattr(fused, "kernels_for", lambda like, given=given: given)
+        workspace = Workspace(HERE)
+        workspace.keep_floats = 3 * room
         terms = [kept.get(parameter) for parameter in passes.parameters]
-        together = Together(terms, passes._sizes, 3, passes.parameters[0], Workspace(HERE))
-        assert together._gram
-        assert together._formed
-        found.append(together.squared_norms())
+        both = Together(terms, passes._sizes, 3, passes.parameters[0], workspace)
+        assert [len(both._formed), len(both._again), len(both._gram)] in (
+            [[2, 1, 0], [1, 2, 0], [0, 3, 0]] if given else [[2, 0, 1], [1, 0, 1], [0, 0, 1]]
+        )
+        with as_precise_as_norms():
+            found.append(both.squared_norms())
+            if given:
+                with torch.inference_mode():
+                    total = torch.cat(both.weighted_sums(weights))
+                expected = passes.plain_sum(features, labels, weights=weights)
+                torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(*found, rtol=1e-5, atol=0)
 
 
@@ -150,6 +237,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from equidp.gradients import kernels
 P, I, L, F = (((kind,) * 3) for kind in ("*fp32", "i32", "i64", "fp32"))
+layer = kernels.Kernel((3, 3), (1, 1), (1, 1), (64, 128))
+how = kernels.Tiles(layer, torch.zeros(2, 64, 9, 9), torch.zeros(2, 128, 9, 9), (1, 1), True)._how()
+del how["num_warps"], how["num_stages"]
+names = "positions across outputs channels height width down along apart aside top left"
+geometry = dict.fromkeys(names.split(), "i32")
 for kernel, given, constants in [
     (kernels._squares, dict(rows=P, lengths=I, strides=L, entries=F, starts=(*I, "i32"), out="*fp32", records="i32"),
      dict(COUNT=3, PIECE=kernels.PIECE, BLOCK=kernels.BLOCK)),
@@ -157,6 +249,12 @@ for kernel, given, constants in [
      dict(COUNT=3, LONGEST=4096, BLOCK=1024)),
     (kernels._group_norm, dict(values="*fp32", backprops="*fp32", weight="*fp32", bias="*fp32", eps="fp32"),
      dict(CHANNELS=4, PIXELS=1024, GROUPS=16, HIGH=4, WIDE=1024)),
+    (kernels._form, dict(images="*fp32", backprops="*fp32", squares="*fp32", gradients="*fp32", stride="i32",
+     lost="fp32", records="i32", **geometry), dict(KEEP=True, **how)),
+    (kernels._weighted, dict(images="*fp32", backprops="*fp32", weights="*fp32", sums="*fp32", records="i32",
+     **geometry), dict(EACH=3, **how)),
+    (kernels._silence, dict(values="*fp32", finite="*i8", stride="i32", length="i32"),
+     dict(PIECE=kernels.PIECE, BLOCK=kernels.BLOCK)),
 ]:
     source = ASTSource(kernel, given | dict.fromkeys(constants, "constexpr"), constants)
     assert compile(source, target=GPUTarget("cuda", 80, 32)).asm["cubin"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import cached_property, reduce
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -29,6 +31,9 @@ from equidp.gradients.terms import (
 from equidp.gradients.windows import Costs, Kernel, Layout, cheapest
 from equidp.gradients.workspace import Workspace
 
+if TYPE_CHECKING:
+    from equidp.gradients.kernels import Tiles
+
 TYPICAL_RECORDS = 64  # of a batch, where the number would decide how a norm is formed: the batch's own is private
 
 
@@ -43,16 +48,23 @@ class Convolutions(Term):
 
     Args:
         kernel: the geometry.
-        images: per call, padded inputs `[b, c, H, W]`, all of one shape.
+        images: per call, inputs `[b, c, H, W]`, all of one shape.
         backprops: per call, `[b, o, oh, ow]`.
         workspace: where gradients are kept and windows written.
+        zeros: as of `F.pad`, what the images still lack of their padding.
     """
 
     def __init__(
-        self, kernel: Kernel, images: Sequence[Tensor], backprops: Sequence[Tensor], workspace: Workspace, owner: object
+        self,
+        kernel: Kernel,
+        images: Sequence[Tensor],
+        backprops: Sequence[Tensor],
+        workspace: Workspace,
+        owner: object,
+        zeros: Sequence[int] = (0, 0, 0, 0),
     ) -> None:
         self._outputs = kernel.channels[1]
-        height, width = images[0].shape[2:]
+        height, width = images[0].shape[2] + zeros[2] + zeros[3], images[0].shape[3] + zeros[0] + zeros[1]
         channels_last = ([x.permute(0, 2, 3, 1) for x in calls] for calls in (images, backprops))
         self._compiled = compiled.gradients_of(kernel, *channels_last)
         odd = self._outputs == 1 and math.prod(kernel.outputs(height, width)) % 4
@@ -63,18 +75,37 @@ class Convolutions(Term):
             backprops = [F.pad(b, (0, 0, 0, 0, 0, spare)) for b in backprops]
         self._cut, self._copies = cheapest(kernel, height, width, tuple(map(Layout.of, images)), on_cpu=on_cpu)
         self._costs = Costs.on(images[0].device)
-        self.kernel, self.images, self.backprops = kernel, images, backprops
+        self.kernel, self.bare, self.backprops = kernel, images, backprops
+        self._zeros = list(zeros)
         self._workspace, self._owner = workspace, owner
         self._kept: Tensor | None = None
         self._factors: list[tuple[Tensor, Tensor]] = []
         self._records, self._positions = len(backprops[0]), len(images) * math.prod(self._cut.outputs)
-        self._pixels = len(images) * math.prod(images[0].shape[2:])
+        self._pixels = len(images) * height * width
         self._numel = kernel.numel
+
+    @cached_property
+    def images(self) -> Sequence[Tensor]:
+        """With all of their padding."""
+        return [F.pad(x, self._zeros) for x in self.bare] if any(self._zeros) else self.bare
+
+    def tiles(self, kernels: ModuleType | None) -> Tiles | None:
+        """How a GPU's kernels form the gradients; None where they do not."""
+        if kernels is None or len(self.bare) > 1:
+            return None
+        left, _, top, _ = self._zeros
+        tiles: Tiles = kernels.Tiles(self.kernel, self.bare[0], self.backprops[0], (top, left), any(self._zeros))
+        return tiles if tiles.here else None
 
     def squared_norms(self) -> Tensor:
         if self.by_gram():
             return torch.cat([gram_norms(*pair, self.width) for pair in self.grams()])
         return self._materialised()
+
+    @property
+    def positions(self) -> int:
+        """P, the output's pixels of all calls."""
+        return self._positions
 
     @property
     def width(self) -> int:
@@ -121,7 +152,7 @@ class Convolutions(Term):
 
     def _materialised(self) -> Tensor:
         # on a GPU what is kept has one matrix for all layers (`together.py`), and this one had no room there
-        if self.images[0].device.type == "cpu" and self._keeps(self._records):
+        if self.bare[0].device.type == "cpu" and self._keeps(self._records):
             self._kept = self._workspace.take(self._owner, self._records, self._numel, like=self.images[0])
         if self._compiled is not None:
             return compiled_norms(self._compiled, self._kept)

@@ -1,15 +1,18 @@
-"""Kernels: sums that a GPU takes in one launch where torch launches several operations (Triton).
+"""Kernels: what a GPU does in one launch where torch launches several operations (Triton).
 
-They only sum what is there already, once read: squares of rows, products of Gram matrices, GroupNorm's gradients. Every
-number of a sum is float32, added up in at least as many partial sums as torch's own kernels have, so that what
-`rounding.py` says of a norm holds for theirs; nothing is added by atomics, whose order would change from run to run.
-Their torch twins are in `rounding.py` and `layers.py`; who may use them says `fused.py`.
+They sum what is there already, once read: squares of rows, products of Gram matrices, GroupNorm's gradients. And they
+form convolutions' gradients, a tile at a time, without writing out the windows that these see. Every number of a sum is
+float32, added up in at least as many partial sums as torch's own kernels have, so that what `rounding.py` says of a
+norm holds for theirs; nothing is added by atomics, whose order would change from run to run. Their torch twins are in
+`rounding.py`, `layers.py` and `convolutions.py`; who may use them says `fused.py`.
 """
 # ruff: noqa: N803
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -19,11 +22,15 @@ import triton.language as tl
 from torch import Tensor
 
 from equidp.gradients import rounding
+from equidp.gradients.windows import Kernel
 
 PIECE = 1 << 16  # floats of a row that one program sums, in BLOCK partial sums
 BLOCK = 2048
 MOST = 16  # tensors of one launch
 TILE = 1 << 12  # floats of a group of channels that one program has at a time
+WIDE = 128  # most rows and columns of a gradient that one program forms
+MOST_STAGES = 3
+PROGRAMS = 1 << 9  # that a weighted sum is cut into, where tiles are few
 
 LOST = tl.constexpr(rounding.LOST)
 
@@ -67,25 +74,27 @@ def _squares(
     tl.store(out + piece * records + record, tl.sum(total, 0) + tl.where(piece == start, lost * LOST, 0.0))
 
 
-def row_squares(rows: Sequence[Tensor], entries: Sequence[int]) -> tuple[Tensor, list[int]]:
+def row_squares(rows: Sequence[Tensor], entries: Sequence[int], room: Sequence[int] = ()) -> tuple[Tensor, list[int]]:
     """`[K, b]`: squares of the pieces of rows `[b, …]`, added up; and of how many pieces each row is.
 
     Args:
         rows: float32, each record's entries without gaps, in any order.
         entries: of how many entries each row's squares may be lost; its first piece has them added.
+        room: pieces of more rows, behind these, that somebody else writes.
     """
     records, lengths = len(rows[0]), [row[0].numel() for row in rows]
-    pieces = [-(-length // PIECE) for length in lengths]
+    piece = max(min(PIECE, triton.next_power_of_2(max(lengths))), BLOCK)
+    pieces = [-(-length // piece) for length in lengths] + list(room)
     out = rows[0].new_empty(sum(pieces), records)
     first = 0
     for some in _some(len(rows)):
-        starts = tuple(accumulate(pieces[some], initial=0))
+        starts = tuple(accumulate(pieces[: len(rows)][some], initial=0))
         part = out[first : first + starts[-1]]
         strides = tuple(row.stride(0) for row in rows[some])
         given = tuple(rows[some]), tuple(lengths[some]), strides, tuple(map(float, entries[some])), starts
         launch(
             _squares, out, (starts[-1], records), *given, part, records,
-            COUNT=len(rows[some]), PIECE=PIECE, BLOCK=BLOCK,
+            COUNT=len(rows[some]), PIECE=piece, BLOCK=BLOCK,
         )  # fmt: skip
         first += starts[-1]
     return out, pieces
@@ -202,6 +211,204 @@ def group_norm(values: Tensor, backprop: Tensor, groups: int, eps: float) -> tup
         CHANNELS=channels // groups, PIXELS=pixels, GROUPS=groups, HIGH=high, WIDE=wide,
     )  # fmt: skip
     return weight, bias
+
+
+@triton.jit
+def _multiplied(
+    image, backprop, limit, out, place, first, total, positions, across, outputs, channels, height, width,
+    down, along, apart, aside, top, left,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # a tile of one record's gradient, and what some output pixels more add to it
+    pixel, kernel = first + tl.arange(0, BLOCK), place % (ROWS * COLUMNS)
+    known = (out < outputs)[:, None] & (pixel < limit)[None, :]
+    one = tl.load(backprop + out[:, None] * positions + pixel[None, :], mask=known, other=0.0)
+    row, column = pixel // across * down - top, pixel % across * along - left  # of a window's first pixel
+    lower, farther = kernel // COLUMNS * apart, kernel % COLUMNS * aside
+    known = (place < channels * ROWS * COLUMNS)[:, None] & (pixel < limit)[None, :]
+    if PADDED:  # what is negative is large without its sign
+        rows, columns = row[None, :] + lower[:, None], column[None, :] + farther[:, None]
+        known = known & (rows.to(tl.uint32, bitcast=True) < height) & (columns.to(tl.uint32, bitcast=True) < width)
+    seen = (place // (ROWS * COLUMNS) * height + lower) * width + farther
+    other = tl.load(image + seen[:, None] + (row * width + column)[None, :], mask=known, other=0.0)
+    return tl.dot(one, tl.trans(other), total, input_precision=PRECISION)
+
+
+@triton.jit
+def _form(
+    images, backprops, squares, gradients, stride, lost, records,
+    positions, across, outputs, channels, height, width, down, along, apart, aside, top, left,
+    KEEP: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, record, seen = tl.program_id(0), tl.program_id(1).to(tl.int64), channels * ROWS * COLUMNS
+    out = tile // tl.cdiv(seen, IN) * OUT + tl.arange(0, OUT)
+    place = tile % tl.cdiv(seen, IN) * IN + tl.arange(0, IN)
+    image, backprop = images + record * (channels * height * width), backprops + record * (outputs * positions)
+    total = tl.zeros([OUT, IN], tl.float32)
+    for block in range(BLOCKS):
+        total = _multiplied(
+            image, backprop, positions, out, place, block * BLOCK, total, positions, across, outputs, channels, height,
+            width, down, along, apart, aside, top, left, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
+        )  # fmt: skip
+    sums = tl.sum(tl.sum(total * total, 1), 0) + tl.where(tile == 0, lost, 0.0)
+    tl.store(squares + tile * records + record, sums)
+    if KEEP:
+        to = gradients + record * stride + out[:, None] * seen + place[None, :]
+        tl.store(to, total, mask=(out < outputs)[:, None] & (place < seen)[None, :])
+
+
+@triton.jit
+def _weighted(
+    images, backprops, weights, sums, records,
+    positions, across, outputs, channels, height, width, down, along, apart, aside, top, left,
+    EACH: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, share, seen = tl.program_id(0), tl.program_id(1), channels * ROWS * COLUMNS
+    out = tile // tl.cdiv(seen, IN) * OUT + tl.arange(0, OUT)
+    place = tile % tl.cdiv(seen, IN) * IN + tl.arange(0, IN)
+    total, own = tl.zeros([OUT, IN], tl.float32), tl.zeros([OUT, IN], tl.float32)
+    for step in range(EACH * BLOCKS):  # one loop for records and pixels: the next ones are read meanwhile
+        record = share.to(tl.int64) * EACH + step // BLOCKS
+        weight = tl.load(weights + record, mask=record < records, other=0.0)
+        image, backprop = images + record * (channels * height * width), backprops + record * (outputs * positions)
+        limit = tl.where(weight != 0, positions, 0)  # what has no weight is not read: 0 · NaN would be NaN
+        own = _multiplied(
+            image, backprop, limit, out, place, step % BLOCKS * BLOCK, own, positions, across, outputs, channels,
+            height, width, down, along, apart, aside, top, left, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
+        )  # fmt: skip
+        ends = step % BLOCKS == BLOCKS - 1  # its gradient is whole, and as it was formed
+        total += tl.where(ends, weight, 0.0) * own
+        own = tl.where(ends, 0.0, own)
+    to = sums + share.to(tl.int64) * (outputs * seen) + out[:, None] * seen + place[None, :]
+    tl.store(to, total, mask=(out < outputs)[:, None] & (place < seen)[None, :])
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Gradients of a convolution's weight, formed in tiles that a program has in its registers.
+
+    Products are taken as cuDNN's convolutions take theirs, in TF32 unless that is switched off. So a gradient has fewer
+    digits; but norm and sum are of that one gradient, with all of its digits, and no sum exceeds what its norm allows.
+
+    Attributes:
+        kernel: the geometry.
+        images: `[b, c, H, W]`, without their padding.
+        backprops: `[b, o, oh, ow]`.
+        padding: zeros above and to the left of an image.
+        padded: whether there are any, also below and to the right.
+        precision: of products; decided once, as a norm's and a sum's must not differ.
+    """
+
+    kernel: Kernel
+    images: Tensor
+    backprops: Tensor
+    padding: tuple[int, int]
+    padded: bool
+    precision: str = field(default_factory=lambda: products())
+
+    @property
+    def here(self) -> bool:
+        """Whether this device can form them so."""
+        return self._how()["num_stages"] > 0
+
+    @property
+    def count(self) -> int:
+        """Tiles of one gradient."""
+        out, across = self._sides()
+        return -(-self.kernel.channels[1] // out) * -(-self.kernel.fan_in // across)
+
+    def _sides(self) -> tuple[int, int]:
+        sides = (self.kernel.channels[1], self.kernel.fan_in)
+        out, across = (min(max(triton.next_power_of_2(side), 16), WIDE) for side in sides)
+        return out, across
+
+    def form(self, squares: Tensor, gradients: Tensor | None) -> None:
+        """Write the squares of each tile to `squares [count, b]`, and the gradients to `[b, numel]` if it is given."""
+        keep = gradients if gradients is not None else squares
+        lost, records = self.kernel.numel * rounding.LOST, len(self.images)
+        launch(
+            _form, squares, (self.count, records), *self._factors(), squares, keep, keep.stride(0), lost, records,
+            *self._geometry(), KEEP=gradients is not None, **self._how(),
+        )  # fmt: skip
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """`[numel]`: Σ w_i g_i, of gradients that are formed once more; nothing is read of a record without weight."""
+        records = len(self.images)
+        each = -(-records // min(records, -(-PROGRAMS // self.count)))
+        shares = -(-records // each)
+        sums = weights.new_empty(shares, self.kernel.numel)
+        launch(
+            _weighted, sums, (self.count, shares), *self._factors(), weights, sums, records, *self._geometry(),
+            EACH=each, **self._how(),
+        )  # fmt: skip
+        return sums[0] if shares == 1 else sums.sum(0)
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        return self.images.contiguous(), self.backprops.contiguous()
+
+    def _geometry(self) -> tuple[int, ...]:
+        """What is not compiled in: layers of several sizes share a kernel."""
+        kernel, pixels = self.kernel, self.backprops.shape[2:]
+        shape = (pixels.numel(), pixels[1], kernel.channels[1], kernel.channels[0], *self.images.shape[2:])
+        return (*shape, *kernel.stride, *kernel.dilation, *self.padding)
+
+    def _how(self) -> dict[str, Any]:
+        out, across = self._sides()
+        positions = self.backprops.shape[2:].numel()
+        block = 32 if positions > 16 else 16
+        return {
+            "BLOCKS": -(-positions // block),
+            "OUT": out,
+            "IN": across,
+            "ROWS": self.kernel.size[0],
+            "COLUMNS": self.kernel.size[1],
+            "PADDED": self.padded,
+            "BLOCK": block,
+            "PRECISION": self.precision,
+            "num_warps": 8 if out * across > WIDE * WIDE // 2 else 4,
+            "num_stages": stages(self.images.device, 4 * block * (out + across)),
+        }
+
+
+def products() -> str:
+    """How cuDNN's convolutions take products at this moment: `tf32` or `ieee`."""
+    backend: Any = torch.backends.cudnn
+    return "ieee" if backend.conv.fp32_precision == "ieee" else "tf32"
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have beside its registers; 0 where products are not taken by tensor cores (TF32)."""
+    if device.type != "cuda":
+        return 1 << 17  # an interpreter, or nothing at all
+    facts: Any = torch.cuda.get_device_properties(device)
+    return int(facts.shared_memory_per_block_optin) if facts.major >= 8 else 0
+
+
+def stages(device: torch.device, size: int) -> int:
+    """Blocks of pixels that are on their way at once, of so many bytes each; 0 where tiles are not formed here."""
+    return min(MOST_STAGES, shared_memory(device) // size)
+
+
+@triton.jit
+def _silence(values, finite, stride, length, PIECE: tl.constexpr, BLOCK: tl.constexpr):
+    piece, record = tl.program_id(0), tl.program_id(1)
+    if tl.load(finite + record) == 0:
+        row = values + record.to(tl.int64) * stride
+        for begin in range(0, PIECE, BLOCK):
+            at = piece * PIECE + begin + tl.arange(0, BLOCK)
+            tl.store(row + at, tl.zeros([BLOCK], tl.float32), mask=at < length)
+
+
+def silence(values: Tensor, finite: Tensor) -> None:
+    """Put zeros into the rows of `[b, n]` where `[b]` says that a record's norm is not finite."""
+    (records, length), told = values.shape, finite.view(torch.int8)
+    launch(
+        _silence, values, (-(-length // PIECE), records), values, told, values.stride(0), length,
+        PIECE=PIECE, BLOCK=BLOCK,
+    )  # fmt: skip
 
 
 def _some(count: int) -> list[slice]:

@@ -99,8 +99,7 @@ def convolution(page: Page) -> dict[str, Term]:
     backprops = [_image(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
-        images = [_image(padded(page.layer, call.inputs[0])) for call in page.calls]
-        terms["weight"] = _convolved(page, images, backprops)
+        terms["weight"] = _convolved(page, backprops)
     if "bias" in page.names:
         terms["bias"] = Vectors(_sum([_over_pixels(b) for b in backprops]))
     return terms
@@ -125,12 +124,17 @@ def _image(values: Tensor) -> Tensor:
     return values if values.is_contiguous(memory_format=torch.channels_last) else values.contiguous()
 
 
-def _convolved(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]) -> Term:
-    layer = page.layer
+def _convolved(page: Page, backprops: Sequence[Tensor]) -> Term:
+    layer, zeros = page.layer, [0, 0, 0, 0]
+    # a GPU's kernels read zeros that are not written
+    bare = layer.groups == 1 and layer.padding_mode == "zeros" and backprops[0].device.type != "cpu"
+    if bare:
+        zeros[: 2 * len(layer.kernel_size)] = _padding(layer)
+    images = [_image(call.inputs[0] if bare else padded(layer, call.inputs[0])) for call in page.calls]
     size, stride, dilation = ((1, *x)[-2:] for x in (layer.kernel_size, layer.stride, layer.dilation))
     kernel = Kernel(size, stride, dilation, (layer.in_channels, layer.out_channels))
     if layer.groups == 1 and len({x.shape for x in images}) == 1:
-        return Convolutions(kernel, images, backprops, page.workspace, layer)
+        return Convolutions(kernel, images, backprops, page.workspace, layer, zeros)
     # [b, oh, ow, kh, kw, c] to [b, g, P, c/g·kernel], the layout of the layer's weight
     windows = [
         kernel.windows(x.contiguous(memory_format=torch.channels_last))
@@ -145,6 +149,13 @@ def _convolved(page: Page, images: Sequence[Tensor], backprops: Sequence[Tensor]
 
 def padded(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:
     """The input with the layer's own padding made explicit, whatever its mode."""
+    widths = _padding(layer)
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return F.pad(values, widths, mode=mode) if any(widths) else values
+
+
+def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
+    """As `F.pad` wants it."""
     widths: list[int] = []
     for axis in reversed(range(len(layer.kernel_size))):
         if layer.padding == "same":  # the odd one goes to the right, as in torch
@@ -152,8 +163,7 @@ def padded(layer: nn.Conv1d | nn.Conv2d, values: Tensor) -> Tensor:
             widths += [total // 2, total - total // 2]
         else:
             widths += [0, 0] if layer.padding == "valid" else [int(layer.padding[axis])] * 2
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    return F.pad(values, widths, mode=mode) if any(widths) else values
+    return widths
 
 
 def group_norm(page: Page) -> dict[str, Term]:

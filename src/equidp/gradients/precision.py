@@ -1,7 +1,8 @@
 """Precision: norms and sums of gradients are taken in float32 with all its digits, or not at all.
 
 torch can be set to shorten products: by autocast, by TF32, by other default types. A sum of fewer digits than its
-norms may exceed what it was clipped to.
+norms may exceed what it was clipped to. A gradient that is formed first may have fewer, as the model's own passes may:
+norm and sum are then of what was formed (`kernels.Tiles`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,8 +24,15 @@ from equidp.gradients import fused
 from equidp.gradients.convolutions import Convolutions
 from equidp.gradients.products import Outer, Products
 from equidp.gradients.rounding import SLACK, all_parts, gram_parts, gram_raised, gram_slack, row_squares
-from equidp.gradients.terms import Gradients, Vectors
+from equidp.gradients.terms import MANY, Gradients, Vectors
 from equidp.gradients.workspace import Workspace
+
+if TYPE_CHECKING:
+    from equidp.gradients.kernels import Tiles
+
+WORTH_KEEPING = MANY
+"""Positions beyond which a gradient that was formed in tiles is kept for the weighted sum; with fewer, forming it again
+takes less time than a trip to memory, and adds up no more positions than a sum may have in another order."""
 
 
 class Together:
@@ -45,33 +53,47 @@ class Together:
         self._outer = [term for term in kept if isinstance(term, Outer)]
         self._vectors = [term for term in kept if isinstance(term, Vectors)]
         self._formed, self._gram, self._alone = list[Convolutions](), list[Convolutions | Products](), list[Gradients]()
+        self._kernels = fused.kernels_for(like)
+        self._tiles: dict[int, Tiles] = {}
+        self._again = list[Convolutions]()  # formed in tiles, for norms and once more for a sum
         room = workspace.keep_floats // records
         for term in kept:
-            if isinstance(term, Convolutions | Products) and term.by_gram():
+            tiles = term.tiles(self._kernels) if isinstance(term, Convolutions) else None
+            if isinstance(term, Convolutions) and tiles is not None:
+                self._tiles[id(term)] = tiles
+                kept_here = term.positions > WORTH_KEEPING and term.numel <= room
+                (self._formed if kept_here else self._again).append(term)
+                room -= term.numel if kept_here else 0
+            elif isinstance(term, Convolutions | Products) and term.by_gram():
                 self._gram.append(term)
-            elif isinstance(term, Convolutions) and len(term.images) == 1 and term.numel <= room:
+            elif isinstance(term, Convolutions) and len(term.bare) == 1 and term.numel <= room:
                 self._formed.append(term)
                 room -= term.numel
             elif term is not None and not isinstance(term, Outer | Vectors):
                 self._alone.append(term)
         self._columns, self._gradients = like.new_empty(0), like.new_empty(0)
         self._silent: Tensor | None = None
-        self._kernels = fused.kernels_for(like)
+        self._finite: Tensor | None = None
 
     @torch.inference_mode()
     def squared_norms(self) -> Tensor:
         """`[b]`; silences the records for which it is not finite."""
         found = [term.squared_norms().float() for term in self._alone]
-        if self._outer or self._vectors or self._formed:
+        if self._outer or self._vectors or self._formed or self._again:
             found.append(self._of_rows())
         if self._gram:
             found.append(self._of_gram())
         total = found[0] if len(found) == 1 else torch.stack(found).sum(0)
         finite, zero = total < torch.inf, self._workspace.constant((0.0,), total)[0]
         for values in (self._columns, self._gradients):
-            if values.numel():
+            if not values.numel():
+                continue
+            if self._kernels is None:
                 torch.where(finite.unsqueeze(1), values, zero, out=values)
+            else:
+                self._kernels.silence(values, finite)
         self._silent = ~finite if self._alone or self._gram else None
+        self._finite = finite
         return total
 
     def weighted_sums(self, weights: Tensor) -> list[Tensor]:
@@ -92,6 +114,9 @@ class Together:
         if self._formed:
             parts = (weights @ self._gradients).split([term.numel for term in self._formed])
             found |= {id(formed): part for formed, part in zip(self._formed, parts, strict=True)}
+        if self._again and self._finite is not None:
+            known = torch.where(self._finite, weights, 0.0)
+            found |= {id(term): self._tiles[id(term)].weighted_sum(known) for term in self._again}
         return [self._sum_of(*one, found, weights) for one in zip(self._kept, self._sizes, strict=True)]
 
     def _sum_of(self, term: Gradients | None, size: int, found: dict[int, Tensor], weights: Tensor) -> Tensor:
@@ -100,32 +125,34 @@ class Together:
         return found[id(term)] if id(term) in found else term.weighted_sum(weights, self._silent).float()
 
     def _of_rows(self) -> Tensor:
-        """`[b]` squared norms of what stands in the two matrices."""
-        outer, formed = len(self._outer), len(self._formed)
-        pairs = outer + formed
-        rows: list[Tensor] = []  # right factors, formed gradients, left factors, vectors
+        """`[b]` squared norms of what stands in the two matrices, and of what is formed in tiles."""
+        convolutions = [*self._formed, *self._again]
+        outer, pairs = len(self._outer), len(self._outer) + len(convolutions)
+        rows: list[Tensor] = []  # right factors, left factors, vectors, formed gradients
         if outer or self._vectors:
             self._lay_out()
             rows += [self._column_of(term.backprops) for term in self._outer]
-        rows += [term.backprops[0] for term in self._formed]
-        rows += self._form()
-        rows += [self._column_of(term) for term in self._outer] + [term.images[0] for term in self._formed]
+        rows += [term.backprops[0] for term in convolutions]
+        rows += [self._column_of(term) for term in self._outer] + [term.bare[0] for term in convolutions]
         if self._vectors:
             rows.append(self._columns[:, self._places[id(self._vectors[0])][0] :])
+        own = len(rows)
+        tiles, written = [self._tiles[id(term)] for term in convolutions if id(term) in self._tiles], self._form()
+        rows += written
         entries = [row[0].numel() for row in rows]
-        entries[-1] += outer  # what products of factors lose besides, once for all
+        entries[own - 1] += outer  # what products of factors lose besides, once for all
         if self._kernels is None:
             squares, parts = row_squares(rows, entries, self._workspace)
         else:
-            squares, parts = self._kernels.row_squares(rows, entries)
-        if len(squares) > len(rows):
+            squares, parts = self._kernels.row_squares(rows, entries, [one.count for one in tiles])
+            self._form_tiles(squares.split(parts)[len(rows) :])
+        if len(squares) > len(parts):
             squares = self._workspace.segments(parts, squares) @ squares
-        left = squares[pairs + formed : 2 * pairs + formed]
-        left.mul_(squares[:pairs])
-        if formed:  # a gradient that cancels counts as part of what it is summed from (`rounding.raised`)
-            least = left[outer:].mul_(self._constants([SLACK * term.kernel.seen for term in self._formed]))
-            torch.maximum(least, squares[pairs : pairs + formed], out=least)
-        return squares[pairs + formed :].sum(0)
+        left = squares[pairs : 2 * pairs].mul_(squares[:pairs])
+        if convolutions:  # a gradient that cancels counts as part of what it is summed from (`rounding.raised`)
+            least = left[outer:].mul_(self._constants([SLACK * term.kernel.seen for term in convolutions]))
+            torch.maximum(least, squares[own:], out=least)
+        return squares[pairs:own].sum(0)
 
     def _lay_out(self) -> None:
         """Columns: inputs of linear layers, their backprops unless these are a bias's too, vectors."""
@@ -142,13 +169,20 @@ class Together:
         return self._columns[:, slice(*self._places[id(owner)])]
 
     def _form(self) -> Sequence[Tensor]:
-        """Gradients `[b, numel]` of the convolutions that are formed, side by side."""
+        """Gradients `[b, numel]` of the convolutions whose gradients are kept, side by side; of tiles none as yet."""
         sizes = [term.numel for term in self._formed]
         self._gradients = self._workspace.take("kept", self._records, sum(sizes), like=self._like)
         parts = self._gradients.split(sizes, 1) if sizes else ()
+        self._parts = dict(zip(map(id, self._formed), parts, strict=True))
+        if self._tiles:
+            return ()
         for term, part in zip(self._formed, parts, strict=True):
             term.form(part)
         return parts
+
+    def _form_tiles(self, squares: Sequence[Tensor]) -> None:
+        for term, part in zip([*self._formed, *self._again], squares, strict=True):
+            self._tiles[id(term)].form(part, self._parts.get(id(term)))
 
     def _of_gram(self) -> Tensor:
         """`[b]` squared norms by Gram matrices."""
