@@ -10,7 +10,6 @@ afresh. Every recording is checked first: until parameters have changed a few ti
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -58,7 +57,6 @@ class CudaGraphs:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        gc.collect()  # an earlier run's passes and recordings hold each other, and so the memory of whole steps
 
     def record(self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
         """A graph of `work`."""
