@@ -111,6 +111,16 @@ def test_planted_faults_of_gradients_are_found(gpu, planted, wrong: str, monkeyp
     assert not row["ok"], row
 
 
+@pytest.mark.parametrize("other", [1.5, 1.5000001])
+def test_runs_on_a_gpu_and_on_a_cpu_must_have_the_same_epsilon(gpu, other: float, tmp_path, monkeypatch) -> None:
+    epsilons = iter([1.5, other])
+    monkeypatch.setattr(gpu, "_run", lambda command, limit: gpu.subprocess.CompletedProcess(command, 0, "", ""))
+    monkeypatch.setattr(gpu, "_last_run", lambda: {"epsilon": next(epsilons)})
+    rows = found(gpu, "runs", "cuda", tmp_path)
+    assert rows["digits, cuda"]["ok"]
+    assert rows["digits, cpu"]["ok"] == (other == 1.5)
+
+
 def test_a_stage_that_fails_is_a_line_and_the_status(gpu: ModuleType, tmp_path: Path, monkeypatch, capsys) -> None:
     def failing(command: list[str], limit: float) -> object:
         return gpu.subprocess.CompletedProcess(command, 1, "", "no kernel image is available")

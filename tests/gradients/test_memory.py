@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from equidp.gradients import recording
 from equidp.gradients.memory import kept_per_record, room_for, rows_that_fit
 from equidp.gradients.workspace import Workspace
-from equidp.models import build_model
+from equidp.models import MODELS, build_model
 from equidp.models.base import Standardise
 from equidp.models.pretrained import resnet
+from equidp.training import networks
 from equidp.training.networks import predict
 
 LARGE = dataclasses.replace(SCHEMAS["cifar10"], shape=(3, 224, 224))
@@ -99,11 +100,25 @@ def test_scoring_large_images_fits_beside_a_step() -> None:
     whole = predict(network, torch.zeros(1, *LARGE.shape, dtype=torch.uint8).expand(300, *LARGE.shape))
     assert len(whole) == sum(network.seen) == 300
     kept = kept_per_record(resnet50(), torch.zeros(1, *LARGE.shape, dtype=torch.uint8, device="meta"))
-    assert max(network.seen) * kept <= 0.4 * MEMORY
+    assert max(*network.seen, MODELS["resnet_finetune"].scored_at_once) * kept <= 0.4 * MEMORY
     network.seen.clear()
     predict(network, torch.zeros(2_000, 3, 32, 32, dtype=torch.uint8))
     assert network.seen == [1_024, 976]
     assert len(predict(network, torch.zeros(0, 3, 32, 32))) == 0
+
+
+def test_the_test_part_is_brought_to_a_gpu_once_where_an_eighth_of_its_memory_holds_it() -> None:
+    with pretended_gpu():
+        network, features = Counting().to("cuda"), torch.rand(40, 3)
+        first = predict(network, features)
+        ((of, there),) = networks._HELD
+        assert of() is features
+        assert torch.equal(predict(network, features), first)
+        assert networks._HELD[0][1] is there
+        large = torch.zeros(1, MEMORY // 32 + 1).expand(2, -1)
+        assert networks._resident(large, torch.device("cuda", 0)) is large
+    del features, of
+    networks._HELD.clear()
 
 
 def test_public_records_are_looked_at_in_as_many_as_a_step_has_rows() -> None:
