@@ -9,8 +9,18 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.mechanism.test_pretended_gpu import TRANSFORMS
+from tests.pretended import WATCHED, Replaying, pretended_gpu
+from tests.thorough import first
+from torch import Tensor
+
+from equidp.algorithms import ALGORITHMS
+from equidp.gradients.engine import GradientEngine
 
 STAGES = ("versions", "gradients", "algorithms", "graphs", "resumed", "memory", "images")
+NOT_PRETENDED = ("custom", *TRANSFORMS)
+NEW_NOISE = ("dpsgd_decay", "sad_dpsgd", "auto_dpsgd_l", "auto_dpsgd_s")
+"""Each has a recording of its own, which is on trial and may wait."""
 
 
 @pytest.fixture
@@ -25,6 +35,90 @@ def test_a_stage_finds_nothing_wrong_on_the_cpu(gpu: ModuleType, stage: str, tmp
     rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert rows
     assert [row for row in rows if not row.get("ok", True)] == []
+
+
+def found(gpu: ModuleType, stage: str, device: str, folder: Path) -> dict[str, dict]:
+    """A stage's rows in small, by what they are of."""
+    gpu.do_stage(stage, gpu.Place(torch.device(device), small=True), folder / "found.jsonl")
+    rows = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
+    return {row["what"]: row for row in rows}
+
+
+@pytest.mark.parametrize(
+    "algorithm", first([n for n in ALGORITHMS if n not in NOT_PRETENDED], ("dpsgd", "dpis", "asc"))
+)
+def test_with_the_cpus_coins_every_algorithm_is_the_cpus_on_a_pretended_gpu(gpu: ModuleType, algorithm: str) -> None:
+    with pretended_gpu():
+        row = gpu._against_cpu(gpu.Place(torch.device("cuda", 0), small=True), algorithm)
+    assert row["ok"], row
+
+
+@pytest.fixture
+def watched_replays(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays without a GPU, in which torch's watch for what waits is the pretended GPU's."""
+
+    def watch(mode: str) -> None:
+        WATCHED[:] = [True] if mode == "error" else []
+
+    monkeypatch.setattr(gpu, "CudaGraphs", lambda device: Replaying())
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", watch)
+
+
+@pytest.mark.parametrize("algorithm", first([n for n in ALGORITHMS if n not in NOT_PRETENDED], ("sgd", "dpsgd_decay")))
+def test_replayed_steps_are_watched_once_their_trials_are_over(gpu, watched_replays, algorithm: str) -> None:
+    with pretended_gpu():
+        row = gpu._replayed(gpu.Place(torch.device("cuda", 0), small=True), algorithm)
+    assert row["ok"], row
+    assert ("noise changes" in row["waits"]) == (algorithm in NEW_NOISE)
+    assert (row["waits"] == "never") == (row["not whole as"] is None and algorithm not in NEW_NOISE)
+
+
+@pytest.mark.parametrize(("stage", "part"), [("algorithms", "_against_cpu"), ("gradients", "_gradients")])
+def test_one_that_fails_is_a_wrong_row_and_the_others_go_on(gpu, stage, part, tmp_path, monkeypatch) -> None:
+    def failing(place: object, name: object) -> dict:
+        if "dpsgd" in name or "logistic" in name:
+            raise RuntimeError("no kernel image\nis available")
+        return {"ok": True}
+
+    monkeypatch.setattr(gpu, part, failing)
+    wrong, *others = found(gpu, stage, "cpu", tmp_path).values()
+    assert not wrong["ok"]
+    assert "RuntimeError: no kernel image is available (test_gpu_benchmark.py:" in wrong["said"]
+    assert others[-1]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("planted", "wrong"),
+    [
+        (lambda norms, size: norms * (1 + 1e-6 * size), "same for others"),  # another kernel for another batch
+        (lambda norms, size: norms * (1 + 1e-4 * torch.rand(len(norms))), "moved by"),
+        (lambda norms, size: norms * 1.01, "norms off"),
+    ],
+    ids=["other rows other kernels", "less than their lengths", "norms too long"],
+)
+def test_planted_faults_of_gradients_are_found(gpu, planted, wrong: str, monkeypatch) -> None:
+    norms = GradientEngine.norms
+
+    def wrongly(self: GradientEngine, features: Tensor, labels: Tensor) -> Tensor:
+        exact = norms(self, features, labels)
+        return exact if self.rows is None else planted(exact, len(features))
+
+    place = gpu.Place(torch.device("cpu"), small=True)
+    good = gpu._gradients(place, ("cnn_small", "float32", ""))
+    monkeypatch.setattr(GradientEngine, "norms", wrongly)
+    row = gpu._gradients(place, ("cnn_small", "float32", ""))
+    assert good["ok"]
+    assert not row["ok"], row
+
+
+@pytest.mark.parametrize("other", [1.5, 1.5000001])
+def test_runs_on_a_gpu_and_on_a_cpu_must_have_the_same_epsilon(gpu, other: float, tmp_path, monkeypatch) -> None:
+    epsilons = iter([1.5, other])
+    monkeypatch.setattr(gpu, "_run", lambda command, limit: gpu.subprocess.CompletedProcess(command, 0, "", ""))
+    monkeypatch.setattr(gpu, "_last_run", lambda: {"epsilon": next(epsilons)})
+    rows = found(gpu, "runs", "cuda", tmp_path)
+    assert rows["digits, cuda"]["ok"]
+    assert rows["digits, cpu"]["ok"] == (other == 1.5)
 
 
 def test_a_stage_that_fails_is_a_line_and_the_status(gpu: ModuleType, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
+from functools import lru_cache
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from tests.models.conftest import SCHEMAS
 from tests.pretended import MEMORY, pretended_gpu
-from torch import nn
+from tests.small_run import trainer_of
+from torch import Tensor, nn
 
+from equidp.gradients import recording
 from equidp.gradients.memory import kept_per_record, room_for, rows_that_fit
 from equidp.gradients.workspace import Workspace
-from equidp.models import build_model
+from equidp.models import MODELS, build_model
 from equidp.models.base import Standardise
 from equidp.models.pretrained import resnet
+from equidp.training import networks
+from equidp.training.networks import predict
 
 LARGE = dataclasses.replace(SCHEMAS["cifar10"], shape=(3, 224, 224))
 
@@ -73,3 +80,69 @@ def test_a_gpu_of_16_gib_holds_the_presets_batches_of_small_models_whole_and_kee
         assert rows >= 4096
         assert 4 * Workspace(device).keep_floats <= MEMORY // 4
     assert room_for(nn.Linear(2, 2), torch.zeros(1, 2), 10**9) == (False, None)
+
+
+class Counting(nn.Module):
+    """Notes how many records it is given at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(1, 2), list[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        return self.layer(x.flatten(1)[:, :1].float())
+
+
+def test_scoring_large_images_fits_beside_a_step() -> None:
+    """Of 16 GiB a step has at most 60 %. What torch would keep for a backward pass is more than scoring needs."""
+    network = Counting()
+    whole = predict(network, torch.zeros(1, *LARGE.shape, dtype=torch.uint8).expand(300, *LARGE.shape))
+    assert len(whole) == sum(network.seen) == 300
+    kept = kept_per_record(resnet50(), torch.zeros(1, *LARGE.shape, dtype=torch.uint8, device="meta"))
+    assert max(*network.seen, MODELS["resnet_finetune"].scored_at_once) * kept <= 0.4 * MEMORY
+    network.seen.clear()
+    predict(network, torch.zeros(2_000, 3, 32, 32, dtype=torch.uint8))
+    assert network.seen == [1_024, 976]
+    assert len(predict(network, torch.zeros(0, 3, 32, 32))) == 0
+
+
+def test_the_test_part_is_brought_to_a_gpu_once_where_an_eighth_of_its_memory_holds_it() -> None:
+    with pretended_gpu():
+        network, features = Counting().to("cuda"), torch.rand(40, 3)
+        first = predict(network, features)
+        ((of, there),) = networks._HELD
+        assert of() is features
+        assert torch.equal(predict(network, features), first)
+        assert networks._HELD[0][1] is there
+        large = torch.zeros(1, MEMORY // 32 + 1).expand(2, -1)
+        assert networks._resident(large, torch.device("cuda", 0)) is large
+    del features, of
+    networks._HELD.clear()
+
+
+def test_public_records_are_looked_at_in_as_many_as_a_step_has_rows() -> None:
+    with pretended_gpu():
+        trainer = trainer_of("sa_dpsgd", None, "cuda", physical_batch_size=None)
+        seen: list[int] = []
+        trainer.model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+        trainer.public_loss(60)
+        assert trainer.engine.rows == 32
+    assert seen == [32, 28]
+
+
+def test_all_recordings_are_tried_on_one_stream_as_a_library_keeps_memory_for_each(monkeypatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(recording, "_aside", lru_cache(recording._aside.__wrapped__))
+    for name in ("device", "stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or MagicMock())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock)
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 63)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    for _ in range(2):
+        recorder = recording.CudaGraphs()
+        for _ in range(3):
+            recorder.record(lambda: torch.zeros(1))
+    assert made == [63]

@@ -7,6 +7,7 @@ rows, is found here. What it cannot show is whether torch can capture the passes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,9 @@ from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.gradients import recording
 from equidp.gradients.engine import GradientEngine
+from equidp.gradients.precision import as_precise_as_norms
 from equidp.gradients.recording import TRIALS, CudaGraphs, Recorder
+from equidp.gradients.shape import FixedRows
 from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
 
@@ -79,15 +82,17 @@ def rows(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.rand(size, 40, generator=generator), torch.randint(0, 10, (size,), generator=generator)
 
 
-def compare(engine: GradientEngine, features: Tensor, labels: Tensor) -> None:
-    """One batch both ways, with weights as clipping gives them."""
+def compare(engine: GradientEngine, features: Tensor, labels: Tensor, allowed: float = 1e-5) -> None:
+    """One batch both ways on as many rows, with weights as clipping gives them."""
     norms = engine.norms(features, labels)
     weights = torch.where(norms.isfinite(), (0.1 / norms).clamp(max=1.0), 0.0)
     total = engine.weighted_sum(weights)
-    afresh = engine.passes.twin()
-    torch.testing.assert_close(norms, afresh.norms(features, labels), rtol=1e-5, atol=1e-6, equal_nan=True)
+    afresh = FixedRows(engine.passes.twin(), engine.rows)
+    torch.testing.assert_close(norms, afresh.norms(features, labels), rtol=allowed, atol=1e-6, equal_nan=True)
     expected = afresh.weighted_sum(weights)
-    assert (total - expected).norm() <= 1e-5 * expected.norm()
+    # without a GPU both are the same operations; else the error is of what was added, which may nearly cancel
+    size = (weights * norms).nansum() if norms.is_cuda else expected.norm()
+    assert (total - expected).norm() <= allowed * size
 
 
 def move(engine: GradientEngine) -> None:
@@ -297,8 +302,18 @@ def test_on_a_gpu_every_algorithm_runs_the_same(algorithm: str, chunk: int | Non
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("model", [name for name in MODELS if name not in PRETRAINED])
 def test_on_a_gpu_every_model_gives_the_same(model: str) -> None:
+    """Both in float32 without TF32, and with the same kernels, as rows are as many.
+
+    What is left are additions in another order, where a kernel adds by atomics. Each product of n terms is then off by
+    some √n·2⁻²⁴ of its size, n about 9·256 here, and a record's gradient by as much for each layer, forward and
+    backward.
+    """
     schema = SCHEMAS[FIRST[model]]
-    engine = engine_of(build_model(model, schema, options={}, seed=1).cuda(), CudaGraphs)
-    for size in (30, 28, 33, 25, 30, 40):
-        compare(engine, batch(schema, size).cuda(), (torch.arange(size) % len(schema.classes)).cuda())
-        move(engine)
+    network = build_model(model, schema, options={}, seed=1).cuda()
+    layers = sum(1 for layer in network.modules() if list(layer.parameters(recurse=False)))
+    allowed = 1e-5 + 2 * layers * math.sqrt(9 * 256) * 2**-24
+    with as_precise_as_norms():
+        engine = engine_of(network, CudaGraphs)
+        for size in (30, 28, 33, 25, 30, 40):
+            compare(engine, batch(schema, size).cuda(), (torch.arange(size) % len(schema.classes)).cuda(), allowed)
+            move(engine)

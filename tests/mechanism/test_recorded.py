@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests import small_run
 from tests.pretended import Replaying, WaitsError, nothing_waits, pretended_gpu
 from tests.small_run import trainer_of
+from tests.thorough import ONE_OF_EACH
+from torch import Tensor, nn
 
 from equidp.algorithms import ALGORITHMS
 from equidp.gradients.recording import CudaGraphs
@@ -144,6 +149,45 @@ def test_a_replay_that_does_not_draw_on_is_found_out() -> None:
     trainer = trained("dpsgd", Stuck)
     assert "leave the generator of noise elsewhere" in trainer.recorded.reason
     compare(trainer, trained("dpsgd", None))
+
+
+class RoundedByRows(nn.Module):
+    """As a GPU's library that takes another kernel for another number of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.01 * (len(x) % 8))
+
+
+def test_kernels_chosen_by_the_number_of_rows_end_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without privacy a batch has its own number of rows, and a recording always the same one."""
+    build = small_run.build_model
+    monkeypatch.setattr(small_run, "build_model", lambda *a, **k: nn.Sequential(RoundedByRows(), build(*a, **k)))
+    trainer = trained("sgd", Replaying)
+    assert replayed(trainer), trainer.recorded.reason
+
+
+@pytest.mark.parametrize("skipped", ["index_select", "mm", "add_"])
+def test_a_wrong_replay_without_privacy_is_found_out_too(skipped: str) -> None:
+    trainer = trained("sgd", lambda: Leaving(skipped))
+    assert "something else than afresh" in trainer.recorded.reason
+    compare(trainer, trained("sgd", None))
+
+
+@pytest.mark.parametrize("new_recorder", [None, Replaying], ids=["afresh", "recorded"])
+def test_a_run_that_is_over_leaves_no_memory_to_the_garbage_collector(new_recorder: Any) -> None:
+    """Which does not know how large a GPU's tensors are, and lets those of several runs pile up."""
+    gc.collect()
+    gc.disable()
+    try:
+        for algorithm in ("sgd", *ONE_OF_EACH):
+            trainer = trainer_of(algorithm, new_recorder)
+            trainer.run_steps(min(TRIALS + 2, trainer.plan.steps))
+            engine = trainer.engine
+            held = [weakref.ref(thing) for thing in (trainer, engine.passes.workspace, *engine.parameters)]
+            del trainer, engine
+            assert not any(one() for one in held), algorithm
+    finally:
+        gc.enable()
 
 
 def test_parameters_in_another_place_are_not_those_of_the_recording() -> None:

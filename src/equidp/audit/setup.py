@@ -19,9 +19,7 @@ from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.trainer import Trainer
-
-SCORE_BATCH = 1024
-"""Records scored at once."""
+from equidp.training.networks import scored_at_once
 
 
 @dataclass(frozen=True)
@@ -103,5 +101,6 @@ class TrainingSetup:
 def losses(model: nn.Module, records: Records, loss: Loss) -> Tensor:
     """`[N]` loss of each record under a trained model, on the CPU."""
     device = next(model.parameters()).device
-    chunks = zip(records.features.split(SCORE_BATCH), records.labels.split(SCORE_BATCH), strict=True)
+    size = scored_at_once(model, records.features)
+    chunks = zip(records.features.split(size), records.labels.split(size), strict=True)
     return torch.cat([loss(model(x.to(device)).float(), y.to(device)).cpu() for x, y in chunks])

@@ -142,9 +142,17 @@ class GradientEngine:
         """`[b, …]` and rows of zeros up to the public number of rows, where there is one."""
         return values if self.rows is None else padded(values, self.rows)
 
-    def plain_sum(self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, views: int = 1) -> Tensor:
-        """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given."""
-        return self.passes.plain_sum(features, labels, owners=owners, views=views)
+    def plain_sum(
+        self, features: Tensor, labels: Tensor, *, owners: Tensor | None = None, views: int = 1, padded: bool = False
+    ) -> Tensor:
+        """`[d]` float32: Σ g_i by ordinary autograd, without privacy; over units where `owners` are given.
+
+        `padded`: on the public number of rows, those after the records of weight 0; for one view, without owners.
+        """
+        if not padded:
+            return self.passes.plain_sum(features, labels, owners=owners, views=views)
+        weights = self.padded(torch.ones(len(labels), device=self.device))
+        return self.passes.plain_sum(self.padded(features), self.padded(labels), weights=weights)
 
     def flatten(self) -> Tensor:
         """`[d]`: a copy of the current parameters."""

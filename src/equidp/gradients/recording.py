@@ -10,8 +10,8 @@ afresh. Every recording is checked first: until parameters have changed a few ti
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -48,6 +48,12 @@ class Recorder(Protocol):
         """
 
 
+@lru_cache(maxsize=64)
+def _aside(device: int) -> torch.cuda.Stream:
+    """The stream that passes are tried on: cuBLAS keeps a workspace for each stream, of 32 MiB, as long as we live."""
+    return torch.cuda.Stream(device)
+
+
 class CudaGraphs:
     """Recorder on a CUDA device; the graphs share their memory.
 
@@ -58,13 +64,12 @@ class CudaGraphs:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        gc.collect()  # an earlier run's passes and recordings hold each other, and so the memory of whole steps
 
     def record(self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Callable[[], Tensor]:
         """A graph of `work`."""
         # of a process's threads one records at a time, and none seeds the generators, which a capture registers
         with GLOBAL_RANDOM, torch.cuda.device(self._device):
-            aside = torch.cuda.Stream()
+            aside = _aside(torch.cuda.current_device())
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UP):

@@ -123,7 +123,8 @@ class Looking:
         """Mean loss of the first so many public records."""
         assert self.public_part is not None
         size, total = min(records, len(self.public_part.labels)), 0.0
-        for chunk in torch.arange(size, device=self.public_part.labels.device).split(self._look_size()):
+        at_once = self.engine.rows or self._look_size()
+        for chunk in torch.arange(size, device=self.public_part.labels.device).split(at_once):
             outputs = self.model(self.public_part.features[chunk])
             total += float(self.engine.loss(outputs, self.public_part.labels[chunk]).double().sum())
         return total / size

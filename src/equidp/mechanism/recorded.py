@@ -263,12 +263,15 @@ class RecordedSteps:
         return total
 
     def _try(self, made: _Recording, draw: Draw, segment: Segment) -> None:
-        """One step both ways from one state; the one afresh counts."""
+        """One step both ways from one state; the one afresh counts.
+
+        Both have as many rows: with others a GPU takes other kernels, and TF32 alone would tell them apart.
+        """
         trainer, before = self._trainer, self._state()
         self._replay(made)
         replayed = self._state()
         self._restore(before)
-        trainer.step_afresh(draw, segment, charged=True)
+        trainer.step_afresh(draw, segment, charged=True, padded=True)
         afresh = self._state()
         for one, other, start in zip(replayed.values, afresh.values, before.values, strict=True):
             moved = (other - start).norm() + TOLERANCE * other.norm()

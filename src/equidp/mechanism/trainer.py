@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -120,12 +121,13 @@ class Trainer(Noising):
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
-        self.sampling = algorithm.sampler.start(self)
-        self.contributing = algorithm.contribution.start(self)
-        self.updating = algorithm.update.start(self)
-        self.accepting = algorithm.acceptance.start(self)
-        self.releasing = algorithm.released_weights.start(self)
-        self.recorded = None if new_recorder is None else RecordedSteps(self, new_recorder, passes=record_passes)
+        run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
+        self.sampling = algorithm.sampler.start(run)
+        self.contributing = algorithm.contribution.start(run)
+        self.updating = algorithm.update.start(run)
+        self.accepting = algorithm.acceptance.start(run)
+        self.releasing = algorithm.released_weights.start(run)
+        self.recorded = None if new_recorder is None else RecordedSteps(run, new_recorder, passes=record_passes)
 
     # ------------------------------------------------------------------------------------------------------ epochs
 
@@ -240,8 +242,11 @@ class Trainer(Noising):
         else:
             self.recorded.step(segment)
 
-    def step_afresh(self, draw: Draw, segment: Segment, *, charged: bool = False) -> None:
-        """A step on these units, whose operations are launched one by one; `charged` where its event is entered."""
+    def step_afresh(self, draw: Draw, segment: Segment, *, charged: bool = False, padded: bool = False) -> None:
+        """A step on these units, whose operations are launched one by one; `charged` where its event is entered.
+
+        `padded`: without privacy, too, on the public number of rows, as a recording has it (`shape.py`).
+        """
         draws = self.chunks(draw)
         batches = [self.batch(draw.units) for draw in draws]
         rollback = None if self.algorithm.acceptance.always else self._rollback()
@@ -250,7 +255,8 @@ class Trainer(Noising):
         if self.algorithm.private:
             total, facts = self._noisy_sum(draws, batches, segment, charged=charged)
         else:
-            total, facts = self._plain_sum(batches), self._facts(0.0, torch.zeros((), device=self.population.device))
+            total = self._plain_sum(batches, padded=padded)
+            facts = self._facts(0.0, torch.zeros((), device=self.population.device))
         self._observe_step(total, facts)
         self.set_gradient(self.updating.direction(total, facts))
         self.set_rate()
@@ -337,11 +343,13 @@ class Trainer(Noising):
         assert total is not None  # an empty batch is one empty chunk
         return total
 
-    def _plain_sum(self, batches: list[Batch]) -> Tensor:
+    def _plain_sum(self, batches: list[Batch], *, padded: bool = False) -> Tensor:
         """Σ g_i by ordinary automatic differentiation: the non-private baseline."""
         total = torch.zeros(self.engine.dimension, device=self.population.device)
         for batch in batches:
-            total += self.engine.plain_sum(batch.features, batch.labels, owners=batch.owners, views=batch.views)
+            total += self.engine.plain_sum(
+                batch.features, batch.labels, owners=batch.owners, views=batch.views, padded=padded
+            )
             if self.diagnostics is not None:
                 norms = self.contributing.norms(batch)
                 self._observe(norms, torch.ones_like(norms), batch)

@@ -46,6 +46,7 @@ class ResNetFinetune(Model):
 
     kinds = ("image",)
     Options = ResNetFinetuneOptions
+    scored_at_once = 128  # small images may be resized to large ones
 
     def __init__(self, schema: Schema, options: ResNetFinetuneOptions) -> None:
         super().__init__(schema, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 
 import torch
@@ -76,6 +77,16 @@ def make_model(schema: Schema, model: ModelSettings, algorithm: Algorithm, seed:
     return build_model(chosen.name, schema, options=chosen.options, seed=derived_seed(seed, "model"))
 
 
+NUMBERS_AT_ONCE = 1 << 24
+"""Of features in one forward pass: 111 images of 3 × 224², for which a ResNet-50 needs up to 5 GB beside a step's."""
+
+
+def scored_at_once(network: nn.Module, features: Tensor) -> int:
+    """How many of these records (`[n, …]`) one forward pass without gradients may have."""
+    most = getattr(network, "scored_at_once", Model.scored_at_once)
+    return max(1, min(most, NUMBERS_AT_ONCE // max(1, math.prod(features.shape[1:]))))
+
+
 @torch.no_grad()
 def predict(network: nn.Module, features: Tensor, schema: Schema | None = None) -> Tensor:
     """Predictions `[n, outputs]` on the CPU, by the schema's task, scored in batches; else class probabilities."""
@@ -84,8 +95,7 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None) 
     features = _resident(features, where)
     was_training = network.training
     network.eval()
-    size = getattr(network, "scored_at_once", Model.scored_at_once)
-    parts = [final(network(chunk.to(where))) for chunk in features.split(size)]
+    parts = [final(network(chunk.to(where))) for chunk in features.split(scored_at_once(network, features))]
     network.train(was_training)
     return torch.cat(parts).cpu()
 
