@@ -59,7 +59,7 @@ Row = dict[str, Any]
 WITH_WEIGHTS = ("backbone", "frozen_backbone", "resnet_finetune")
 """Models that want a file of pretrained weights; their layers are those of others."""
 
-SPEED = [("cnn4", 512), ("logistic", 256), ("cnn_small", 256), ("bilstm", 64), ("resnet9", 64), ("resnet9", 1024)]
+SPEED = [("cnn4", 512), ("resnet9", 64), ("resnet9", 1024), ("cnn_small", 256), ("logistic", 256), ("bilstm", 64)]
 
 
 @dataclasses.dataclass(frozen=True)
