@@ -427,6 +427,8 @@ def _best_opacus(times: Mapping[str, list[float]]) -> dict[str, object]:
         return {}
     best = min(modes, key=lambda k: statistics.median(times[k]))
     found: dict[str, object] = {"opacus_best": best, "opacus_best_over_sgd": ratio(times[best], times["sgd"])[0]}
+    if "graphs:dpsgd" in times:
+        found["opacus_best_over_graphs"] = ratio(times[best], times["graphs:dpsgd"])[0]
     if "ours:dpsgd" in times:
         found["opacus_best_over_ours"] = ratio(times[best], times["ours:dpsgd"])[0]
         for mode in ("hooks", "shipped"):

@@ -117,7 +117,7 @@ def test_a_small_networks_private_step_takes_few_operations(
 def test_a_residual_networks_private_step_takes_at_most_twice_those_of_sgd(size: int, by_kernels: bool) -> None:
     """By torch's operations alone a few more."""
     sgd = of_model("sgd", "resnet9", "cifar10", size)
-    assert of_model("dpsgd", "resnet9", "cifar10", size) <= (2 if by_kernels else 2.4) * sgd
+    assert of_model("dpsgd", "resnet9", "cifar10", size) <= (1.5 if by_kernels else 2.4) * sgd
 
 
 def test_a_resnet50_takes_half_as_many_again_as_sgd(by_kernels: bool) -> None:
@@ -128,7 +128,7 @@ def test_a_resnet50_takes_half_as_many_again_as_sgd(by_kernels: bool) -> None:
             return nn.Sequential(Standardise(schema), resnet("resnet50", norm="frozen"))
 
     sgd = launches("sgd", network(), schema, 64)
-    assert launches("dpsgd", network(), schema, 64) <= (1.25 if by_kernels else 1.5) * sgd
+    assert launches("dpsgd", network(), schema, 64) <= (1.15 if by_kernels else 1.5) * sgd
 
 
 @pytest.mark.parametrize("positions", [96, 128])

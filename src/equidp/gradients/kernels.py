@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -29,6 +29,7 @@ BLOCK = 2048
 MOST = 16  # tensors of one launch
 TILE = 1 << 12  # floats of a group of channels that one program has at a time
 WIDE = 128  # most rows and columns of a gradient that one program forms
+NARROW = 32  # and where products have all digits, as when a model is tried out: else a compiler takes too long for them
 MOST_STAGES = 3
 PROGRAMS = 1 << 9  # that a weighted sum is cut into, where tiles are few
 
@@ -234,7 +235,12 @@ def _multiplied(
     return tl.dot(one, tl.trans(other), total, input_precision=PRECISION)
 
 
-@triton.jit
+# of what is no constant only the number of positions is looked at when a kernel is compiled: whether rows begin at 16
+# bytes. Layers of many sizes then share one.
+GEOMETRY = ("across", "outputs", "channels", "height", "width", "down", "along", "apart", "aside", "top", "left")
+
+
+@partial(triton.jit, do_not_specialize=("stride", "records", *GEOMETRY))
 def _form(
     images, backprops, squares, gradients, stride, lost, records,
     positions, across, outputs, channels, height, width, down, along, apart, aside, top, left,
@@ -258,7 +264,7 @@ def _form(
         tl.store(to, total, mask=(out < outputs)[:, None] & (place < seen)[None, :])
 
 
-@triton.jit
+@partial(triton.jit, do_not_specialize=("records", *GEOMETRY))
 def _weighted(
     images, backprops, weights, sums, records,
     positions, across, outputs, channels, height, width, down, along, apart, aside, top, left,
@@ -321,7 +327,8 @@ class Tiles:
 
     def _sides(self) -> tuple[int, int]:
         sides = (self.kernel.channels[1], self.kernel.fan_in)
-        out, across = (min(max(triton.next_power_of_2(side), 16), WIDE) for side in sides)
+        most = min(WIDE, NARROW) if self.precision == "ieee" else WIDE
+        out, across = (min(max(triton.next_power_of_2(side), 16), most) for side in sides)
         return out, across
 
     def form(self, squares: Tensor, gradients: Tensor | None) -> None:
