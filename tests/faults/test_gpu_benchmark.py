@@ -117,7 +117,8 @@ def test_planted_faults_of_gradients_are_found_each_by_its_own_figure(gpu, monke
     assert long["same for others"]
     other = row(lambda _: 1e-4, 0.0)
     assert not other["ok"]
-    assert other["moved by"] < 1 < 1 + other["norms off"]
+    assert other["norms off"] > 5e-5
+    assert other["moved by"] < 1
     assert not row(lambda _: 0.0, 0.5)["ok"]
 
 
