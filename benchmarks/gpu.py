@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +161,10 @@ def gradients(place: Place) -> Iterator[Row]:
 
 
 def _gradients(place: Place, which: tuple[str, Precision, str]) -> Row:
-    name, precision, tf32 = which
-    torch.manual_seed(0)
-    facts, size = schema(DATA.get(name, "grey")), 8 if place.small else 64
-    records = random_records(facts, size)
+    (name, precision, tf32), size = which, 8 if place.small else 64
+    records, expected = _on_cpu(name, size)
     features, labels = records.features.to(place.device), records.labels.to(place.device)
-    expected = _norms_and_sum(GradientEngine(build_model(name, facts, seed=1), LOSS), records.features, records.labels)
-    model = build_model(name, facts, seed=1).to(place.device)
+    model = build_model(name, records.schema, seed=1).to(place.device)
     layers = sum(1 for layer in model.modules() if list(layer.parameters(recurse=False)))
     engine = GradientEngine(model, LOSS, precision=precision, rows=size)
     with contextlib.nullcontext() if tf32 else as_precise_as_norms():
@@ -187,6 +184,15 @@ def _gradients(place: Place, which: tuple[str, Precision, str]) -> Row:
         "moved by": moved,
         "ok": right and (same or not repeated) and moved <= 1 + 1e-5 * size,
     }
+
+
+@lru_cache(maxsize=1)
+def _on_cpu(name: str, size: int) -> tuple[Records, tuple[Tensor, Tensor]]:
+    """Records for a model, and what the CPU finds of them."""
+    torch.manual_seed(0)
+    facts = schema(DATA.get(name, "grey"))
+    records, model = random_records(facts, size), build_model(name, facts, seed=1)
+    return records, _norms_and_sum(GradientEngine(model, LOSS), records.features, records.labels)
 
 
 def graphs(place: Place) -> Iterator[Row]:
@@ -406,8 +412,8 @@ def _last_run() -> Row:
 
 
 STAGES: dict[str, tuple[Callable[[Place], Iterator[Row]], int]] = {
-    "versions": (versions, 60), "tests": (tests, 260), "gradients": (gradients, 120), "algorithms": (algorithms, 120),
-    "graphs": (graphs, 90),
+    "versions": (versions, 60), "tests": (tests, 260), "gradients": (gradients, 150), "algorithms": (algorithms, 120),
+    "graphs": (graphs, 120),
     "resumed": (resumed, 60), "speed": (speed, 560), "images": (network_of_images, 120), "memory": (memory, 90),
     "runs": (runs, 500),
 }  # fmt: skip
@@ -431,9 +437,9 @@ def _trained(name: str, device: torch.device, *, steps: int, brought: bool = Tru
         new_recorder=partial(CudaGraphs, device) if graphs else None,
     )
     if brought and trainer.sampling.on_host:  # else a GPU's batches are drawn another way than the CPU's
-        drawn = SeededRandom(4, "cpu")
+        drawn, rate = SeededRandom(4, "cpu"), trainer.sampling_rate
         trainer.sampling.draw = lambda: Draw(  # type: ignore[method-assign]
-            sample_on_host(drawn, trainer.sampling_rate, size).to(device)
+            sample_on_host(drawn, rate, size).to(device)
         )
     trainer.run_steps(steps)
     return trainer

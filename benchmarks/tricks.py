@@ -59,8 +59,8 @@ def cost(args: argparse.Namespace) -> None:
     }
     steps = {"none": bench.step("dpsgd")} | {name: bench.step("dpsgd", **more) for name, more in tricks.items()}
     times = speed.Stopwatch(torch.device("cpu"), time.process_time).interleaved(steps, args.rounds, 4)
-    follow = bench.trainer("dpsgd", average=0.999).releasing.follow
-    alone = speed.Stopwatch(torch.device("cpu"), time.process_time).turn(follow, 100)
+    trainer = bench.trainer("dpsgd", average=0.999)  # which its parts do not keep alive
+    alone = speed.Stopwatch(torch.device("cpu"), time.process_time).turn(trainer.releasing.follow, 100)
     print(f"the average alone: {alone * 1e3:.3f} ms")
     print(f"{args.model}, B {args.batch_size}: {statistics.median(times['none']) * 1e3:.2f} ms of the processor")
     for name in tricks:

@@ -17,8 +17,10 @@ from equidp.errors import EquidpError
 
 
 def annealer(lab: Any, **options: Any) -> Any:
-    """The acceptance of a fresh trainer."""
-    return lab.trainer("sa_dpsgd", options).accepting
+    """The acceptance of a fresh trainer, which it would not keep alive by itself."""
+    trainer = lab.trainer("sa_dpsgd", options)
+    trainer.accepting.owner = trainer
+    return trainer.accepting
 
 
 class TestDecision:
@@ -217,18 +219,16 @@ class TestEnergy:
         records = lab.records(40)
         records.features[3] = loss
         options = {"energy": "private", "energy_records": 40, "loss_bound": 2.0}
-        accepting = lab.trainer("sa_dpsgd", options, records=records, public=None).accepting
-        accepting.begin()
-        assert accepting._before[accepting._units == 3].tolist() == [2.0]
+        trainer = lab.trainer("sa_dpsgd", options, records=records, public=None)
+        trainer.accepting.begin()
+        assert trainer.accepting._before[trainer.accepting._units == 3].tolist() == [2.0]
 
     def test_a_loss_below_zero_is_taken_as_zero(self, lab: Any) -> None:
         # else a term could come to more than c, whatever bounds it above
         options = {"energy": "private", "energy_records": 40, "loss_bound": 2.0}
-        accepting = lab.trainer(
-            "sa_dpsgd", options, public=None, loss=lambda outputs, labels: 100 * outputs.sum(1)
-        ).accepting
-        accepting.begin()
-        assert (accepting._before.min(), accepting._before.max()) == (0.0, 2.0)
+        trainer = lab.trainer("sa_dpsgd", options, public=None, loss=lambda outputs, labels: 100 * outputs.sum(1))
+        trainer.accepting.begin()
+        assert (trainer.accepting._before.min(), trainer.accepting._before.max()) == (0.0, 2.0)
 
     @pytest.mark.parametrize("contribution", ["gradient", "record_momentum"])
     def test_a_model_in_which_records_meet_is_refused(self, lab: Any, contribution: str) -> None:

@@ -96,7 +96,7 @@ class Running:
 
 
 class Run(Protocol):
-    """What a running part may ask of the training loop it runs in."""
+    """What a running part may ask of the training loop it runs in, which does not live longer for it."""
 
     combination: Combination
     plan: Plan
