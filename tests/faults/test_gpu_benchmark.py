@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-STAGES = ("versions", "gradients", "algorithms", "graphs", "resumed", "memory", "images")
+IMAGES = pytest.param("images", marks=pytest.mark.slow)
+STAGES = ("versions", "gradients", "algorithms", "graphs", "resumed", "memory", IMAGES)
 
 
 @pytest.fixture
