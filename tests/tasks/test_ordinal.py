@@ -56,6 +56,7 @@ def by_hand(logits: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_reports_each_group_as_one_would_by_hand(project: Path) -> None:
     params = {"dataset": "diabetes_bands", "training.epochs": 30, "training.device": "cpu", "release.documents": True}
     kedro_run(project, "dpsgd", **params)

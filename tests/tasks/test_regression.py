@@ -60,6 +60,7 @@ def by_hand(predicted: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_reports_each_group_as_one_would_by_hand(project: Path) -> None:
     params = {"dataset": "diabetes", "training.epochs": 3, "training.device": "cpu", "release.documents": True}
     kedro_run(project, "dpsgd", **params)
