@@ -137,6 +137,20 @@ def test_options_that_were_left_out_are_noticed(options):
         train_model(request, toy())
 
 
+def test_a_rank_is_asked_for_what_the_process_that_asks_was_asked_for(tmp_path):
+    algorithm, privacy = algorithm_settings("dpsgd_f", OPTIONS).build(), PrivacySettings(noise_multiplier=1.0)
+    training = TrainingSettings(epochs=EPOCHS, batch_size=8, devices=2, class_weights=(1.0, 2.0))
+    plan = plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training)
+    request = TrainingRequest(
+        algorithm, plan, grouping="sex", model=ModelSettings(name="logistic"), privacy=privacy, training=training,
+        seed=5, options=OPTIONS, workplace=tmp_path, resume=True, checkpoint_every=3,
+    )  # fmt: skip
+    there = TrainingRequest.from_dict(json.loads(json.dumps(request.to_dict())))
+    assert there.facts() == request.facts()
+    assert there.to_dict() == request.to_dict()
+    assert (there.workplace, there.resume, there.checkpoint_every) == (tmp_path, True, 3)
+
+
 def test_an_evaluation_that_fails_is_told_to_the_ranks(tmp_path):
     save_file({"w": torch.ones(2)}, tmp_path / WEIGHTS)
     ours, theirs = Pipe()
