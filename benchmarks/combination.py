@@ -22,7 +22,7 @@ from equidp.data.sources import source
 from equidp.data.splitting import split
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import make_model, plan_run, predict, train_model
+from equidp.training import TrainingRequest, make_model, plan_run, predict, train_model
 
 RARE, GROUPS = 8, 10
 T_95 = {5: 2.776, 10: 2.262}
@@ -42,10 +42,11 @@ def scores(algorithm: Algorithm, plan: Plan, rate: float, seed: int) -> tuple[fl
     """Test accuracy, and recall of the rare class, of one run."""
     parts = digits(seed)
     model = ModelSettings(name="mlp")
-    trained = train_model(
-        algorithm, plan, parts, grouping="class", model=model, privacy=PrivacySettings(epsilon=4.0, delta=1e-4),
-        training=settings(rate), seed=seed, progress=False,
+    request = TrainingRequest(
+        algorithm, plan, grouping="class", model=model, privacy=PrivacySettings(epsilon=4.0, delta=1e-4),
+        training=settings(rate), seed=seed,
     )  # fmt: skip
+    trained = train_model(request, parts, progress=False)
     network = make_model(parts.train.schema, model, algorithm, seed)
     network.load_state_dict(trained.weights)
     found = predict(network, parts.test.features).argmax(1)

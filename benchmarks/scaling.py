@@ -33,7 +33,7 @@ from equidp.accounting.plan import segment_at
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema, Split
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import plan_run, prepare, train_model
+from equidp.training import TrainingRequest, plan_run, prepare, train_model
 
 PRIVACY = PrivacySettings(noise_multiplier=1.0, delta=1e-9)
 
@@ -96,16 +96,11 @@ def seconds_per_step(records: int, columns: int, hidden: int, groups: int, batch
     algorithm, training = algorithm_settings("dpsgd_f").build(), settings(batch_size, epochs=epochs)
     split = random_split(records, columns, groups)
     plan = plan_run(algorithm, units=records, groups=groups, privacy=PRIVACY, training=training)
-    prepared = prepare(
-        algorithm,
-        plan,
-        split,
-        grouping="group",
-        model=ModelSettings(name="mlp", options={"hidden": [hidden]}),
-        privacy=PRIVACY,
-        training=training,
-        seed=0,
-    )
+    request = TrainingRequest(
+        algorithm, plan, grouping="group", model=ModelSettings(name="mlp", options={"hidden": [hidden]}),
+        privacy=PRIVACY, training=training, seed=0,
+    )  # fmt: skip
+    prepared = prepare(request, split)
     trainer, times = prepared.trainer, []
     for step in range(steps + 2):
         begun = time.process_time()
@@ -152,18 +147,11 @@ def ranks(counts: list[int], epochs: int) -> None:
             seen[1].append(processor_time(seen[2]))
             return {}
 
-        train_model(
-            algorithm,
-            plan,
-            split,
-            grouping="class",
-            model=ModelSettings(name="cnn_small"),
-            privacy=PRIVACY,
-            training=training,
-            seed=0,
-            on_epoch=on_epoch,
-            progress=False,
-        )
+        request = TrainingRequest(
+            algorithm, plan, grouping="class", model=ModelSettings(name="cnn_small"), privacy=PRIVACY,
+            training=training, seed=0,
+        )  # fmt: skip
+        train_model(request, split, on_epoch=on_epoch, progress=False)
         spent = [b - a for a, b in itertools.pairwise(arrivals)]
         work = [b - a for a, b in itertools.pairwise(busy)]
         row = {"ranks": count, "first_epoch_s": round(spent[0], 1), "epoch_s": round(statistics.median(spent[1:]), 2)}

@@ -28,7 +28,7 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.optimizers import Descent
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import make_model, plan_run, predict, train_model
+from equidp.training import TrainingRequest, make_model, plan_run, predict, train_model
 
 CROPS: dict[str, Any] = {"augmentation_kinds": "crop", "augmentation_padding": 1}
 GAINS: dict[str, dict[str, Any]] = {
@@ -100,10 +100,10 @@ def scores(
 ) -> tuple[float, float]:
     """Of one run."""
     model = ModelSettings(name=name)
-    trained = train_model(
-        algorithm, plan, parts, grouping="class", model=model, privacy=privacy, training=training, seed=seed,
-        progress=False,
-    )  # fmt: skip
+    request = TrainingRequest(
+        algorithm, plan, grouping="class", model=model, privacy=privacy, training=training, seed=seed
+    )
+    trained = train_model(request, parts, progress=False)
     network = make_model(parts.train.schema, model, algorithm, seed)
     network.load_state_dict(trained.weights)
     right = predict(network, parts.test.features).argmax(1) == parts.test.labels

@@ -34,7 +34,7 @@ from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records, Schema, Split
 from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import conclude, plan_run, predict, prepare
+from equidp.training import TrainingRequest, conclude, plan_run, predict, prepare
 
 FORMAT = "equidp unchanged 1"
 LIBRARIES = ("dp-accounting", "kymatio", "llvmlite", "numpy", "opacus", "pandas", "scipy", "torch")
@@ -170,11 +170,12 @@ def observed(case: Case) -> dict[str, str]:
         test=records(case.kind, TEST, SEED + 1),
         public=records(case.kind, PUBLIC, SEED + 2),
     )
-    prepared = prepare(
-        algorithm, plan_run(algorithm, privacy=privacy, **facts), split, grouping="class",
+    request = TrainingRequest(
+        algorithm, plan_run(algorithm, privacy=privacy, **facts), grouping="class",
         model=ModelSettings(name=case.model, options=dict(case.model_options)), privacy=privacy, training=training,
         seed=SEED,
     )  # fmt: skip
+    prepared = prepare(request, split)
     trained = conclude(prepared, prepared.run(None, progress=False))
     trainer, stated = prepared.trainer, trained.privacy
     found |= {name: repr(stated[name]) for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}

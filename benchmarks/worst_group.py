@@ -37,7 +37,7 @@ from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.mechanism.algorithm import Algorithm
 from equidp.models import features, model_features
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import make_model, plan_run, predict, train_model, units_in
+from equidp.training import TrainingRequest, make_model, plan_run, predict, train_model, units_in
 
 HERE = Path(__file__).parent
 PLAN, RECORDS = HERE / "worst_group.yml", HERE / "worst_group"
@@ -202,18 +202,11 @@ def trained(cell: Cell) -> dict[str, Any]:
             groups,
         )
         privacy = PrivacySettings(noise_multiplier=noise, delta=privacy.delta)
-    found = train_model(
-        algorithm,
-        _plan(algorithm, privacy, training, units, groups),
-        parts,
-        grouping=grouping,
-        model=model,
-        privacy=privacy,
-        training=training,
-        seed=cell.seed,
-        options=settings["options"],
-        progress=False,
-    )
+    request = TrainingRequest(
+        algorithm, _plan(algorithm, privacy, training, units, groups), grouping=grouping, model=model, privacy=privacy,
+        training=training, seed=cell.seed, options=settings["options"],
+    )  # fmt: skip
+    found = train_model(request, parts, progress=False)
     spent = found.privacy["epsilon"]
     if algorithm.private and spent > cell.epsilon * 1.0001:
         raise SystemExit(f"{cell}: its ledger comes to ε {spent}, above {cell.epsilon}.")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -155,19 +159,33 @@ def summary(kind: type) -> str:
 
 def block(prefix: str, *kinds: type[BaseModel], names: Iterable[str] | None = None) -> str:
     """One table of the fields of these classes; of some only, where names are given."""
-    fields = {
-        name: field for kind in kinds for name, field in kind.model_fields.items() if names is None or name in names
-    }
-    rows = [row for name, field in fields.items() for row in rows_of(f"{prefix}.{name}", field)]
+    rows = [row for kind in kinds for row in rows_of(prefix, kind, names)]
     return "\n".join([f"## `{prefix}`", "", "| setting | default | what it is |", "|---|---|---|", *rows, ""])
 
 
-def rows_of(name: str, field: FieldInfo) -> list[str]:
-    """A setting's row, or the rows of the settings below it."""
-    if isinstance(field.default, BaseModel):
-        below = type(field.default).model_fields
-        return [row for key, one in below.items() for row in rows_of(f"{name}.{key}", one)]
-    return [f"| `{name}` | {default(field)} | {told(field)} |"]
+def rows_of(prefix: str, kind: type[BaseModel], names: Iterable[str] | None = None) -> list[str]:
+    """A row for each field of a class, or the rows of the settings below it."""
+    rows, told = [], sentences(kind)
+    for name, field in kind.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            rows += rows_of(f"{prefix}.{name}", type(field.default))
+        elif names is None or name in names:
+            rows.append(f"| `{prefix}.{name}` | {default(field)} | {told_text(told.get(name, ''))} |")
+    return rows
+
+
+def sentences(kind: type) -> dict[str, str]:
+    """What stands below each field in the source. Pydantic would read it too, whenever the package is imported."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        if one.__module__.startswith("equidp"):
+            (written,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+            assert isinstance(written, ast.ClassDef)
+            for field, below in itertools.pairwise(written.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    text = below.value if isinstance(below, ast.Expr) else None
+                    found[field.target.id] = str(text.value) if isinstance(text, ast.Constant) else ""
+    return found
 
 
 def default(field: FieldInfo) -> str:
@@ -180,11 +198,6 @@ def default(field: FieldInfo) -> str:
     if value == "":
         return ""
     return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def told(field: FieldInfo) -> str:
-    """The field's own sentence, on one line of a table."""
-    return told_text(field.description or "")
 
 
 def told_text(text: str) -> str:

@@ -39,7 +39,7 @@ from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.sweep.grid import choose_grid
 from equidp.sweep.project import Project
-from equidp.training import make_model, plan_run, predict, train_model, units_in
+from equidp.training import TrainingRequest, make_model, plan_run, predict, train_model, units_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,18 +143,11 @@ def trained(settings: Mapping[str, Any], name: str, raw: Path) -> tuple[Split, T
     algorithm = algorithm_settings(name, options).build()
     _, names = parts.train.grouping(grouping)
     asked = (json.dumps(of) for of in (options, settings["privacy"], settings["training"]))
-    found = train_model(
-        algorithm,
-        plan_of(name, *asked, units_in(parts.train, privacy), len(names)),
-        parts,
-        grouping=grouping,
-        model=model,
-        privacy=privacy,
-        training=training,
-        seed=seed,
-        options=options,
-        progress=False,
-    )
+    request = TrainingRequest(
+        algorithm, plan_of(name, *asked, units_in(parts.train, privacy), len(names)), grouping=grouping, model=model,
+        privacy=privacy, training=training, seed=seed, options=options,
+    )  # fmt: skip
+    found = train_model(request, parts, progress=False)
     network = make_model(parts.train.schema, model, algorithm, seed)
     network.load_state_dict(found.weights)
     return parts, predict(network, parts.test.features)

@@ -7,6 +7,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_j
 from tests.pretended import as_on_gpu, pretended_gpu
 
 
+@pytest.mark.slow
 def test_a_run_on_a_gpu_says_what_the_cpus_says(project):
     settings = {
         **QUICK,

@@ -11,7 +11,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.data.splitting import split
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import plan_run, train_model
+from equidp.training import TrainingRequest, plan_run, train_model
 
 
 def test_a_history_after_a_crash_counts_steps_that_were_charged_again(tmp_path: Path, power_cut: Any) -> None:
@@ -28,10 +28,11 @@ def test_a_history_after_a_crash_counts_steps_that_were_charged_again(tmp_path: 
     plan = plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=training)
 
     def run(*, resume: bool):
-        return train_model(
-            algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
-            training=training, seed=0, workplace=tmp_path, resume=resume, checkpoint_every=1, progress=False,
+        request = TrainingRequest(
+            algorithm, plan, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+            training=training, seed=0, workplace=tmp_path, resume=resume, checkpoint_every=1,
         )  # fmt: skip
+        return train_model(request, parts, progress=False)
 
     with power_cut(after=20):
         run(resume=False)

@@ -263,7 +263,8 @@ kedro_run(Path(sys.argv[1]), "dpsgd", **QUICK)
 
 
 # before MLflow has forgotten the run, and after
-@pytest.mark.parametrize("when", [pytest.param("collect", marks=pytest.mark.slow), "end"])
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["collect", "end"])
 def test_ctrl_c_again_while_the_process_ends(project: Path, when: str) -> None:
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     command = [sys.executable, "-c", PRESSED_AGAIN, str(project), when]

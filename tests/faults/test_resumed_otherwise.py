@@ -16,7 +16,17 @@ from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema, Split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import Prepared, Trained, forget, make_model, plan_run, preparation, prepare, train_model
+from equidp.training import (
+    Prepared,
+    Trained,
+    TrainingRequest,
+    forget,
+    make_model,
+    plan_run,
+    preparation,
+    prepare,
+    train_model,
+)
 from equidp.training.checkpoint import JOURNAL_FILE
 from equidp.training.digests import fingerprint, initial_state
 from equidp.training.journal import Journal
@@ -50,11 +60,11 @@ def live(
     privacy = PrivacySettings(noise_multiplier=1.0, unit="unit", secure=secure)
     training = TrainingSettings(**{"epochs": 3, "batch_size": 10, "device": "cpu"} | changes)
     plan = plan_run(algorithm, units=60, groups=2, privacy=privacy, training=training)
-    return train_model(
-        algorithm, plan, parts, grouping=grouping, model=ModelSettings(name="logistic"), privacy=privacy,
-        training=training, seed=0, options=options, workplace=folder, resume=resume,
-        checkpoint_every=checkpoint_every, progress=False,
+    request = TrainingRequest(
+        algorithm, plan, grouping=grouping, model=ModelSettings(name="logistic"), privacy=privacy, training=training,
+        seed=0, options=options, workplace=folder, resume=resume, checkpoint_every=checkpoint_every,
     )  # fmt: skip
+    return train_model(request, parts, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +148,12 @@ def test_a_file_that_the_model_starts_from(tmp_path: Path, power_cut: Any) -> No
 
     def live(scale: float, *, resume: bool) -> Trained:
         vectors.write_text("".join(f"w{i} {scale * i} {scale}\n" for i in range(30)))
-        return train_model(
-            algorithm, plan_run(algorithm, units=40, groups=2, privacy=privacy, training=training),
-            Split(words, words, words.take(torch.arange(0))), grouping="class",
+        request = TrainingRequest(
+            algorithm, plan_run(algorithm, units=40, groups=2, privacy=privacy, training=training), grouping="class",
             model=ModelSettings(name="bilstm", options=options), privacy=privacy, training=training, seed=0,
-            workplace=tmp_path / "kept", resume=resume, progress=False,
+            workplace=tmp_path / "kept", resume=resume,
         )  # fmt: skip
+        return train_model(request, Split(words, words, words.take(torch.arange(0))), progress=False)
 
     with power_cut(after=2):
         live(0.1, resume=False)
@@ -252,10 +262,11 @@ def test_a_new_life_shares_no_dropout_with_the_one_before(tmp_path: Path, monkey
         algorithm = algorithm_settings("dpsgd", {}).build()
         privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=3, batch_size=10)
         plan = plan_run(algorithm, units=120, groups=2, privacy=privacy, training=training)
-        found = prepare(
-            algorithm, plan, PARTS, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+        request = TrainingRequest(
+            algorithm, plan, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
             training=training, seed=0, workplace=tmp_path, resume=resume,
         )  # fmt: skip
+        found = prepare(request, PARTS)
         if resume:
             found.trainer.load_state_dict(found.keeper.saved.state)
         return found
@@ -286,10 +297,11 @@ def test_recorded_passes_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Mo
         training = TrainingSettings(epochs=3, batch_size=10, cuda_graphs=recorded)
         plan = plan_run(algorithm, units=120, groups=2, privacy=privacy, training=training)
         for resume in (False, True):
-            life = prepare(
-                algorithm, plan, PARTS, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+            request = TrainingRequest(
+                algorithm, plan, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
                 training=training, seed=0, workplace=folder, resume=resume,
             )  # fmt: skip
+            life = prepare(request, PARTS)
             life.trainer.run_steps(3)
             life.keeper.close()
         return life.keeper.renewed

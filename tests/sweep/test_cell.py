@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from types import SimpleNamespace
 
@@ -144,7 +145,7 @@ def test_two_sweeps_do_not_run_a_cell_at_once(make_job, calls):
     job = make_job()
     job.cell.folder.mkdir(parents=True)
     lock = job.cell.folder / "sweep.lock"
-    other = multiprocessing.get_context("spawn").Process(target=_hold, args=(lock, 0.5))
+    other = threading.Thread(target=_hold, args=(lock, 0.5))
     other.start()
     while not lock.with_suffix(".held").exists():
         time.sleep(0.02)

@@ -122,6 +122,7 @@ def test_a_cell_of_the_same_settings_in_another_project_runs_too(client, make_jo
     assert (there.cell.folder / "times").exists()
 
 
+@pytest.mark.slow
 def test_a_cell_outlives_its_worker(client, make_job, monkeypatch):
     monkeypatch.setattr(fanout, "run_cell", die_once)
     job = make_job("a")

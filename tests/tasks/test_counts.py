@@ -15,7 +15,7 @@ from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.tasks import task_of
-from equidp.training import plan_run, predict, prepare, units_in
+from equidp.training import TrainingRequest, plan_run, predict, prepare, units_in
 
 OPTIONS = {
     "path": "visits.csv",
@@ -41,7 +41,7 @@ def test_each_group_is_measured_as_one_would_by_hand(tmp_path: Path) -> None:
     algorithm, training = algorithm_settings("dpsgd", {}).build(), TrainingSettings(batch_size=32, learning_rate=0.1)
     plan = plan_run(algorithm, units=units_in(parts.train, privacy), groups=2, privacy=privacy, training=training)
     settings = {"grouping": "ward", "model": ModelSettings(name="logistic"), "privacy": privacy, "training": training}
-    trainer = prepare(algorithm, plan, parts, seed=0, **settings).trainer
+    trainer = prepare(TrainingRequest(algorithm, plan, seed=0, **settings), parts).trainer
     trainer.train(progress=False)
     network, test = trainer.released_model(), parts.test
     groups = {"ward": (test.groups["ward"].numpy(), ("A", "B"))}

@@ -19,7 +19,7 @@ from equidp.evaluation.ordinal import evaluate
 from equidp.models.weights import load_weights
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings, resolve
 from equidp.tasks import task_of
-from equidp.training import groups_of, plan_run, prepare, units_in
+from equidp.training import TrainingRequest, groups_of, plan_run, prepare, units_in
 
 BANDS = ("under 100", "100-179", "180-259", "260 and over")
 OPTIONS = {
@@ -56,6 +56,7 @@ def by_hand(logits: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_reports_each_group_as_one_would_by_hand(project: Path) -> None:
     params = {"dataset": "diabetes_bands", "training.epochs": 30, "training.device": "cpu", "release.documents": True}
     kedro_run(project, "dpsgd", **params)
@@ -149,10 +150,11 @@ def test_algorithms_train_on_ordered_classes_or_say_that_they_are_for_others() -
         algorithm = algorithm_settings(name, {}).build()
         parts = split(patients(), seed=0, public_fraction=0.2 if algorithm.needs_public else 0.0)
         plan = plan_run(algorithm, units=units_in(parts.train, privacy), groups=4, privacy=privacy, training=training)
-        trainer = prepare(
-            algorithm, plan, parts, seed=0, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+        request = TrainingRequest(
+            algorithm, plan, seed=0, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
             training=training,
-        ).trainer  # fmt: skip
+        )  # fmt: skip
+        trainer = prepare(request, parts).trainer
         before = trainer.engine.flatten().clone()
         trainer.train(progress=False)
         after = trainer.engine.flatten()

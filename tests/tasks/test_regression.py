@@ -26,7 +26,7 @@ from equidp.models.weights import load_weights, network_of
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings, resolve
 from equidp.sweep.summary import Row, averaged, print_table, table_of
 from equidp.tasks import task_of
-from equidp.training import groups_of, plan_run, predict, prepare, units_in
+from equidp.training import TrainingRequest, groups_of, plan_run, predict, prepare, units_in
 
 OPTIONS = {
     "path": "t.csv",
@@ -60,6 +60,7 @@ def by_hand(predicted: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_reports_each_group_as_one_would_by_hand(project: Path) -> None:
     params = {"dataset": "diabetes", "training.epochs": 3, "training.device": "cpu", "release.documents": True}
     kedro_run(project, "dpsgd", **params)
@@ -117,7 +118,7 @@ def test_an_algorithm_trains_on_numbers_or_says_that_it_needs_classes(name: str)
         return
     plan = plan_run(algorithm, units=units_in(parts.train, privacy), groups=2, privacy=privacy, training=training)
     settings = {"grouping": "sex", "model": ModelSettings(name="logistic"), "privacy": privacy, "training": training}
-    trainer = prepare(algorithm, plan, parts, seed=0, **settings).trainer
+    trainer = prepare(TrainingRequest(algorithm, plan, seed=0, **settings), parts).trainer
     before = trainer.engine.flatten().clone()
     trainer.train(progress=False)  # without the statement of ε, which takes longer than all else
     after = trainer.engine.flatten()

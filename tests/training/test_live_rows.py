@@ -11,7 +11,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.data.records import Records, Schema
 from equidp.data.splitting import split
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import plan_run, train_model
+from equidp.training import TrainingRequest, plan_run, train_model
 from equidp.training.conclusion import Trained
 
 
@@ -27,19 +27,16 @@ def trained(privacy: PrivacySettings, name: str) -> tuple[Trained, list[dict[str
     algorithm = algorithm_settings(name).build()
     training = TrainingSettings(epochs=3, batch_size=50, device="cpu")
     told: list[dict[str, float]] = []
-    finished = train_model(
-        algorithm,
-        plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=training),
-        parts,
-        grouping="class",
-        model=ModelSettings(name="logistic"),
-        privacy=privacy,
-        training=training,
-        seed=0,
-        on_epoch=lambda row, network: told.append(dict(row)) or {"seen": float(len(told))},
-        progress=False,
-    )
-    return finished, told
+    request = TrainingRequest(
+        algorithm, plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=training),
+        grouping="class", model=ModelSettings(name="logistic"), privacy=privacy, training=training, seed=0,
+    )  # fmt: skip
+
+    def tell(row: dict[str, float], network: torch.nn.Module) -> dict[str, float]:
+        told.append(dict(row))
+        return {"seen": float(len(told))}
+
+    return train_model(request, parts, on_epoch=tell, progress=False), told
 
 
 def test_an_epochs_row_calls_groups_by_their_names_as_the_history_does() -> None:

@@ -25,7 +25,7 @@ from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_report
-from equidp.training import digests, plan_run, privacy_statement, record_loss, train_model
+from equidp.training import TrainingRequest, digests, plan_run, privacy_statement, record_loss, train_model
 from equidp.training.conclusion import Trained
 
 CPU = torch.device("cpu")
@@ -76,21 +76,11 @@ def test_a_ledger_that_is_not_the_plans_has_no_epsilon(spent: tuple[Event, ...])
 
 
 def test_to_resume_without_a_workplace_is_no_second_training_in_silence() -> None:
-    records = Records(
-        torch.zeros(150, 2), torch.zeros(150, dtype=torch.int64), {}, Schema("toy", "tabular", (2,), ("a",), {})
-    )
     with pytest.raises(EquidpError, match="resume=True needs the workplace"):
-        train_model(
-            algorithm_settings("dpsgd").build(),
-            PLAN,
-            split(records, seed=0),
-            grouping="class",
-            model=ModelSettings(name="logistic"),
-            privacy=PrivacySettings(noise_multiplier=1.0),
-            training=TrainingSettings(),
-            seed=0,
-            resume=True,
-        )
+        TrainingRequest(
+            algorithm_settings("dpsgd").build(), PLAN, grouping="class", model=ModelSettings(name="logistic"),
+            privacy=PrivacySettings(noise_multiplier=1.0), training=TrainingSettings(), seed=0, resume=True,
+        )  # fmt: skip
 
 
 def test_steps_that_a_crash_has_charged_twice_are_in_epsilon() -> None:
@@ -112,10 +102,11 @@ def test_the_history_of_a_run_that_stops_early_ends_in_its_epsilon() -> None:
     algorithm = algorithm_settings("sa_dpsgd", options).build()
     privacy, settings = PrivacySettings(noise_multiplier=1.0), TrainingSettings(epochs=8, batch_size=24, device="cpu")
     plan = plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=settings)
-    trained = train_model(
-        algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
-        training=settings, seed=0, progress=False,
+    request = TrainingRequest(
+        algorithm, plan, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy, training=settings,
+        seed=0,
     )  # fmt: skip
+    trained = train_model(request, parts, progress=False)
     path, capped = trained.history["epsilon"], [Event.from_dict(event) for event in trained.privacy["charged"]]
     assert len(path) < 5
     assert capped == [Event(1 / 6, 1.0, 30)]
@@ -134,10 +125,11 @@ def test_an_energy_of_test_records_is_told_and_refused_where_a_run_is_released()
         privacy = PrivacySettings(noise_multiplier=1.0, secure=secure)
         algorithm = algorithm_settings("sa_dpsgd", {"energy_records": 16, "energy": energy}).build()
         plan = plan_run(algorithm, units=len(parts.train), groups=2, privacy=privacy, training=settings)
-        return train_model(
-            algorithm, plan, parts, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
-            training=settings, seed=0, progress=False,
+        request = TrainingRequest(
+            algorithm, plan, grouping="class", model=ModelSettings(name="logistic"), privacy=privacy,
+            training=settings, seed=0,
         )  # fmt: skip
+        return train_model(request, parts, progress=False)
 
     by_test, by_public = trained("test", parts), trained("public", dataclasses.replace(parts, public=parts.test))
     assert by_test.history.equals(by_public.history)  # the same decisions

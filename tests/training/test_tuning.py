@@ -14,12 +14,14 @@ from equidp.accounting.calibration import divergences
 from equidp.accounting.dataset_ledger import DatasetLedger
 from equidp.accounting.events import Event
 from equidp.accounting.trials import Trials
+from equidp.data.records import Split
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.evaluation.histogram import Noised
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.tune import nodes
+from equidp.training import TrainingRequest
 from equidp.training.checkpoint import Checkpointer
 from equidp.training.tuning import beyond_plan, plan_tuning, score
 
@@ -169,11 +171,11 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     honest = nodes.train_model
     begun = []
 
-    def killed(*args: Any, **more: Any) -> Any:
-        begun.append(more["workplace"])
+    def killed(request: TrainingRequest, parts: Split) -> Any:
+        begun.append(request.workplace)
         if len(begun) == 2:
             raise Crash
-        return honest(*args, **more)
+        return honest(request, parts)
 
     monkeypatch.setattr(nodes, "train_model", killed)
     place = tmp_path / "killed"

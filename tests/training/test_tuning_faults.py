@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from equidp.accounting.dataset_ledger import DatasetLedger
+from equidp.data.records import Split
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.mechanism.secure import SecureRandom
 from equidp.parameters import Settings, resolve
 from equidp.pipelines.tune import nodes
-from equidp.training import conclusion
+from equidp.training import TrainingRequest, conclusion
 from equidp.training.charging import CHARGED
 from equidp.training.checkpoint import JOURNAL_FILE
 from equidp.training.tuning import plan_tuning
@@ -55,9 +56,10 @@ def life(place: Path, death: str, resume: bool) -> None:
         if at == death:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def training(*args: Any, workplace: Path, **more: Any) -> Any:
-        trial[0] = place / f"{workplace.name}.steps"
-        found = train(*args, workplace=workplace, **more)
+    def training(request: TrainingRequest, parts: Split) -> Any:
+        assert request.workplace is not None
+        trial[0] = place / f"{request.workplace.name}.steps"
+        found = train(request, parts)
         trial[0] = Path()
         return found
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import chain
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,15 @@ Precision = Literal["float32", "bf16"]
 
 Iterate = tuple[Tensor | None, float]
 """A flat `[d]` vector of parameters, or None for the current ones, and the coefficient of the gradients there."""
+
+
+class Asked(TypedDict, total=False):
+    """What `norms` may be asked for beside one gradient a record; `GradientEngine.norms` says what it means."""
+
+    owners: Tensor | None
+    iterates: Sequence[Iterate] | None
+    views: int
+
 
 NOTHING = contextlib.nullcontext()
 FEW_FLOATS = 1 << 17
@@ -79,16 +88,9 @@ class BookKeeping:
         """Where the parameters are."""
         return self.parameters[0].device
 
-    def norms(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        owners: Tensor | None = None,
-        iterates: Sequence[Iterate] | None = None,
-        views: int = 1,
-    ) -> Tensor:
+    def norms(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
         """As `GradientEngine.norms`, without trying the model out."""
+        owners, iterates, views = asked.get("owners"), asked.get("iterates"), asked.get("views", 1)
         refuse_autocast(self.autocast_kind)
         self.clear()
         self._records, self._views = len(labels), views

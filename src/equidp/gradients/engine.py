@@ -5,13 +5,14 @@ The work is done in `bookkeeping.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
-from equidp.gradients.bookkeeping import BookKeeping, Iterate, Precision
+from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision
 from equidp.gradients.losses import Loss
 from equidp.gradients.precision import refuse_short_products
 from equidp.gradients.probe import probe
@@ -72,15 +73,7 @@ class GradientEngine:
         for _, layer in self.passes.batch_norms:
             layer.eval()
 
-    def norms(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        owners: Tensor | None = None,
-        iterates: Sequence[Iterate] | None = None,
-        views: int = 1,
-    ) -> Tensor:
+    def norms(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
         """Per-record l2 norms over all trainable parameters; keeps what `weighted_sum` needs.
 
         Args:
@@ -101,8 +94,8 @@ class GradientEngine:
                 digits, for a layer called in a way that cannot be followed, or if a model's first batch shows that
                 its gradients would be wrong (`probe.py`).
         """
-        self.try_out(features if views == 1 else features[: len(labels)], labels)
-        return self._asked.norms(features, labels, owners=owners, iterates=iterates, views=views)
+        self.try_out(features if asked.get("views", 1) == 1 else features[: len(labels)], labels)
+        return self._asked.norms(features, labels, **asked)
 
     def try_out(self, features: Tensor, labels: Tensor) -> None:
         """Before a model is first used on private records: is each one's gradient its own? The last batch is forgotten.

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import torch
 from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.gradients.bookkeeping import BookKeeping, Iterate
+from equidp.gradients.bookkeeping import Asked, BookKeeping
 from equidp.gradients.probe import TOLERANCE
 from equidp.system.threads import GLOBAL_RANDOM
 
@@ -143,26 +143,19 @@ class Recordings:
         self._last = torch.zeros(0)
         self._replayed = False  # the norms that were asked for last
 
-    def norms(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        owners: Tensor | None = None,
-        iterates: Sequence[Iterate] | None = None,
-        views: int = 1,
-    ) -> Tensor:
+    def norms(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
         """As of the passes; units, other iterates, several views and other numbers of rows are computed afresh.
 
         Raises:
             EquidpError: for passes that cannot be recorded, or come to something else when replayed.
         """
         self._passes.clear()
-        self._replayed = len(features) > 0 and owners is None and iterates is None and views == 1
+        plain = asked.get("owners") is None and asked.get("iterates") is None and asked.get("views", 1) == 1
+        self._replayed = plain and len(features) > 0
         recording = self._recording(features, labels) if self._replayed else None
         if recording is None or recording.rows != len(features):
             self._replayed = False
-            return self._passes.norms(features, labels, owners=owners, iterates=iterates, views=views)
+            return self._passes.norms(features, labels, **asked)
         found = recording.norms(features, labels)
         if recording.on_trial:
             expected = self._passes.norms(features, labels)  # their own sum needs what they keep, too

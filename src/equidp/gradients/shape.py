@@ -13,12 +13,12 @@ multiple of the rows: only its own gradient depends on how many.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from equidp.gradients.bookkeeping import BookKeeping, Iterate
+from equidp.gradients.bookkeeping import Asked, BookKeeping
 from equidp.gradients.recording import Recordings
 
 OVERFLOW = 2.5
@@ -51,26 +51,18 @@ class FixedRows:
         self._found = 0  # units of the last batch
         self._weights = 0  # and rows that its weights have
 
-    def norms(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        owners: Tensor | None = None,
-        iterates: Sequence[Iterate] | None = None,
-        views: int = 1,
-    ) -> Tensor:
+    def norms(self, features: Tensor, labels: Tensor, **asked: Unpack[Asked]) -> Tensor:
         """As of the passes."""
-        records = len(labels)
+        records, owners = len(labels), asked.get("owners")
         if records:
-            features = torch.cat([padded(view, self.rows) for view in features.chunk(views)])
+            features = torch.cat([padded(view, self.rows) for view in features.chunk(asked.get("views", 1))])
             labels = padded(labels, self.rows)
         nobody = owners is not None and len(labels) > records  # one more unit, of no record
         if owners is not None and nobody:
             longer = (owners[-1:] + 1).expand(len(labels)).clone()
             longer[:records].copy_(owners)
-            owners = longer
-        found = self.passes.norms(features, labels, owners=owners, iterates=iterates, views=views)
+            asked["owners"] = longer
+        found = self.passes.norms(features, labels, **asked)
         self._weights = len(found)
         self._found = records if owners is None else len(found) - nobody
         return found[: self._found]

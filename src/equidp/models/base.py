@@ -20,7 +20,7 @@ SIGMOID_SETTINGS = frozenset({"scale", "temperature", "offset"})
 class ModelOptions(Declared):
     """Options every model has (`model.options.*`)."""
 
-    model_config = ConfigDict(protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(protected_namespaces=())
 
     paths: ClassVar[tuple[str, ...]] = ()
     """Names of the options that may be the path of a file."""

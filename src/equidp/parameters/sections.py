@@ -36,7 +36,7 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 class Block(Declared, BaseModel):  # the second for ruff, which knows by it that a default of {} is copied
     """A block of settings; frozen, and refusing keys it does not know."""
 
-    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 def _as_text(value: Any) -> Any:
@@ -327,8 +327,6 @@ class ModelSettings(Block):
 
 class AuditSettings(Declared):
     """What is audited and how hard. A count of 0 leaves that attack out."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     gradient_canaries: Count = 10_000
     """Canaries with a prescribed gradient each; fewer than some thousands find no ordinary fault."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 import torch
 from numpy.typing import NDArray
@@ -21,6 +21,16 @@ from equidp.gradients.losses import Loss
 
 Figures = Mapping[str, float | None]
 """Count and metrics of some records."""
+
+Best = Mapping[str, Literal["lowest", "nearest to 0"]]
+"""Of a metric, which value is best; the highest where nothing is said."""
+
+
+class LossOptions(TypedDict, total=False):
+    """Settings of a loss; those that are none of its own have no effect."""
+
+    class_weights: tuple[float, ...] | None
+    huber_delta: float
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,7 @@ class Task(ABC):
         measured_by: the module of `evaluation` that takes predictions as they are, with `cost_intervals` and `live`.
         metrics: measured overall and in every group, in the order they are shown.
         main: the one by which groups are compared and the cost of privacy is told.
-        best: of each metric, whether the highest, the lowest or the value nearest to 0 is best; the highest where
-            nothing is said.
+        best: of each metric, which value is best.
         most: the highest possible value of the main metric; 0 is the lowest.
         costs: those whose cost of privacy is shown of every group, the main one's first; classes have an `excess_loss`.
         beside: metrics shown of every group beside the main one where several models are compared.
@@ -58,7 +67,7 @@ class Task(ABC):
     measured_by: ClassVar[ModuleType]
     metrics: ClassVar[tuple[str, ...]]
     main: ClassVar[str]
-    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {}
+    best: ClassVar[Best] = {}
     most: ClassVar[float] = math.inf
     costs: ClassVar[tuple[str, ...]]
     beside: ClassVar[tuple[str, ...]]
@@ -83,15 +92,8 @@ class Task(ABC):
         return name or cls.losses[0]
 
     @abstractmethod
-    def loss(
-        self,
-        name: str,
-        device: torch.device | str,
-        *,
-        class_weights: tuple[float, ...] | None = None,
-        huber_delta: float = 0.1,
-    ) -> Loss:
-        """The loss of each record on its own; settings that are none of the loss's have no effect.
+    def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:
+        """The loss of each record on its own.
 
         Never a weighted *mean*: its denominator would couple the records and break the sensitivity.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Unpack
 
 import torch
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from equidp.evaluation import metrics
 from equidp.evaluation.intervals import Groups
 from equidp.evaluation.live import live_metrics
 from equidp.gradients.losses import CrossEntropy, Loss
-from equidp.tasks.base import Task, Words
+from equidp.tasks.base import Best, LossOptions, Task, Words
 
 CROSS_ENTROPY: Loss = CrossEntropy()
 
@@ -47,7 +47,7 @@ class Classification(Task):
     measured_by: ClassVar[ModuleType] = metrics
     metrics = metrics.METRICS
     main = "accuracy"
-    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"loss": "lowest", "calibration_error": "lowest"}
+    best: ClassVar[Best] = {"loss": "lowest", "calibration_error": "lowest"}
     most = 1.0
     costs = ("accuracy", "excess_loss")
     beside = ("auroc",)
@@ -57,16 +57,9 @@ class Classification(Task):
     undefined_means = "no test record, or one class only. Within a class, accuracy is its recall"
     intervals_are = "Wilson's of accuracies and Newcombe's of differences"
 
-    def loss(
-        self,
-        name: str,
-        device: torch.device | str,
-        *,
-        class_weights: tuple[float, ...] | None = None,
-        huber_delta: float = 0.1,
-    ) -> Loss:
+    def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:
         """Cross-entropy."""
-        return record_loss(class_weights, self.schema.classes, device)
+        return record_loss(options.get("class_weights"), self.schema.classes, device)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Softmax."""

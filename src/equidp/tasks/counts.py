@@ -9,15 +9,14 @@ loss infinite, and nothing is learnt from private records about the range. A rec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from equidp.evaluation import regression
 from equidp.gradients.losses import Loss
-from equidp.tasks.base import Words
+from equidp.tasks.base import Best, LossOptions, Words
 from equidp.tasks.regression import Regression
 
 LEAST = 1e-3
@@ -30,20 +29,13 @@ class Counts(Regression):
     name = "counts"
     losses: ClassVar[tuple[str, ...]] = ("poisson",)
     metrics: ClassVar[tuple[str, ...]] = regression.COUNT_METRICS
-    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {**Regression.best, "deviance": "lowest"}
+    best: ClassVar[Best] = {**Regression.best, "deviance": "lowest"}
     metrics_mean = (
         "MAE, RMSE and mean error are numbers of events. The mean error is positive where predictions are too high. "
         "The deviance is Poisson's, per record; an R² of 0 is that of the mean for everybody."
     )
 
-    def loss(
-        self,
-        name: str,
-        device: torch.device | str,
-        *,
-        class_weights: tuple[float, ...] | None = None,
-        huber_delta: float = 0.1,
-    ) -> Loss:
+    def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:
         """Poisson deviance."""
 
         def each(outputs: Tensor, labels: Tensor) -> Tensor:

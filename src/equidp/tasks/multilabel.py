@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,7 +14,7 @@ from torch import Tensor
 from equidp.evaluation import multilabel
 from equidp.evaluation.intervals import Groups
 from equidp.gradients.losses import Loss
-from equidp.tasks.base import Task, Words
+from equidp.tasks.base import Best, LossOptions, Task, Words
 
 
 class MultiLabel(Task):
@@ -25,7 +25,7 @@ class MultiLabel(Task):
     measured_by: ClassVar[ModuleType] = multilabel
     metrics = multilabel.METRICS
     main = "label_accuracy"
-    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"loss": "lowest"}
+    best: ClassVar[Best] = {"loss": "lowest"}
     most = 1.0
     costs = ("label_accuracy", "macro_auroc")
     beside = ("macro_auroc",)
@@ -37,14 +37,7 @@ class MultiLabel(Task):
     undefined_means = "no test record, or of AUROC no label with both values"
     intervals_are = "mean ± t·s/√n of each record's share of right labels"
 
-    def loss(
-        self,
-        name: str,
-        device: torch.device | str,
-        *,
-        class_weights: tuple[float, ...] | None = None,
-        huber_delta: float = 0.1,
-    ) -> Loss:
+    def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:
         """Binary cross-entropy, averaged or summed over the labels of the record."""
         over = torch.sum if name == "binary_cross_entropy_sum" else torch.mean
         return lambda outputs, labels: over(F.binary_cross_entropy_with_logits(outputs, labels, reduction="none"), 1)

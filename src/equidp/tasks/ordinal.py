@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,7 +24,7 @@ from torch import Tensor
 from equidp.evaluation import ordinal
 from equidp.evaluation.intervals import Groups
 from equidp.gradients.losses import Loss
-from equidp.tasks.base import Task, Words
+from equidp.tasks.base import Best, LossOptions, Task, Words
 from equidp.tasks.classification import record_loss
 
 
@@ -36,7 +36,7 @@ class Ordinal(Task):
     measured_by: ClassVar[ModuleType] = ordinal
     metrics = ordinal.METRICS
     main = "mae"
-    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {"mae": "lowest", "loss": "lowest"}
+    best: ClassVar[Best] = {"mae": "lowest", "loss": "lowest"}
     costs = ("mae", "accuracy")
     beside = ("kappa",)
     guessed_means = "Its MAE is then that of one class for everybody"
@@ -47,21 +47,14 @@ class Ordinal(Task):
     undefined_means = "no test record; of weighted kappa, one class only"
     intervals_are = "mean ± t·s/√n of errors in ranks and of their differences"
 
-    def loss(
-        self,
-        name: str,
-        device: torch.device | str,
-        *,
-        class_weights: tuple[float, ...] | None = None,
-        huber_delta: float = 0.1,
-    ) -> Loss:
+    def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:
         """Binary cross-entropy of the cumulative logits, averaged over those of the record."""
 
         def each(outputs: Tensor, labels: Tensor) -> Tensor:
             above = labels.unsqueeze(1) > torch.arange(outputs.shape[1], device=outputs.device)
             return F.binary_cross_entropy_with_logits(outputs, above.to(outputs.dtype), reduction="none").mean(1)
 
-        return record_loss(class_weights, self.schema.classes, device, each)
+        return record_loss(options.get("class_weights"), self.schema.classes, device, each)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """`[n, classes]`."""

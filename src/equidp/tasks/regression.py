@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,7 +19,7 @@ from torch import Tensor
 from equidp.evaluation import regression
 from equidp.evaluation.intervals import Groups
 from equidp.gradients.losses import Loss
-from equidp.tasks.base import Task, Words
+from equidp.tasks.base import Best, LossOptions, Task, Words
 
 
 class Regression(Task):
@@ -30,7 +30,7 @@ class Regression(Task):
     measured_by: ClassVar[ModuleType] = regression
     metrics: ClassVar[tuple[str, ...]] = regression.METRICS
     main = "mae"
-    best: ClassVar[Mapping[str, Literal["lowest", "nearest to 0"]]] = {
+    best: ClassVar[Best] = {
         "mae": "lowest",
         "rmse": "lowest",
         "mean_error": "nearest to 0",
@@ -45,21 +45,14 @@ class Regression(Task):
     undefined_means = "no test record; of R², fewer than two different values"
     intervals_are = "mean ± t·s/√n of absolute errors and of their differences"
 
-    def loss(
-        self,
-        name: str,
-        device: torch.device | str,
-        *,
-        class_weights: tuple[float, ...] | None = None,
-        huber_delta: float = 0.1,
-    ) -> Loss:
+    def loss(self, name: str, device: torch.device | str, **options: Unpack[LossOptions]) -> Loss:
         """Squared error, or Huber's loss: half the squared error up to `huber_delta` of the range, linear beyond it."""
-        middle, half = self._scale()
+        (middle, half), delta = self._scale(), 2 * options.get("huber_delta", 0.1)
 
         def each(outputs: Tensor, labels: Tensor) -> Tensor:
             found, wanted = outputs.squeeze(1), (labels - middle) / half
             if name == "huber":
-                return F.huber_loss(found, wanted, reduction="none", delta=2 * huber_delta)
+                return F.huber_loss(found, wanted, reduction="none", delta=delta)
             return F.mse_loss(found, wanted, reduction="none")
 
         return each

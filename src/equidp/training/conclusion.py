@@ -52,9 +52,9 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
         algorithm,
         trainer.plan,
         trainer.outcome(),
-        privacy=prepared.privacy,
-        training=prepared.training,
-        seed=prepared.seed,
+        privacy=prepared.request.privacy,
+        training=prepared.request.training,
+        seed=prepared.request.seed,
         public=prepared.public,
         membership=prepared.membership,
     )

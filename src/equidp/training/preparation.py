@@ -9,14 +9,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
-from equidp.accounting.plan import Plan
 from equidp.data.records import Membership, Records, Split
 from equidp.errors import EquidpError
 from equidp.gradients.memory import room_for
@@ -27,7 +25,7 @@ from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
 from equidp.mechanism.sampling import Population
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import EpochCallback, Trainer
-from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
 from equidp.training.digests import CODE_DIGEST, LIBRARIES, fingerprint, initial_state
@@ -36,6 +34,7 @@ from equidp.training.networks import augmentation, loss_of, make_model
 from equidp.training.planning import groups_of, refuse_test_records
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import ParallelTrainer
+from equidp.training.request import TrainingRequest
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +43,10 @@ logger = logging.getLogger(__name__)
 class Prepared:
     """A training that is ready to run: the loop, its keeper, and what the statement will need."""
 
+    request: TrainingRequest
     trainer: Trainer
     keeper: Checkpointer | None
     group_names: tuple[str, ...]
-    privacy: PrivacySettings
-    training: TrainingSettings
-    seed: int
     public: int
     membership: Membership | None = None
 
@@ -73,30 +70,18 @@ class Prepared:
             self.keeper.close()
 
 
-def prepare(
-    algorithm: Algorithm,
-    plan: Plan,
-    split: Split,
-    *,
-    grouping: str,
-    model: ModelSettings,
-    privacy: PrivacySettings,
-    training: TrainingSettings,
-    seed: int,
-    workplace: Path | None = None,
-    resume: bool = False,
-    checkpoint_every: int | None = None,
-    peers: Peers | None = None,
-) -> Prepared:
+def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) -> Prepared:
     """Build model, population, streams, ledger and loop. With `peers`, those of one rank among several."""
-    device, algorithm = device_of(training), algorithm.averaged(training.average)
+    request = dataclasses.replace(request, algorithm=request.algorithm.averaged(request.training.average))
+    algorithm, plan, privacy, training = request.algorithm, request.plan, request.privacy, request.training
+    device, seed = device_of(training), request.seed
     loss = loss_of(training, split.train.schema, device)
     public = _public_part(algorithm, split, privacy, training)
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
     views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
     random = _random(privacy, own_seed, device, peers)
-    network = make_model(train.schema, model, algorithm, seed).to(device)
+    network = make_model(train.schema, request.model, algorithm, seed).to(device)
     if peers is None or peers.first:
         tell_parameters(algorithm.name, network)
     roomy, at_once = room_for(network, train.features, plan.batch_size, max(training.augmentations, 1))
@@ -105,8 +90,8 @@ def prepare(
     if at_once is not None and training.physical_batch_size is None and at_once < plan.batch_size:
         logger.info("%s: %d records at once fit into the GPU's memory.", algorithm.name, at_once)
     keeper = None
-    if workplace is not None and algorithm.private and (peers is None or peers.first):
-        asked = _asked(algorithm, plan, grouping, model, privacy, training, seed) | {
+    if request.workplace is not None and algorithm.private and (peers is None or peers.first):
+        asked = request.facts() | {
             "initial_model": initial_state(network),
             "records": fingerprint(split.train),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
@@ -115,15 +100,15 @@ def prepare(
             asked["physical_batch_size"] = at_once
         budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
         keeper = Checkpointer(
-            workplace,
+            request.workplace,
             asked,
-            resume=resume,
-            every_epochs=checkpoint_every,
+            resume=request.resume,
+            every_epochs=request.checkpoint_every,
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
             code=CODE_DIGEST[:16],
             repeating=not graphs,  # whether a new recording repeats an old one was not tried on a GPU
         )
-        if resume and not keeper.found:
+        if request.resume and not keeper.found:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
         if keeper.abandoned:
             logger.warning(
@@ -135,7 +120,7 @@ def prepare(
     try:
         others = [] if peers is None else _others_of(peers, random)
         ledger: Ledger = keeper.ledger(random, others) if keeper else Ledger()
-        ids, names = groups_of(algorithm, train, grouping)
+        ids, names = groups_of(algorithm, train, request.grouping)
         arguments: dict[str, Any] = {
             "model": network,
             "loss": loss,
@@ -164,7 +149,7 @@ def prepare(
             torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
         saved = keeper.saved.state if keeper and keeper.saved else None
         trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
-        return Prepared(trainer, keeper, names, privacy, training, seed, len(split.public), split.train.membership)
+        return Prepared(request, trainer, keeper, names, len(split.public), split.train.membership)
     except BaseException:
         if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
             keeper.close()
@@ -256,44 +241,6 @@ def device_of(training: TrainingSettings) -> torch.device:
 def _random(privacy: PrivacySettings, seed: int, device: torch.device, peers: Peers | None) -> RandomSource:
     own: RandomSource = SecureRandom(device) if privacy.secure else SeededRandom(seed, device)
     return own if peers is None else peers.random(own)
-
-
-def _asked(
-    algorithm: Algorithm,
-    plan: Plan,
-    grouping: str,
-    model: ModelSettings,
-    privacy: PrivacySettings,
-    training: TrainingSettings,
-    seed: int,
-) -> dict[str, Any]:
-    """Everything a checkpoint must agree with.
-
-    Whatever changes a release belongs here, also in its last digit: steps done again take the noise they took, so that
-    the difference of two releases under two settings would be exact. `OperationSettings` change none.
-    """
-    return {
-        "algorithm": identity_of(algorithm),
-        "plan": dataclasses.asdict(plan),
-        "model": model.model_dump(mode="json"),
-        "privacy": privacy.model_dump(mode="json"),
-        "training": training.model_dump(mode="json"),
-        "grouping": grouping,
-        "seed": seed,
-    }
-
-
-def identity_of(algorithm: Algorithm) -> dict[str, Any]:
-    """Everything about an algorithm by which two of one name may differ."""
-    return {
-        "name": algorithm.name,
-        "parts": [repr(part) for part in algorithm.parts],
-        "initial": dict(algorithm.initial),  # clip norms: no part's field
-        "model": algorithm.model,
-        "model_options": dict(algorithm.model_options),
-        "learning_rate": algorithm.learning_rate,
-        "optimizer": getattr(algorithm.optimizer, "__qualname__", algorithm.optimizer),
-    }
 
 
 def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records, Schema, Split
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import Prepared, plan_run, prepare
+from equidp.training import Prepared, TrainingRequest, plan_run, prepare
 from equidp.training.ranks.peers import Peers
 
 RECORDS, DIMENSION = 48, 6
@@ -60,18 +60,11 @@ def ready(name: str, batch_size: int, peers: Peers | None, **changes: Any) -> Pr
     grouping = "class" if algorithm.objective.by_class else "sex"
     groups = len(split.train.schema.groupings[grouping])
     plan = plan_run(algorithm, units=units, groups=groups, privacy=private, training=training)
-    return prepare(
-        algorithm,
-        plan,
-        split,
-        grouping=grouping,
-        model=ModelSettings(name="logistic"),
-        privacy=private,
-        training=training,
-        seed=5,
-        peers=peers,
-        **changes,
-    )
+    request = TrainingRequest(
+        algorithm, plan, grouping=grouping, model=ModelSettings(name="logistic"), privacy=private, training=training,
+        seed=5, **changes,
+    )  # fmt: skip
+    return prepare(request, split, peers=peers)
 
 
 def fingerprint(prepared: Prepared) -> list[float]:

@@ -24,7 +24,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.sweep.attended import forks
-from equidp.training import Trained, plan_run, train_model
+from equidp.training import Trained, TrainingRequest, plan_run, train_model
 from equidp.training.checkpoint import CHECKPOINT_FILE
 from equidp.training.ranks import launch as launching
 from equidp.training.ranks.job import WEIGHTS
@@ -48,22 +48,12 @@ def train(workplace: Path, *, resume: bool = False, at_epoch: Any = None, rows: 
             at_epoch(int(row["epoch"]))
         return {"size": float(sum(p.detach().abs().sum() for p in network.parameters()))}
 
-    return train_model(
-        algorithm,
-        plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training),
-        toy(),
-        grouping="sex",
-        model=ModelSettings(name="logistic"),
-        privacy=privacy,
-        training=training,
-        seed=5,
-        options=OPTIONS,
-        on_epoch=on_epoch,
-        workplace=workplace,
-        resume=resume,
-        checkpoint_every=1,
-        progress=False,
-    )
+    request = TrainingRequest(
+        algorithm, plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training), grouping="sex",
+        model=ModelSettings(name="logistic"), privacy=privacy, training=training, seed=5, options=OPTIONS,
+        workplace=workplace, resume=resume, checkpoint_every=1,
+    )  # fmt: skip
+    return train_model(request, toy(), on_epoch=on_epoch, progress=False)
 
 
 def kill_a_rank(epoch: int) -> None:
@@ -139,17 +129,26 @@ def test_options_that_were_left_out_are_noticed(options):
     algorithm = algorithm_settings("dpsgd_f", options).build()
     privacy, training = PrivacySettings(noise_multiplier=1.0), TrainingSettings(batch_size=8, device="cpu", devices=2)
 
+    request = TrainingRequest(
+        algorithm, plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training),
+        grouping="sex", model=ModelSettings(name="logistic"), privacy=privacy, training=training, seed=0,
+    )  # fmt: skip
     with pytest.raises(EquidpError, match="needs the options that dpsgd_f was built from"):
-        train_model(
-            algorithm,
-            plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training),
-            toy(),
-            grouping="sex",
-            model=ModelSettings(name="logistic"),
-            privacy=privacy,
-            training=training,
-            seed=0,
-        )
+        train_model(request, toy())
+
+
+def test_a_rank_is_asked_for_what_the_process_that_asks_was_asked_for(tmp_path):
+    algorithm, privacy = algorithm_settings("dpsgd_f", OPTIONS).build(), PrivacySettings(noise_multiplier=1.0)
+    training = TrainingSettings(epochs=EPOCHS, batch_size=8, devices=2, class_weights=(1.0, 2.0))
+    plan = plan_run(algorithm, units=RECORDS, groups=3, privacy=privacy, training=training)
+    request = TrainingRequest(
+        algorithm, plan, grouping="sex", model=ModelSettings(name="logistic"), privacy=privacy, training=training,
+        seed=5, options=OPTIONS, workplace=tmp_path, resume=True, checkpoint_every=3,
+    )  # fmt: skip
+    there = TrainingRequest.from_dict(json.loads(json.dumps(request.to_dict())))
+    assert there.facts() == request.facts()
+    assert there.to_dict() == request.to_dict()
+    assert (there.workplace, there.resume, there.checkpoint_every) == (tmp_path, True, 3)
 
 
 def test_an_evaluation_that_fails_is_told_to_the_ranks(tmp_path):

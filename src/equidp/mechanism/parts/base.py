@@ -26,7 +26,7 @@ TINY = 1e-12
 class Part(Declared):
     """A frozen, validated piece of an algorithm. Its fields are its settings."""
 
-    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     reads: ClassVar[frozenset[str]] = frozenset()
     """Names of the public values that it needs."""

@@ -26,7 +26,15 @@ from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.tasks import task_of
-from equidp.training import groups_of, plan_run, predict, privacy_statement, train_model, units_in
+from equidp.training import (
+    TrainingRequest,
+    groups_of,
+    plan_run,
+    predict,
+    privacy_statement,
+    train_model,
+    units_in,
+)
 from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.networks import imposed
 from equidp.training.statement import figures_entry
@@ -131,21 +139,7 @@ def _trained(
     workplace: Path,
     follow: Callable[[dict[str, float], nn.Module], Mapping[str, float]],
 ) -> Trained:
-    trained = train_model(
-        settings.algorithm(algorithm),
-        plan,
-        split,
-        grouping=settings.data.groups[0],
-        model=settings.model,
-        privacy=settings.privacy,
-        training=settings.training,
-        seed=settings.seed,
-        options=settings.options(algorithm),
-        on_epoch=follow,
-        workplace=workplace,
-        resume=settings.resume,
-        checkpoint_every=settings.operation.checkpoint_every,
-    )
+    trained = train_model(TrainingRequest.of(settings, algorithm, plan, workplace), split, on_epoch=follow)
     card = model_card(algorithm, split.train, settings)
     card["trainable_parameters"] = trained.privacy["trainable_parameters"]
     statement = trained.privacy | figures_entry(settings.privacy, settings.data)

@@ -32,7 +32,7 @@ from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
 from equidp.system.files import durable, private, replacing
-from equidp.training import predict, train_model
+from equidp.training import TrainingRequest, predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
@@ -274,20 +274,14 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         found: dict[str, Any] = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
         return found
     name, of = settings.audited, point.settings
-    trained = train_model(
-        of.algorithm(name),
-        point.plan,
-        parts,
-        grouping=of.data.groups[0],
-        model=of.model,
+    request = dataclasses.replace(
+        TrainingRequest.of(of, name, point.plan, folder),
         privacy=settings.privacy,
-        training=of.training,
         seed=derived_seed(settings.seed, f"tune/{number}"),  # no two trials share batches and noise
-        options=of.options(name),
-        workplace=folder,
         resume=folder.exists(),  # left by an earlier life of this tuning alone
         checkpoint_every=of.operation.checkpoint_every or 1,  # what a secure run does again is charged again
     )
+    trained = train_model(request, parts)
     weights = Weights(trained.weights, model_card(name, parts.train, of))
     noised = _scored(weights, parts.test, tuning, settings, number)
     ledger = [Event.from_dict(event) for event in trained.privacy["ledger"]]

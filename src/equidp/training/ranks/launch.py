@@ -101,7 +101,7 @@ def train(
     """Train on `devices` ranks; weights, history and privacy statement.
 
     Args:
-        job: plain settings, as `job.arguments_of` reads them.
+        job: what `TrainingRequest.to_dict` tells, and whether to show progress.
         on_epoch: called here after every epoch, with the row and the weights; returns further columns.
 
     Raises:

@@ -26,9 +26,10 @@ from equidp.mechanism.trainer import EpochCallback
 from equidp.models import weights_of
 from equidp.training.conclusion import conclude
 from equidp.training.preparation import prepare
-from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS, arguments_of
+from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS
 from equidp.training.ranks.peers import Peers
 from equidp.training.ranks.trainer import FollowedError
+from equidp.training.request import TrainingRequest
 
 AFTERMATH_SECONDS = 2.0
 """A rank that has merely lost its peers waits so long, so that the one that died is found first."""
@@ -69,9 +70,9 @@ def _train(folder: Path, job: Mapping[str, Any], peers: Peers) -> None:
     train = storage.load(folder / TRAIN)
     public = storage.load(folder / PUBLIC) if (folder / PUBLIC).exists() else train.take(torch.arange(0))
     split = Split(train, train.take(torch.arange(0)), public)
-    arguments = arguments_of(job)
-    with fixed_order(arguments["training"].deterministic, peers.device):
-        prepared = prepare(split=split, peers=peers, **arguments)
+    request = TrainingRequest.from_dict(job)
+    with fixed_order(request.training.deterministic, peers.device):
+        prepared = prepare(request, split, peers)
         with _evaluating(folder, job["evaluated_at"] if peers.first else None) as on_epoch:
             rows = prepared.run(on_epoch, progress=job["progress"])
     if peers.first:
