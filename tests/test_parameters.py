@@ -63,7 +63,7 @@ def test_algorithms_are_built_by_the_settings_where_a_rank_begins_and_to_look_fo
     root = Path(equidp.__file__).parent
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
     built = {name for name, path in files.items() if not name.startswith("algorithms/") and _builds(path)}
-    assert built == {"parameters/resolved.py", "training/ranks/job.py", "starting_rate.py"}
+    assert built == {"parameters/resolved.py", "training/request.py", "starting_rate.py"}
 
 
 def _builds(path: Path) -> bool:
