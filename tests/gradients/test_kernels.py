@@ -151,6 +151,12 @@ def test_norms_and_sums_have_products_of_one_precision_whatever_other_threads_se
         assert [one._how()["PRECISION"] for one in (before, made())] == ["tf32", "ieee"]
 
 
+def test_tiles_have_all_digits_where_cudnns_convolutions_have_them(monkeypatch) -> None:
+    for allowed, precision in ((True, "tf32"), (False, "ieee")):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        assert kernels.products() == precision
+
+
 def test_a_device_with_little_shared_memory_has_fewer_blocks_on_their_way_and_an_old_one_no_tiles(monkeypatch) -> None:
     tiles = kernels.Tiles(
         Kernel((3, 3), (1, 1), (1, 1), (16, 16)), random(2, 16, 5, 5), random(2, 16, 3, 3), (0, 0), False

@@ -382,7 +382,7 @@ class Tiles:
 def products() -> str:
     """How cuDNN's convolutions take products at this moment: `tf32` or `ieee`."""
     backend: Any = torch.backends.cudnn
-    return "ieee" if backend.conv.fp32_precision == "ieee" else "tf32"
+    return "tf32" if backend.conv.fp32_precision == "tf32" else "ieee"  # "none", too, where allow_tf32 is off
 
 
 @cache
