@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -216,6 +217,20 @@ def test_kernels_are_tried_before_they_are_used(fresh: None, monkeypatch: pytest
         assert fused._tried(HERE) is None
     assert "squares differ from torch's" in caplog.text
     assert "torch's operations" in caplog.text
+
+
+def test_a_device_whose_sums_are_not_of_the_gradients_that_norms_were_taken_of_is_found_out(monkeypatch) -> None:
+    """By less than the digits that short products leave out."""
+    for name, fault in (("form", "convolutions' squares"), ("weighted_sum", "convolutions' sums")):
+        with monkeypatch.context() as patch:
+            real = getattr(kernels.Tiles, name)
+
+            def wrong(self: kernels.Tiles, first: Tensor, other: object, real: Any = real) -> Tensor:
+                found = real(self, first, other)
+                return first.mul_(0.999) if found is None else found * 1.001
+
+            patch.setattr(kernels.Tiles, name, wrong)
+            assert fused.differing(kernels, HERE) == fault
 
 
 @pytest.mark.parametrize("fault", ["no Triton", "no compiler"])
