@@ -208,6 +208,21 @@ def test_a_networks_norms_and_sums_are_those_that_torchs_operations_give(
     torch.testing.assert_close(*found, rtol=1e-5, atol=0)
 
 
+def test_a_device_too_old_for_tiles_takes_the_other_kernels_and_forms_by_torch(monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "shared_memory", lambda device: 0)
+    assert fused.differing(kernels, HERE) == ""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).to(HERE)
+    passes = BookKeeping(model, nn.CrossEntropyLoss(reduction="none"))
+    calls = passes.calls(random(3, 1, 6, 6), torch.arange(3, device=HERE), [(None, 1.0)])
+    kept, found = passes._kept_by(calls, 3), []
+    for given in (kernels, None):
+        monkeypatch.setattr(fused, "kernels_for", lambda like, given=given: given)
+        both = Together([kept[p] for p in passes.parameters], passes._sizes, 3, passes.parameters[0], Workspace(HERE))
+        found.append(both.squared_norms())
+        assert [len(both._formed), len(both._again)] == [1, 0]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
+
+
 def test_kernels_are_tried_before_they_are_used(fresh: None, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     assert fused.differing(kernels, HERE) == ""
     real = kernels.row_squares
