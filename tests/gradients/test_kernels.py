@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -151,6 +152,12 @@ def test_norms_and_sums_have_products_of_one_precision_whatever_other_threads_se
         assert [one._how()["PRECISION"] for one in (before, made())] == ["tf32", "ieee"]
 
 
+def test_tiles_have_all_digits_where_cudnns_convolutions_have_them(monkeypatch) -> None:
+    for allowed, precision in ((True, "tf32"), (False, "ieee")):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        assert kernels.products() == precision
+
+
 def test_a_device_with_little_shared_memory_has_fewer_blocks_on_their_way_and_an_old_one_no_tiles(monkeypatch) -> None:
     tiles = kernels.Tiles(
         Kernel((3, 3), (1, 1), (1, 1), (16, 16)), random(2, 16, 5, 5), random(2, 16, 3, 3), (0, 0), False
@@ -201,6 +208,21 @@ def test_a_networks_norms_and_sums_are_those_that_torchs_operations_give(
     torch.testing.assert_close(*found, rtol=1e-5, atol=0)
 
 
+def test_a_device_too_old_for_tiles_takes_the_other_kernels_and_forms_by_torch(monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "shared_memory", lambda device: 0)
+    assert fused.differing(kernels, HERE) == ""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).to(HERE)
+    passes = BookKeeping(model, nn.CrossEntropyLoss(reduction="none"))
+    calls = passes.calls(random(3, 1, 6, 6), torch.arange(3, device=HERE), [(None, 1.0)])
+    kept, found = passes._kept_by(calls, 3), []
+    for given in (kernels, None):
+        monkeypatch.setattr(fused, "kernels_for", lambda like, given=given: given)
+        both = Together([kept[p] for p in passes.parameters], passes._sizes, 3, passes.parameters[0], Workspace(HERE))
+        found.append(both.squared_norms())
+        assert [len(both._formed), len(both._again)] == [1, 0]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
+
+
 def test_kernels_are_tried_before_they_are_used(fresh: None, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     assert fused.differing(kernels, HERE) == ""
     real = kernels.row_squares
@@ -210,6 +232,20 @@ def test_kernels_are_tried_before_they_are_used(fresh: None, monkeypatch: pytest
         assert fused._tried(HERE) is None
     assert "squares differ from torch's" in caplog.text
     assert "torch's operations" in caplog.text
+
+
+def test_a_device_whose_sums_are_not_of_the_gradients_that_norms_were_taken_of_is_found_out(monkeypatch) -> None:
+    """By less than the digits that short products leave out."""
+    for name, fault in (("form", "convolutions' squares"), ("weighted_sum", "convolutions' sums")):
+        with monkeypatch.context() as patch:
+            real = getattr(kernels.Tiles, name)
+
+            def wrong(self: kernels.Tiles, first: Tensor, other: object, real: Any = real) -> Tensor:
+                found = real(self, first, other)
+                return first.mul_(0.999) if found is None else found * 1.001
+
+            patch.setattr(kernels.Tiles, name, wrong)
+            assert fused.differing(kernels, HERE) == fault
 
 
 @pytest.mark.parametrize("fault", ["no Triton", "no compiler"])

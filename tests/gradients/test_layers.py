@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.pretended import pretended_gpu
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients import compiled, convolutions, lookups, products, rounding, terms, units
+from equidp.gradients.bookkeeping import BookKeeping
 from equidp.gradients.engine import GradientEngine
 from equidp.gradients.lookups import Lookups
 from equidp.gradients.products import Products
@@ -345,6 +347,22 @@ def test_convolutions_that_share_a_weight_and_one_that_is_called_at_two_sizes(ho
             return self.first(x[:, :, ::2, 1:]).flatten(1)
 
     holds(Shared(), torch.randn(4, 3, 6, 5))
+
+
+def test_on_a_gpu_too_a_padded_convolution_may_see_images_of_two_sizes() -> None:
+    class TwoSizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(2, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.convolution(self.convolution(x)[:, :2, :4, :3]).mean((2, 3))
+
+    model, features, labels = TwoSizes(), torch.randn(3, 2, 5, 5), torch.arange(3)
+    with pretended_gpu():
+        there = BookKeeping(copy.deepcopy(model).to("cuda"), squared_error)
+        found = there.norms(features.to("cuda"), labels.to("cuda")).cpu()
+    close(found, BookKeeping(model, squared_error).norms(features, labels))
 
 
 def test_a_weight_that_three_layers_share(holds) -> None:

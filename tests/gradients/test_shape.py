@@ -111,6 +111,7 @@ def test_the_number_of_rows_follows_from_public_numbers() -> None:
     assert public_rows(512, None) == 576  # 512 + 2.5·22.6, in eights
     assert public_rows(512, 64) == 64
     assert public_rows(4, 64) == 16
+    assert public_rows(10**6, None) == 65_528  # a kernel has one program a record, and CUDA 65,535 on that axis
 
 
 def test_a_unit_with_more_records_than_rows_has_a_chunk_to_itself() -> None:

@@ -340,10 +340,13 @@ class Tiles:
             *self._geometry(), KEEP=gradients is not None, **self._how(),
         )  # fmt: skip
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """`[numel]`: Σ w_i g_i, of gradients that are formed once more; nothing is read of a record without weight."""
+    def weighted_sum(self, weights: Tensor, programs: int | None = None) -> Tensor:
+        """`[numel]`: Σ w_i g_i, of gradients that are formed once more; nothing is read of a record without weight.
+
+        `programs`: that it is cut into at least, as far as there are records.
+        """
         records = len(self.images)
-        each = -(-records // min(records, -(-PROGRAMS // self.count)))
+        each = -(-records // min(records, -(-(programs or PROGRAMS) // self.count)))
         shares = -(-records // each)
         sums = weights.new_empty(shares, self.kernel.numel)
         launch(
@@ -382,7 +385,7 @@ class Tiles:
 def products() -> str:
     """How cuDNN's convolutions take products at this moment: `tf32` or `ieee`."""
     backend: Any = torch.backends.cudnn
-    return "ieee" if backend.conv.fp32_precision == "ieee" else "tf32"
+    return "tf32" if backend.conv.fp32_precision == "tf32" else "ieee"  # "none", too, where allow_tf32 is off
 
 
 @cache

@@ -126,14 +126,15 @@ def _image(values: Tensor) -> Tensor:
 
 def _convolved(page: Page, backprops: Sequence[Tensor]) -> Term:
     layer, zeros = page.layer, [0, 0, 0, 0]
+    together = layer.groups == 1 and len({call.inputs[0].shape for call in page.calls}) == 1
     # a GPU's kernels read zeros that are not written
-    bare = layer.groups == 1 and layer.padding_mode == "zeros" and backprops[0].device.type != "cpu"
+    bare = together and layer.padding_mode == "zeros" and backprops[0].device.type != "cpu"
     if bare:
         zeros[: 2 * len(layer.kernel_size)] = _padding(layer)
     images = [_image(call.inputs[0] if bare else padded(layer, call.inputs[0])) for call in page.calls]
     size, stride, dilation = ((1, *x)[-2:] for x in (layer.kernel_size, layer.stride, layer.dilation))
     kernel = Kernel(size, stride, dilation, (layer.in_channels, layer.out_channels))
-    if layer.groups == 1 and len({x.shape for x in images}) == 1:
+    if together:
         return Convolutions(kernel, images, backprops, page.workspace, layer, zeros)
     # [b, oh, ow, kh, kw, c] to [b, g, P, c/g·kernel], the layout of the layer's weight
     windows = [

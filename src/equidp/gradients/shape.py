@@ -26,10 +26,13 @@ OVERFLOW = 2.5
 above the expected number costs its share in every step.
 """
 
+MOST = (1 << 16) - 8
+"""Programs that CUDA starts along the axis on which kernels have records: 65,535, in eights."""
+
 
 def public_rows(batch_size: float, physical: int | None) -> int:
     """Rows of every private pass: batches have `batch_size` records on average, memory at most `physical`; public."""
-    rows = math.ceil((batch_size + OVERFLOW * math.sqrt(batch_size)) / 8) * 8
+    rows = min(math.ceil((batch_size + OVERFLOW * math.sqrt(batch_size)) / 8) * 8, MOST)
     return rows if physical is None else min(rows, physical)
 
 

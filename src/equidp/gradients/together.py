@@ -145,7 +145,8 @@ class Together:
             squares, parts = row_squares(rows, entries, self._workspace)
         else:
             squares, parts = self._kernels.row_squares(rows, entries, [one.count for one in tiles])
-            self._form_tiles(squares.split(parts)[len(rows) :])
+            if tiles:
+                self._form_tiles(squares.split(parts)[len(rows) :])
         if len(squares) > len(parts):
             squares = self._workspace.segments(parts, squares) @ squares
         left = squares[pairs : 2 * pairs].mul_(squares[:pairs])
