@@ -3,7 +3,8 @@
 There an operation on a small batch takes less time than its launch. So what records have of all layers stands side by
 side: factors of outer products and gradients that are there already as columns of one matrix, gradients of convolutions
 as columns of another. All norms are rows of one matrix, on which squares, products and their bounds are taken once. A
-weighted sum is one product with each of the two matrices, and one for each linear layer.
+weighted sum is one product with each of the two matrices, and one for each linear layer. Where kernels form
+convolutions' gradients in tiles (`kernels.Tiles`), those of few positions are formed once more for it, and not kept.
 
 What has another kind of gradient is asked for it alone. The formulas are those of the terms, and so are the bounds: a
 norm may be overstated, never understated. What norms are made of follows from shapes alone.
