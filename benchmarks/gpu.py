@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import DATA, LOSS, NOISE_MULTIPLIER, Bench, random_records, schema
+from speed import DATA, LOSS, NOISE_MULTIPLIER, Bench, Stopwatch, random_records, schema
 from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
@@ -348,14 +348,9 @@ class OfImages(Bench):
 
 
 def _each(step: Callable[[], object], place: Place, turns: int) -> float:
-    for _ in range(6):
+    for _ in range(5):  # until a recording is trusted
         step()
-    place.wait()
-    start = time.perf_counter()
-    for _ in range(turns):
-        step()
-    place.wait()
-    return (time.perf_counter() - start) / turns
+    return Stopwatch(place.device).turn(step, turns)
 
 
 def memory(place: Place) -> Iterator[Row]:
