@@ -291,6 +291,12 @@ def _weighted(
     tl.store(to, total, mask=(out < outputs)[:, None] & (place < seen)[None, :])
 
 
+def products() -> str:
+    """How cuDNN's convolutions take products at this moment: `tf32` or `ieee`."""
+    backend: Any = torch.backends.cudnn
+    return "tf32" if backend.conv.fp32_precision == "tf32" else "ieee"  # "none", too, where allow_tf32 is off
+
+
 @dataclass(frozen=True)
 class Tiles:
     """Gradients of a convolution's weight, formed in tiles that a program has in its registers.
@@ -312,7 +318,7 @@ class Tiles:
     backprops: Tensor
     padding: tuple[int, int]
     padded: bool
-    precision: str = field(default_factory=lambda: products())
+    precision: str = field(default_factory=products)
 
     @property
     def here(self) -> bool:
@@ -380,12 +386,6 @@ class Tiles:
             "num_warps": 8 if out * across > WIDE * WIDE // 2 else 4,
             "num_stages": stages(self.images.device, 4 * block * (out + across)),
         }
-
-
-def products() -> str:
-    """How cuDNN's convolutions take products at this moment: `tf32` or `ieee`."""
-    backend: Any = torch.backends.cudnn
-    return "tf32" if backend.conv.fp32_precision == "tf32" else "ieee"  # "none", too, where allow_tf32 is off
 
 
 @cache

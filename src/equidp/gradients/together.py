@@ -85,11 +85,12 @@ class Together:
         if self._gram:
             found.append(self._of_gram())
         total = found[0] if len(found) == 1 else torch.stack(found).sum(0)
-        finite, zero = total < torch.inf, self._workspace.constant((0.0,), total)[0]
+        finite = total < torch.inf
         for values in (self._columns, self._gradients):
             if not values.numel():
                 continue
             if self._kernels is None:
+                zero = self._workspace.constant((0.0,), total)[0]
                 torch.where(finite.unsqueeze(1), values, zero, out=values)
             else:
                 self._kernels.silence(values, finite)
