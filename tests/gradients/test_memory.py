@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from contextlib import nullcontext
 from functools import lru_cache
 from unittest.mock import MagicMock
@@ -47,6 +49,15 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(layer.training for layer in model.modules())
+
+
+def test_a_look_at_what_a_record_keeps_leaves_no_graph_behind() -> None:
+    model, left = build_model("cnn4", SCHEMAS["mnist"], seed=1), []
+    for layer in model.modules():
+        layer.register_forward_hook(lambda _layer, _given, output: left.append(weakref.ref(output)))
+    kept_per_record(model, torch.zeros(1, *SCHEMAS["mnist"].shape))
+    gc.collect()
+    assert left and not any(output() is not None for output in left)
 
 
 @pytest.mark.parametrize("free", [16 << 30, 80 << 30])

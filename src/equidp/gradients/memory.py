@@ -50,11 +50,16 @@ def _kept(model: nn.Module, features: Tensor) -> int:
     kept: dict[int, Tensor] = {}
 
     def note(values: Tensor) -> Tensor:
-        return kept.setdefault(id(values), values)
+        kept[id(values)] = values
+        return values.detach()
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda values: values):
-        outputs = model(features)
-    return sum(values.numel() * values.element_size() for values in (features, outputs, *kept.values()))
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda values: values):
+            outputs = model(features)
+        return sum(values.numel() * values.element_size() for values in (features, outputs, *kept.values()))
+    finally:
+        kept.clear()  # the graph has `note`, which has the outputs, which have the graph: it would live for good, and
+        # autograd's own notes of the parameters with it, so that no step of theirs could be recorded
 
 
 def room_for(model: nn.Module, features: Tensor, batch_size: int, views: int = 1) -> tuple[bool, int | None]:
