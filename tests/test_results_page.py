@@ -43,6 +43,7 @@ def test_every_table_shows_a_sweep_and_one_of_its_datasets() -> None:
         mine = [
             o for _, o in points if o["dataset"] == one.dataset and all(o.get(k) == v for k, v in one.where.items())
         ]
+        assert set(one.also) <= {overrides["dataset"] for _, overrides in points}
         assert mine, one.title
         assert one.against in {"", *(algorithm for algorithm, _ in points)}
         algorithms = {algorithm for algorithm, _ in points}
@@ -114,6 +115,28 @@ def test_rows_of_one_algorithm_are_told_apart_by_what_differs() -> None:
         "`dpsgd`, clip_norm 2",
         "`auto_s`",
     ]
+
+
+def test_a_row_of_another_dataset_may_stand_in_the_table_and_seeds_of_a_gpu_are_named() -> None:
+    cells = [
+        SimpleNamespace(
+            algorithm="dpsgd",
+            dataset=name,
+            overrides={"seed": i},
+            seed=i,
+            key=f"{name}-{i}",
+            settings={"dataset": name},
+        )
+        for name in ("adult", "adult_relu", "dutch")
+        for i in (0, 1)
+    ]
+    known = {cell.key: record(cell.key, "dpsgd", cell.seed, {"test/accuracy": 0.8}) for cell in cells}
+    known["adult_relu-1"] = known["adult_relu-1"].model_copy(update={"device": "cuda"})
+    both = page.rows_of(table(also=["adult_relu"]), cells[:4], known)
+    assert [cell.dataset for row in both for cell in row.cells] == ["adult"] * 2 + ["adult_relu"] * 2
+    assert not page.rows_of(table(), cells[4:], known)
+    (_, command) = page.entry("`dpsgd`", both[-1], table(), "test", None, {})
+    assert command.endswith("seed=…   # 0, 1 on a GPU")
 
 
 def test_a_table_without_runs_says_so() -> None:

@@ -5,7 +5,8 @@
 The cells are drawn among those that have a record (`records.jsonl`, what the page shows) or are finished in this
 project's MLflow, which knows every metric. Each is run by `kedro run …` in an empty project of its own, with one
 thread, as cells of a sweep are. Exits with 1 where any metric differs. Another processor or another version of torch
-rounds differently: there the figures agree within seed noise, not to the letter.
+rounds differently: there the figures agree within seed noise, not to the letter. A GPU draws its noise from another
+generator, so its cells are left out on a machine that has none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
@@ -47,11 +49,13 @@ def main() -> None:
     store, experiment = project.store()
     client = MlflowClient(store)
     cells = project.cells(choose_grid(project.grids(), options.sweep, {}))
-    recorded = {key: record.metrics for key, record in read_records().items() if not record.rounded}
+    records = read_records()
+    recorded = {key: record.metrics for key, record in records.items() if not record.rounded}
     whole = {c.key: figures_of(c, run) for c in cells if (run := run_of(c, client, experiment)) is not None}
-    finished = [cell for cell in cells if cell.key in recorded | whole]
+    elsewhere = {key for key, record in records.items() if record.device and not torch.cuda.is_available()}
+    finished = [cell for cell in cells if cell.key in recorded | whole and cell.key not in elsewhere]
     if not finished:
-        sys.exit(f"No cell of {options.sweep} has a record: run `kedro sweep {options.sweep}` first.")
+        sys.exit(f"No cell of {options.sweep} has a record of a device that this machine has: run `kedro sweep {options.sweep}` first.")
     drawn = random.Random(options.draw).sample(finished, min(options.cells, len(finished)))
     different = 0
     for cell in drawn:

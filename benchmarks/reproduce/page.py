@@ -58,6 +58,7 @@ class Table(Strict):
         sweep: its name in sweeps.yml.
         title, text: what stands above it.
         dataset: which of the sweep's datasets.
+        also: others of them whose rows stand in the same table, such as one paper's row with another activation.
         where: overrides that its cells have; a value null stands for cells without that override.
         algorithms: which of the sweep's; all where it names none.
         baseline, runs: family of metrics (`test`, `baseline`, `cost_of_privacy`) that the baseline's row and the
@@ -75,6 +76,7 @@ class Table(Strict):
     sweep: str
     title: str
     dataset: str
+    also: Sequence[str] = ()
     text: str = ""
     where: Mapping[str, Any] = {}
     algorithms: Sequence[str] = ()
@@ -108,6 +110,7 @@ class Record(Strict):
         cell: its key.
         algorithm, dataset, seed: for readers; the key holds all settings.
         commit: of the code that ran it.
+        device: that it was trained on, where that was no CPU.
         rounded: its metrics were read from the page, three decimals, since the store of its run is gone.
         metrics: by MLflow's names; `name@n` is what it was after epoch n.
     """
@@ -117,6 +120,7 @@ class Record(Strict):
     dataset: str
     seed: int
     commit: str = ""
+    device: str = ""
     rounded: bool = False
     metrics: Mapping[str, float]
 
@@ -201,7 +205,7 @@ def rows_of(table: Table, cells: Sequence[Cell], known: Mapping[str, Record]) ->
     shown = [
         cell
         for cell in cells
-        if cell.dataset == table.dataset
+        if cell.dataset in (table.dataset, *table.also)
         and all(cell.overrides.get(k) == v for k, v in table.where.items())
         and (not table.algorithms or cell.algorithm in table.algorithms)
     ]
@@ -273,6 +277,7 @@ def record_of(
         dataset=cell.dataset,
         seed=cell.seed,
         commit=run.data.tags.get("git_commit", ""),
+        device="" if (device := run.data.tags.get("device", "cpu")) == "cpu" else device,
         metrics={name: value for name, value in sorted(known.items()) if math.isfinite(value)},
     )
 
@@ -374,7 +379,8 @@ def entry(
     if not row.records:
         return None
     private = family != table.baseline
-    seeds = ", ".join(map(str, row.records)) + (f", as after epoch {row.epoch}" if row.epoch else "")
+    seeds = ", ".join(f"{seed} on a GPU" if record.device else str(seed) for seed, record in row.records.items())
+    seeds += f", as after epoch {row.epoch}" if row.epoch else ""
     return line(label, row, table, family, reference), f"{command}   # {seeds}" if private else ""
 
 
