@@ -148,9 +148,9 @@ def gradients(place: Place) -> Iterator[Row]:
     """Norms and sums of every model against the CPU's, and what one record less does to the others.
 
     *Privacy.* With one record less the others' norms must be the very same numbers, as all passes have one shape, and
-    a sum of gradients of length 1 must move by 1, up to the rounding of a float32 sum of B of them. cuDNN is told to add
-    in a fixed order; where another library does not, two runs of the *same* batch differ as well, and only the second
-    part can be asked for.
+    a sum of gradients of length 1 must move by 1, up to the rounding of a float32 sum of B of them. cuDNN is told to
+    add in a fixed order; where another library does not, two runs of the *same* batch differ as well, and only the
+    second part can be asked for.
 
     *Accuracy.* A model of L layers is off by r = 4·L·u of a gradient's length: in each layer two factors are rounded,
     forward and backward. Rounding also moves a share r of the activations across the kink of a ReLU, and as many

@@ -55,7 +55,9 @@ def main() -> None:
     elsewhere = {key for key, record in records.items() if record.device and not torch.cuda.is_available()}
     finished = [cell for cell in cells if cell.key in recorded | whole and cell.key not in elsewhere]
     if not finished:
-        sys.exit(f"No cell of {options.sweep} has a record of a device that this machine has: run `kedro sweep {options.sweep}` first.")
+        sys.exit(
+            f"No cell of {options.sweep} has a record that can be made again here: run `kedro sweep {options.sweep}`."
+        )
     drawn = random.Random(options.draw).sample(finished, min(options.cells, len(finished)))
     different = 0
     for cell in drawn:
