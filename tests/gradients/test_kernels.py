@@ -102,14 +102,9 @@ def test_group_norms_gradients_are_torchs(channels: int, groups: int, places: tu
 @pytest.mark.parametrize(
     ("channels", "size", "stride", "dilation", "padding", "image"),
     [
-        (
-            (3, 20),
-            (3, 3),
-            (1, 1),
-            (1, 1),
-            1,
-            (6, 7),
-        ),  # several tiles of outputs and of inputs, several blocks of pixels
+        # several tiles of outputs and of inputs, several blocks of pixels; then windows that are a pixel
+        ((3, 20), (3, 3), (1, 1), (1, 1), 1, (6, 7)),
+        ((18, 20), (1, 1), (1, 1), (1, 1), 0, (6, 7)),
         ((2, 5), (3, 2), (2, 1), (1, 2), 1, (7, 8)),
         ((18, 4), (1, 1), (2, 2), (1, 1), 0, (5, 5)),
         ((1, 17), (4, 4), (1, 1), (1, 1), 0, (4, 4)),  # one output pixel
@@ -245,7 +240,7 @@ def test_a_device_whose_sums_are_not_of_the_gradients_that_norms_were_taken_of_i
                 return first.mul_(0.999) if found is None else found * 1.001
 
             patch.setattr(kernels.Tiles, name, wrong)
-            assert fused.differing(kernels, HERE) == fault
+            assert fused.differing(kernels, HERE) == f"{fault}, 1×1 {fault}"
 
 
 @pytest.mark.parametrize("fault", ["no Triton", "no compiler"])
@@ -276,7 +271,7 @@ P, I, L, F = (((kind,) * 3) for kind in ("*fp32", "i32", "i64", "fp32"))
 layer = kernels.Kernel((3, 3), (1, 1), (1, 1), (64, 128))
 how = kernels.Tiles(layer, torch.zeros(2, 64, 9, 9), torch.zeros(2, 128, 9, 9), (1, 1), True)._how()
 del how["num_warps"], how["num_stages"]
-names = "positions across outputs channels height width down along apart aside top left"
+names = "positions outputs channels height width down along apart aside top left"
 geometry = dict.fromkeys(names.split(), "i32")
 for kernel, given, constants in [
     (kernels._squares, dict(rows=P, lengths=I, strides=L, entries=F, starts=(*I, "i32"), out="*fp32", records="i32"),

@@ -7,6 +7,7 @@ round otherwise than torch's operations do.
 from __future__ import annotations
 
 import logging
+import math
 from functools import cache
 from types import ModuleType
 
@@ -81,25 +82,31 @@ def differing(kernels: ModuleType, device: torch.device) -> str:
     return ", ".join(
         name
         for name, (one, two) in found.items()
-        if not (one - two).abs().max() <= (SHORT if name == "convolutions" else TOLERANCE) * two.abs().max()
+        if not (one - two).abs().max() <= (SHORT if name.endswith("convolutions") else TOLERANCE) * two.abs().max()
     )
 
 
 def _convolutions(kernels: ModuleType, images: Tensor, other: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Short products make a gradient of few digits; norms and sums are of all the digits that were formed."""
-    backprops = other.flatten().repeat(21)[: 2 * 64 * 48].view(2, 64, 3, 16)  # 48 pixels: two blocks
-    kernel = Kernel((3, 2), (2, 1), (1, 1), (2, 64))
-    tiles = kernels.Tiles(kernel, images, backprops, (1, 1), True, "tf32")
-    if not tiles.here:
-        return {}
-    windows = F.unfold(images, kernel.size, padding=1, stride=kernel.stride)
-    gradients = (backprops.flatten(2) @ windows.transpose(1, 2)).flatten(1)
-    formed, weights = torch.empty_like(gradients), images.new_tensor([3, 2])
-    squares, alone = gradients.new_empty(2, tiles.count, 2)
-    tiles.form(squares, formed)
-    tiles.form(alone, None)
-    return {
-        "convolutions": (formed, gradients),
-        "convolutions' squares": (torch.stack([squares, alone]).sum(1), rounding.norms_of(formed).expand(2, -1)),
-        "convolutions' sums": (tiles.weighted_sum(weights, 1), (weights.unsqueeze(1) * formed).sum(0)),
-    }
+    """Short products make a gradient of few digits; norms and sums are of all the digits that were formed.
+
+    Both ways in which a kernel reads its windows, over two blocks of pixels or more.
+    """
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, size, stride, padding in (("convolutions", (3, 2), (2, 1), 1), ("1×1 convolutions", (1, 1), (1, 1), 0)):
+        sides = zip(images.shape[2:], size, stride, strict=True)
+        pixels = [(side + 2 * padding - k) // step + 1 for side, k, step in sides]
+        backprops = other.flatten().repeat(32)[: 2 * 64 * math.prod(pixels)].view(2, 64, *pixels)
+        kernel = Kernel(size, stride, (1, 1), (2, 64))
+        tiles = kernels.Tiles(kernel, images, backprops, (padding, padding), padding > 0, "tf32")
+        if not tiles.here:
+            return {}
+        windows = F.unfold(images, size, padding=padding, stride=stride)
+        gradients = (backprops.flatten(2) @ windows.transpose(1, 2)).flatten(1)
+        formed, weights = torch.empty_like(gradients), images.new_tensor([3, 2])
+        squares, alone = gradients.new_empty(2, tiles.count, 2)
+        tiles.form(squares, formed)
+        tiles.form(alone, None)
+        squared = torch.stack([squares, alone]).sum(1), rounding.norms_of(formed).expand(2, -1)
+        summed = tiles.weighted_sum(weights, 1), (weights.unsqueeze(1) * formed).sum(0)
+        found |= {name: (formed, gradients), f"{name}' squares": squared, f"{name}' sums": summed}
+    return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -216,35 +216,34 @@ def group_norm(values: Tensor, backprop: Tensor, groups: int, eps: float) -> tup
 
 @triton.jit
 def _multiplied(
-    image, backprop, limit, out, place, first, total, positions, across, outputs, channels, height, width,
-    down, along, apart, aside, top, left,
+    image, backprop, limit, out, place, first, total, positions, outputs, channels, height, width,
+    down, along, apart, aside, top, left, ACROSS: tl.constexpr, FLAT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # a tile of one record's gradient, and what some output pixels more add to it
     pixel, kernel = first + tl.arange(0, BLOCK), place % (ROWS * COLUMNS)
     known = (out < outputs)[:, None] & (pixel < limit)[None, :]
     one = tl.load(backprop + out[:, None] * positions + pixel[None, :], mask=known, other=0.0)
-    row, column = pixel // across * down - top, pixel % across * along - left  # of a window's first pixel
-    lower, farther = kernel // COLUMNS * apart, kernel % COLUMNS * aside
     known = (place < channels * ROWS * COLUMNS)[:, None] & (pixel < limit)[None, :]
-    if PADDED:  # what is negative is large without its sign
-        rows, columns = row[None, :] + lower[:, None], column[None, :] + farther[:, None]
-        known = known & (rows.to(tl.uint32, bitcast=True) < height) & (columns.to(tl.uint32, bitcast=True) < width)
-    seen = (place // (ROWS * COLUMNS) * height + lower) * width + farther
-    other = tl.load(image + seen[:, None] + (row * width + column)[None, :], mask=known, other=0.0)
+    if FLAT:  # a window is the pixel itself
+        other = tl.load(image + place[:, None] * positions + pixel[None, :], mask=known, other=0.0)
+    else:  # ACROSS is compiled in: a thread divides by it for every pixel
+        row, column = pixel // ACROSS * down - top, pixel % ACROSS * along - left  # of a window's first pixel
+        lower, farther = kernel // COLUMNS * apart, kernel % COLUMNS * aside
+        if PADDED:  # what is negative is large without its sign
+            rows, columns = row[None, :] + lower[:, None], column[None, :] + farther[:, None]
+            known = known & (rows.to(tl.uint32, bitcast=True) < height) & (columns.to(tl.uint32, bitcast=True) < width)
+        seen = (place // (ROWS * COLUMNS) * height + lower) * width + farther
+        other = tl.load(image + seen[:, None] + (row * width + column)[None, :], mask=known, other=0.0)
     return tl.dot(one, tl.trans(other), total, input_precision=PRECISION)
 
 
-# of what is no constant only the number of positions is looked at when a kernel is compiled: whether rows begin at 16
-# bytes. Layers of many sizes then share one.
-GEOMETRY = ("across", "outputs", "channels", "height", "width", "down", "along", "apart", "aside", "top", "left")
-
-
-@partial(triton.jit, do_not_specialize=("stride", "records", *GEOMETRY))
+@triton.jit
 def _form(
     images, backprops, squares, gradients, stride, lost, records,
-    positions, across, outputs, channels, height, width, down, along, apart, aside, top, left,
-    KEEP: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    positions, outputs, channels, height, width, down, along, apart, aside, top, left,
+    KEEP: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, ACROSS: tl.constexpr,
+    FLAT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, record, seen = tl.program_id(0), tl.program_id(1).to(tl.int64), channels * ROWS * COLUMNS
@@ -254,8 +253,8 @@ def _form(
     total = tl.zeros([OUT, IN], tl.float32)
     for block in range(BLOCKS):
         total = _multiplied(
-            image, backprop, positions, out, place, block * BLOCK, total, positions, across, outputs, channels, height,
-            width, down, along, apart, aside, top, left, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
+            image, backprop, positions, out, place, block * BLOCK, total, positions, outputs, channels, height, width,
+            down, along, apart, aside, top, left, ACROSS, FLAT, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
         )  # fmt: skip
     sums = tl.sum(tl.sum(total * total, 1), 0) + tl.where(tile == 0, lost, 0.0)
     tl.store(squares + tile * records + record, sums)
@@ -264,11 +263,12 @@ def _form(
         tl.store(to, total, mask=(out < outputs)[:, None] & (place < seen)[None, :])
 
 
-@partial(triton.jit, do_not_specialize=("records", *GEOMETRY))
+@triton.jit
 def _weighted(
     images, backprops, weights, sums, records,
-    positions, across, outputs, channels, height, width, down, along, apart, aside, top, left,
-    EACH: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    positions, outputs, channels, height, width, down, along, apart, aside, top, left,
+    EACH: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, ACROSS: tl.constexpr,
+    FLAT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, share, seen = tl.program_id(0), tl.program_id(1), channels * ROWS * COLUMNS
@@ -281,8 +281,8 @@ def _weighted(
         image, backprop = images + record * (channels * height * width), backprops + record * (outputs * positions)
         limit = tl.where(weight != 0, positions, 0)  # what has no weight is not read: 0 · NaN would be NaN
         own = _multiplied(
-            image, backprop, limit, out, place, step % BLOCKS * BLOCK, own, positions, across, outputs, channels,
-            height, width, down, along, apart, aside, top, left, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
+            image, backprop, limit, out, place, step % BLOCKS * BLOCK, own, positions, outputs, channels, height, width,
+            down, along, apart, aside, top, left, ACROSS, FLAT, ROWS, COLUMNS, PADDED, BLOCK, PRECISION,
         )  # fmt: skip
         ends = step % BLOCKS == BLOCKS - 1  # its gradient is whole, and as it was formed
         total += tl.where(ends, weight, 0.0) * own
@@ -365,19 +365,22 @@ class Tiles:
         return self.images.contiguous(), self.backprops.contiguous()
 
     def _geometry(self) -> tuple[int, ...]:
-        """What is not compiled in: layers of several sizes share a kernel."""
+        """What a kernel is compiled for only as far as it is 1 or a multiple of 16, so that rows are read in one go."""
         kernel, pixels = self.kernel, self.backprops.shape[2:]
-        shape = (pixels.numel(), pixels[1], kernel.channels[1], kernel.channels[0], *self.images.shape[2:])
+        shape = (pixels.numel(), kernel.channels[1], kernel.channels[0], *self.images.shape[2:])
         return (*shape, *kernel.stride, *kernel.dilation, *self.padding)
 
     def _how(self) -> dict[str, Any]:
         out, across = self._sides()
-        positions = self.backprops.shape[2:].numel()
+        pixels = self.backprops.shape[2:]
+        positions, whole = pixels.numel(), pixels == self.images.shape[2:]
         block = 32 if positions > 16 else 16
         return {
             "BLOCKS": -(-positions // block),
             "OUT": out,
             "IN": across,
+            "ACROSS": pixels[1],
+            "FLAT": self.kernel.size == (1, 1) and whole and not self.padded,
             "ROWS": self.kernel.size[0],
             "COLUMNS": self.kernel.size[1],
             "PADDED": self.padded,
