@@ -58,8 +58,9 @@ def _kept(model: nn.Module, features: Tensor) -> int:
             outputs = model(features)
         return sum(values.numel() * values.element_size() for values in (features, outputs, *kept.values()))
     finally:
-        kept.clear()  # the graph has `note`, which has the outputs, which have the graph: it would live for good, and
-        # autograd's own notes of the parameters with it, so that no step of theirs could be recorded
+        # the graph has `note`, and `kept` the outputs, which have the graph: it would live for good, and autograd's own
+        # notes of the parameters with it, so that no step of theirs could be recorded
+        kept.clear()
 
 
 def room_for(model: nn.Module, features: Tensor, batch_size: int, views: int = 1) -> tuple[bool, int | None]:
