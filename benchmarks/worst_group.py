@@ -421,7 +421,12 @@ def section(dataset: str, epsilon: float, table: Sequence[Row]) -> str:
     )
     lines = [f"## {here.get('title', dataset)}, ε {epsilon:g}", "", about]
     if missing:
-        lines += ["", "Not run yet: " + ", ".join(f"`{name}`" for name in missing) + "."]
+        lines += [
+            "",
+            "Not here, as not run or as its counts alone cost more than ε: "
+            + ", ".join(f"`{name}`" for name in missing)
+            + ".",
+        ]
     lines += [
         "",
         "| | step, bound (trials) | worst group | gap | balanced | overall | worst, against `dpsgd` | p "
@@ -548,7 +553,13 @@ def page(args: argparse.Namespace) -> None:
 
 def again(args: argparse.Namespace) -> None:
     """Train `dataset/algorithm/seed` once more and compare every figure."""
-    dataset, algorithm, seed = args.row.split("/")
+    plan, parts = read_plan(), args.row.split("/")
+    if len(parts) != 3 or not parts[2].isdecimal():
+        sys.exit(f"{args.row!r} names no row and seed: write dataset/algorithm/seed, such as digits/dpsgd/1.")
+    dataset, algorithm, seed = parts
+    for kind, name in (("datasets", dataset), ("algorithms", algorithm)):
+        if name not in plan[kind]:
+            sys.exit(f"{args.row}: {name!r} is none of the plan's {kind}: {', '.join(plan[kind])}.")
     results = read_results()
     found = chosen(dataset, algorithm, args.epsilon, results)
     rows = (

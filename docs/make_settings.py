@@ -73,7 +73,7 @@ PRESETS = (
     ("`mnist_psasc`", "DP-PSASC", "`psasc_cnn` (130,890)", "Tables II, III", WIDTHS),
     ("`fashion_mnist_psasc`", "DP-PSASC", "`psasc_cnn` (130,890)", "Tables II, III", f"{WIDTHS}, which 40,000 records"),
     ("`celeba`, `imagenette`", "DP-PSASC", "`resnet9`", "Tables II, III", "widths, image size, rate, γ_0, γ_1, K_0"),
-    ("`cifar10_wide`", "De et al. 2022", "`wrn16_4`", "its public code, at ε 1", "ε 8, epochs; not run"),
+    ("`cifar10_wide`", "De et al. 2022", "`wrn16_4`", "its public code, at ε 1", "ε 8, epochs, `sgd`'s rate; not run"),
     ("`mnist_sa`, `fashion_mnist_sa`", "SA-DPSGD", "`cnn4` (26,010), tanh", f"Table 2; epochs: {TB}; r: AUTO-S", "–"),
     ("`cifar10_sa`", "SA-DPSGD", "`sa_cnn9` (550,570), tanh", f"Table 2; network, epochs: {TB}; r: AUTO-S", "–"),
     (
