@@ -22,7 +22,7 @@ SWEEPS = yaml.safe_load((ROOT / "conf" / "base" / "sweeps.yml").read_text(encodi
 
 def row(algorithm: str, overrides: dict[str, Any], *metrics: dict[str, float]) -> Any:
     cells = [
-        SimpleNamespace(algorithm=algorithm, overrides={**overrides, "seed": i}, seed=i)
+        SimpleNamespace(algorithm=algorithm, dataset="adult", overrides={**overrides, "seed": i}, seed=i)
         for i in range(max(1, len(metrics)))
     ]
     return page.Row(cells, {i: record(f"cell-{i}", algorithm, i, m) for i, m in enumerate(metrics)})
@@ -135,6 +135,8 @@ def test_a_row_of_another_dataset_may_stand_in_the_table_and_seeds_of_a_gpu_are_
     both = page.rows_of(table(also=["adult_relu"]), cells[:4], known)
     assert [cell.dataset for row in both for cell in row.cells] == ["adult"] * 2 + ["adult_relu"] * 2
     assert not page.rows_of(table(), cells[4:], known)
+    with pytest.raises(ValueError, match="two datasets are no pairs"):
+        table(also=["adult_relu"], against="dpsgd")
     (_, command) = page.entry("`dpsgd`", both[-1], table(), "test", None, {})
     assert command.endswith("seed=…   # 0, 1 on a GPU")
 
@@ -200,6 +202,12 @@ def test_what_is_committed_stays_unless_it_was_rounded() -> None:
     found = page.together(committed, records(9.0, "cell-a", "cell-b", "cell-d"))
     values = {key: one.metrics["epsilon"] for key, one in found.items()}
     assert values == {"cell-a": 1.0, "cell-b": 9.0, "cell-c": 3.0, "cell-d": 9.0}
+
+
+def test_figures_of_two_devices_are_not_mixed_in_one_record() -> None:
+    old = record("cell-0", "dpsgd", 0, {"test/accuracy": 0.8})
+    new = record("cell-0", "dpsgd", 0, {"test/accuracy": 0.7, "test/gap": 0.1}).model_copy(update={"device": "cuda"})
+    assert page.together({"cell-0": old}, {"cell-0": new}) == {"cell-0": old}
 
 
 def test_what_a_new_table_shows_is_added_to_a_committed_record() -> None:

@@ -26,7 +26,7 @@ from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reproduce.page import ROOT, figures_of, read_records, run_of
+from reproduce.page import ROOT, device_of, figures_of, read_records, run_of
 from sweep import EXPERIMENT, environment, scratch_project
 
 from equidp.cli import project_at
@@ -49,10 +49,13 @@ def main() -> None:
     store, experiment = project.store()
     client = MlflowClient(store)
     cells = project.cells(choose_grid(project.grids(), options.sweep, {}))
-    records = read_records()
+    records, gpu = read_records(), torch.cuda.is_available()
     recorded = {key: record.metrics for key, record in records.items() if not record.rounded}
-    whole = {c.key: figures_of(c, run) for c in cells if (run := run_of(c, client, experiment)) is not None}
-    elsewhere = {key for key, record in records.items() if record.device and not torch.cuda.is_available()}
+    runs = {cell.key: run for cell in cells if (run := run_of(cell, client, experiment)) is not None}
+    whole = {cell.key: figures_of(cell, runs[cell.key]) for cell in cells if cell.key in runs}
+    devices = {key: record.device for key, record in records.items()}
+    devices |= {key: device_of(run) for key, run in runs.items()}
+    elsewhere = {key for key, device in devices.items() if device and not gpu}
     finished = [cell for cell in cells if cell.key in recorded | whole and cell.key not in elsewhere]
     if not finished:
         sys.exit(
@@ -61,7 +64,7 @@ def main() -> None:
     drawn = random.Random(options.draw).sample(finished, min(options.cells, len(finished)))
     different = 0
     for cell in drawn:
-        again = metrics_again(cell)
+        again = metrics_again(cell, {} if devices[cell.key] or not gpu else {"training.device": "cpu"})
         if cell.key not in whole:  # a record knows what the page shows alone
             again = {name: value for name, value in again.items() if name in recorded[cell.key]}
         told = compared(whole.get(cell.key) or recorded[cell.key], again)
@@ -71,9 +74,9 @@ def main() -> None:
     sys.exit(bool(different))
 
 
-def metrics_again(cell: Cell) -> dict[str, float]:
-    """Metrics of the cell's own command, in a project that has nothing yet."""
-    params = params_text({**cell.overrides, "dataset": cell.dataset})
+def metrics_again(cell: Cell, more: Mapping[str, str]) -> dict[str, float]:
+    """Metrics of the cell's own command, and `more` overrides, in a project that has nothing yet."""
+    params = params_text({**cell.overrides, "dataset": cell.dataset, **more})
     command = [sys.executable, "-m", "kedro", "run", f"--pipeline={cell.algorithm}", f"--params={params}"]
     with scratch_project() as folder:
         variables = environment(folder) | {"OMP_NUM_THREADS": "1", "EQUIDP_RAW_DIR": raw_folder()}

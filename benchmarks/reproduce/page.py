@@ -30,7 +30,7 @@ import yaml
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from equidp.cli import project_at
 from equidp.evaluation.metrics import flat_metrics, metrics_document
@@ -89,6 +89,12 @@ class Table(Strict):
     differ: str = ""
     setting: str = ""
     kept: Mapping[str, str] = {}
+
+    @model_validator(mode="after")
+    def _pairs_within_one_dataset(self) -> Table:
+        if self.against and self.also:
+            raise ValueError("against and also: seeds of two datasets are no pairs.")
+        return self
 
 
 class Page(Strict):
@@ -254,7 +260,9 @@ def together(committed: Mapping[str, Record], found: Mapping[str, Record]) -> di
     both = {**committed, **found}
     for key in committed.keys() & found.keys():
         old, new = committed[key], found[key]
-        if not old.rounded:
+        if not old.rounded and old.device != found[key].device:
+            both[key] = old  # figures of two devices are not mixed
+        elif not old.rounded:
             both[key] = old.model_copy(update={"metrics": dict(sorted({**new.metrics, **old.metrics}.items()))})
     return both
 
@@ -277,9 +285,15 @@ def record_of(
         dataset=cell.dataset,
         seed=cell.seed,
         commit=run.data.tags.get("git_commit", ""),
-        device="" if (device := run.data.tags.get("device", "cpu")) == "cpu" else device,
+        device=device_of(run),
         metrics={name: value for name, value in sorted(known.items()) if math.isfinite(value)},
     )
+
+
+def device_of(run: Run) -> str:
+    """That it was trained on, where that was no CPU."""
+    device = run.data.tags.get("device", "cpu")
+    return "" if device == "cpu" else str(device)
 
 
 def run_of(cell: Cell, client: MlflowClient, experiment: str) -> Run | None:
@@ -351,7 +365,8 @@ def section(table: Table, rows: Sequence[Row] | None, standing: Standing) -> str
 def entries_of(table: Table, rows: Sequence[Row], standing: Standing) -> list[tuple[str, str]]:
     """Line and command of the baseline and of every row that is finished."""
     reference = next((row for row in rows if row.name == table.against), None)
-    first = max(rows, key=lambda row: len(row.records), default=None)
+    own = [row for row in rows if row.cells[0].dataset == table.dataset]  # another dataset's baseline is another one
+    first = max(own, key=lambda row: len(row.records), default=None)
     entries = [entry(f"`{BASELINE}`", first, table, table.baseline, None, standing)] if first and table.baseline else []
     for label, row in zip(labels(rows), rows, strict=True):
         for one in [row.after(epoch) for epoch in table.epochs] or [row]:

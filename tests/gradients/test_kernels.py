@@ -34,6 +34,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is then several pieces, a set of rows several launches, and a group of channels several tiles."""
     for name, size in (("PIECE", 64), ("BLOCK", 32), ("MOST", 3), ("TILE", 16), ("WIDE", 16), ("PROGRAMS", 8)):
         monkeypatch.setattr(kernels, name, size)
+    monkeypatch.setattr(fused, "TRIED", [(name, (2, 20), *how) for name, _, *how in fused.TRIED])
 
 
 @pytest.fixture
@@ -240,7 +241,22 @@ def test_a_device_whose_sums_are_not_of_the_gradients_that_norms_were_taken_of_i
                 return first.mul_(0.999) if found is None else found * 1.001
 
             patch.setattr(kernels.Tiles, name, wrong)
-            assert fused.differing(kernels, HERE) == f"{fault}, 1×1 {fault}"
+            assert fused.differing(kernels, HERE) == f"{fault}, bare {fault}, 1×1 {fault}"
+
+
+@pytest.mark.parametrize("which", [name for name, *_ in fused.TRIED])
+def test_a_device_that_reads_one_kind_of_convolution_wrongly_is_found_out(which: str, monkeypatch) -> None:
+    """Whose rows it takes, and in which order, must show."""
+    monkeypatch.setattr(fused, "TRIED", [one for one in fused.TRIED if one[0] == which])
+    real = kernels.Tiles._factors
+    for fault in (lambda b: b[:1].expand_as(b), lambda b: b.roll(4, 1)):
+
+        def wrong(self: kernels.Tiles, fault: Any = fault) -> tuple[Tensor, Tensor]:
+            images, backprops = real(self)
+            return images, fault(backprops).contiguous()
+
+        monkeypatch.setattr(kernels.Tiles, "_factors", wrong)
+        assert which in fused.differing(kernels, HERE).split(", ")
 
 
 @pytest.mark.parametrize("fault", ["no Triton", "no compiler"])
@@ -270,7 +286,11 @@ from equidp.gradients import kernels
 P, I, L, F = (((kind,) * 3) for kind in ("*fp32", "i32", "i64", "fp32"))
 layer = kernels.Kernel((3, 3), (1, 1), (1, 1), (64, 128))
 how = kernels.Tiles(layer, torch.zeros(2, 64, 9, 9), torch.zeros(2, 128, 9, 9), (1, 1), True)._how()
-del how["num_warps"], how["num_stages"]
+pixel = kernels.Kernel((1, 1), (1, 1), (1, 1), (64, 64))
+flat = kernels.Tiles(pixel, *[torch.zeros(2, 64, 8, 8)] * 2, (0, 0), False)._how()
+for one in (how, flat):
+    del one["num_warps"], one["num_stages"]
+assert flat["FLAT"] and not how["FLAT"]
 names = "positions outputs channels height width down along apart aside top left"
 geometry = dict.fromkeys(names.split(), "i32")
 for kernel, given, constants in [
@@ -282,13 +302,16 @@ for kernel, given, constants in [
      dict(CHANNELS=4, PIXELS=1024, GROUPS=16, HIGH=4, WIDE=1024)),
     (kernels._form, dict(images="*fp32", backprops="*fp32", squares="*fp32", gradients="*fp32", stride="i32",
      lost="fp32", records="i32", **geometry), dict(KEEP=True, **how)),
+    (kernels._form, dict(images="*fp32", backprops="*fp32", squares="*fp32", gradients="*fp32", stride="i32",
+     lost="fp32", records="i32", **geometry), dict(KEEP=False, **flat)),
     (kernels._weighted, dict(images="*fp32", backprops="*fp32", weights="*fp32", sums="*fp32", records="i32",
      **geometry), dict(EACH=3, **how)),
     (kernels._silence, dict(values="*fp32", finite="*i8", stride="i32", length="i32"),
      dict(PIECE=kernels.PIECE, BLOCK=kernels.BLOCK)),
 ]:
     source = ASTSource(kernel, given | dict.fromkeys(constants, "constexpr"), constants)
-    assert compile(source, target=GPUTarget("cuda", 80, 32)).asm["cubin"]
+    for capability in (80, 90):
+        assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
 print("compiled")
 """
 

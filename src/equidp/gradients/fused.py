@@ -78,7 +78,7 @@ def differing(kernels: ModuleType, device: torch.device) -> str:
         ),
         "silenced rows": (silenced, rows[0] * finite.unsqueeze(1)),
     }
-    found |= _convolutions(kernels, ramp.view(2, 2, 5, 15), other)
+    found |= _convolutions(kernels, device)
     return ", ".join(
         name
         for name, (one, two) in found.items()
@@ -86,27 +86,42 @@ def differing(kernels: ModuleType, device: torch.device) -> str:
     )
 
 
-def _convolutions(kernels: ModuleType, images: Tensor, other: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+TRIED = (
+    ("convolutions", (22, 70), (3, 2), (2, 1), 1, (5, 15)),  # padded; several tiles, each of them as large as any
+    ("bare convolutions", (3, 20), (3, 3), (1, 1), 0, (5, 18)),
+    ("1×1 convolutions", (20, 36), (1, 1), (1, 1), 0, (4, 16)),  # whose rows begin at 16 bytes
+)
+"""Name, channels, kernel, stride, padding and images of the convolutions that a device is tried with."""
+
+
+def _convolutions(kernels: ModuleType, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
     """Short products make a gradient of few digits; norms and sums are of all the digits that were formed.
 
-    Both ways in which a kernel reads its windows, over two blocks of pixels or more.
+    Of three records the last has no weight, and is not finite when the sum is taken.
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, size, stride, padding in (("convolutions", (3, 2), (2, 1), 1), ("1×1 convolutions", (1, 1), (1, 1), 0)):
-        sides = zip(images.shape[2:], size, stride, strict=True)
-        pixels = [(side + 2 * padding - k) // step + 1 for side, k, step in sides]
-        backprops = other.flatten().repeat(32)[: 2 * 64 * math.prod(pixels)].view(2, 64, *pixels)
-        kernel = Kernel(size, stride, (1, 1), (2, 64))
-        tiles = kernels.Tiles(kernel, images, backprops, (padding, padding), padding > 0, "tf32")
+    for name, channels, size, stride, padding, sides in TRIED:
+        images = _numbers(0.37, device, 3, channels[0], *sides)
+        windows = F.unfold(images, size, padding=padding, stride=stride)
+        pixels = [(side + 2 * padding - k) // step + 1 for side, k, step in zip(sides, size, stride, strict=True)]
+        backprops = _numbers(0.73, device, 3, channels[1], *pixels)
+        tiles = kernels.Tiles(
+            Kernel(size, stride, (1, 1), channels), images, backprops, (padding, padding), padding > 0, "tf32"
+        )
         if not tiles.here:
             return {}
-        windows = F.unfold(images, size, padding=padding, stride=stride)
         gradients = (backprops.flatten(2) @ windows.transpose(1, 2)).flatten(1)
-        formed, weights = torch.empty_like(gradients), images.new_tensor([3, 2])
-        squares, alone = gradients.new_empty(2, tiles.count, 2)
+        formed, weights = torch.empty_like(gradients), images.new_tensor([3, 2, 0])
+        squares, alone = gradients.new_empty(2, tiles.count, 3)
         tiles.form(squares, formed)
         tiles.form(alone, None)
+        images[2] = torch.nan
         squared = torch.stack([squares, alone]).sum(1), rounding.norms_of(formed).expand(2, -1)
         summed = tiles.weighted_sum(weights, 1), (weights.unsqueeze(1) * formed).sum(0)
         found |= {name: (formed, gradients), f"{name}' squares": squared, f"{name}' sums": summed}
     return found
+
+
+def _numbers(frequency: float, device: torch.device, *shape: int) -> Tensor:
+    """Of no short period, so that no two records or channels look alike."""
+    return torch.arange(math.prod(shape), device=device, dtype=torch.float32).mul(frequency).sin().view(shape)
