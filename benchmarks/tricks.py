@@ -41,6 +41,10 @@ GAINS: dict[str, dict[str, Any]] = {
     "augmentations 1, crop": {"augmentations": 1, **CROPS},
     "augmentations 4, crop": {"augmentations": 4, **CROPS},
     "average, augmentations 4": {"average": 0.99, "augmentations": 4, **CROPS},
+    **{
+        f"adam at 0.01, adam_epsilon {e:g}": {"optimizer": "adam", "learning_rate": 0.01, "adam_epsilon": e}
+        for e in (1e-8, 1e-4, 1e-2)
+    },
 }
 """Row: settings below `training`."""
 
@@ -78,7 +82,7 @@ def gain(args: argparse.Namespace) -> None:
     plan = plan_run(algorithm, units=len(parts[0].train), groups=10, privacy=privacy, training=plain)  # none changes it
     print(f"| setting | {args.dataset}: accuracy | worst class |\n|---|---|---|")
     for name, tricks in GAINS.items():
-        training = TrainingSettings(**shared(args), **tricks)
+        training = TrainingSettings(**shared(args) | tricks)
         found = [scores(algorithm, plan, part, privacy, training, args.model, seed) for seed, part in enumerate(parts)]
         cells = [f"{statistics.mean(v):.3f} ± {statistics.stdev(v):.3f}" for v in zip(*found, strict=True)]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
