@@ -190,7 +190,10 @@ def _gradients(place: Place, which: tuple[str, Precision, str]) -> Row:
 
 @contextlib.contextmanager
 def _adding_in_order() -> Iterator[None]:
-    """cuDNN's own choice adds in no fixed order in some models: the same batch then differs from itself."""
+    """cuDNN's own choice adds in no fixed order in some models: the same batch then differs from itself.
+
+    `fixed_order` asks all of torch for it, and refuses models with an operation that has no such kernel.
+    """
     before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     try:
         yield

@@ -256,14 +256,16 @@ def curve_of(cell: Cell) -> Callable[[str], Mapping[int, float]]:
 
 
 def together(committed: Mapping[str, Record], found: Mapping[str, Record]) -> dict[str, Record]:
-    """Both. A committed figure stays, unless it was rounded: another machine's last digits are no news."""
+    """Both. A committed figure stays, unless it was rounded: another machine's last digits are no news.
+
+    What a record has not is added, from a run on the same kind of device.
+    """
     both = {**committed, **found}
     for key in committed.keys() & found.keys():
         old, new = committed[key], found[key]
-        if not old.rounded and old.device != found[key].device:
-            both[key] = old  # figures of two devices are not mixed
-        elif not old.rounded:
-            both[key] = old.model_copy(update={"metrics": dict(sorted({**new.metrics, **old.metrics}.items()))})
+        if not old.rounded:
+            more = new.metrics if new.device == old.device else {}
+            both[key] = old.model_copy(update={"metrics": dict(sorted({**more, **old.metrics}.items()))})
     return both
 
 
