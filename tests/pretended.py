@@ -142,6 +142,8 @@ class _Pretending(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
+        if func in MAKING and "pin_memory" in kwargs:
+            kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         if func in MAKING or func in DRAWING:
             there = isinstance(first, OnGpu) if func in DRAWING else on_gpu(kwargs.get("device"))
             _refuse_generator(kwargs.get("generator"), there)

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.pretended import nothing_waits, pretended_gpu
 
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
@@ -45,9 +46,9 @@ class Scripted(SecureRandom):
         super().__init__("cpu")
         self.script = list(words)
 
-    def words(self, size: int) -> np.ndarray:
+    def _drawn(self, size: int) -> torch.Tensor:
         taken, self.script = self.script[:size], self.script[size:]
-        return np.array(taken, dtype=np.uint64)
+        return torch.from_numpy(np.array(taken, dtype=np.uint64).view(np.int64))
 
 
 def test_normal_is_standard_normal(source: RandomSource) -> None:
@@ -262,6 +263,45 @@ def test_the_key_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch
     assert first == again != other
 
 
+@pytest.mark.parametrize("size", [1, 1000, 1001, 5003])
+def test_threads_fill_every_word_once_with_a_key_of_their_own(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secure, "ZEROS", bytes(64))  # a thread for each 8 words, blocks of 8
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    random = SecureRandom("cpu")
+    first, again = random.words(size), random.words(size)
+    assert len(random._streams) == min(3, size)
+    assert len({*first.tolist(), *again.tolist()}) == 2 * size  # a word left out, or drawn twice, shows
+    bits = sum(int(word).bit_count() for word in first)
+    assert stats.binomtest(bits, 64 * size).pvalue > SURE
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_a_pretended_gpu_makes_the_noise_itself(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secure, "GPU_CHUNK", 1 << 11)
+    with pretended_gpu():
+        random = SecureRandom("cuda")
+        values = torch.full((size,), 5.0, device="cuda")
+        with nothing_waits():
+            noised = random.perturb(values, sensitivity=0.5, noise_multiplier=3.0)
+            normal = random.normal(size)
+        assert noised.device.type == normal.device.type == "cuda"
+        multiples = noised.cpu().double() / grid_step(0.5, size)
+    assert torch.equal(multiples, multiples.round())
+    assert stats.kstest(noised.cpu().double().numpy(), stats.norm(5.0, 1.5).cdf).pvalue > SURE
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_asked_gaussian_on_the_grid() -> None:
+    size, random = (1 << 23) + 5, SecureRandom("cuda")
+    noised = random.perturb(torch.full((size,), 5.0, device="cuda"), sensitivity=0.5, noise_multiplier=3.0)
+    assert noised.device.type == "cuda"
+    found = noised.cpu().double()
+    multiples = found / grid_step(0.5, size)
+    assert torch.equal(multiples, multiples.round())
+    assert stats.kstest(found.numpy(), stats.norm(5.0, 1.5).cdf).pvalue > SURE
+    assert stats.kstest(random.normal(size).cpu().double().numpy(), "norm").pvalue > SURE
+
+
 def test_nothing_can_be_saved_or_copied() -> None:
     random = SecureRandom("cpu")
     assert random.state_dict() == {}
@@ -277,10 +317,12 @@ def test_nothing_can_be_saved_or_copied() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_draws_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     random = SecureRandom("cpu")
-    stream = random._stream
+    random.normal(1)
+    (stream,), threads = random._streams, random._threads
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as seen from a child; forking under threads is no fun in a test
     random.normal(1)
-    assert random._stream is not stream
+    assert stream not in random._streams
+    assert random._threads is not threads  # a child has none of its parent's
 
 
 def test_nothing_but_a_random_source_adds_noise() -> None:

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
@@ -60,6 +61,15 @@ LARGEST = 2.0**52
 
 CHUNK = 1 << 16
 """Numbers noised at once: few enough for caches to hold what their noise is made of, enough for several threads."""
+GPU_CHUNK = 1 << 22
+"""The same on a GPU, which is quick with many: 128 MiB of words."""
+
+ZEROS = bytes(1 << 19)
+"""What is encrypted to give the key stream, so much at once."""
+THREADS = 8
+"""So many at most draw words, each a block of `ZEROS` or more."""
+SPARE = 2
+"""Words of room that the cipher asks for behind what it writes."""
 
 
 class SecureRandom:
@@ -77,7 +87,7 @@ class SecureRandom:
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
-        self._stream, self._process = _new_stream(), os.getpid()
+        self._begin()
 
     def bernoulli(self, probability: float | Tensor, size: int) -> Tensor:
         """`[size]` bool, independent coins.
@@ -97,18 +107,15 @@ class SecureRandom:
         return torch.from_numpy((self.words(size) >> np.uint64(11)) * 2.0**-53).to(self.device)
 
     def words(self, size: int) -> np.ndarray:
-        """`[size]` uint64 of the key stream."""
-        if os.getpid() != self._process:
-            # a forked child would otherwise continue its parent's stream: the same noise in two releases
-            self._stream, self._process = _new_stream(), os.getpid()
-        return np.frombuffer(bytearray(self._stream.update(bytes(WORD * size))), dtype=np.uint64)
+        """`[size]` uint64 of the key streams."""
+        return self._drawn(size).numpy().view(np.uint64)
 
     def normal(self, size: int) -> Tensor:
         """`[size]` float32 standard normal. To protect a value use `perturb`, which adds it safely."""
-        drawn = torch.empty(size, dtype=torch.float32, device="cpu")
-        for part in drawn.split(CHUNK):
+        drawn = torch.empty(size, dtype=torch.float32, device=self.device)
+        for part in drawn.split(_chunk(self.device)):
             part.copy_(self._gaussian(len(part)))
-        return drawn.to(self.device)
+        return drawn
 
     def perturb(self, values: Tensor, *, sensitivity: float | Tensor, noise_multiplier: float) -> Tensor:
         """`[d]` values plus Gaussian noise of standard deviation σ·(Δ + 2g√d), on a grid of step g.
@@ -126,11 +133,11 @@ class SecureRandom:
             raise EquidpError(f"A sensitivity of {delta} cannot be protected in secure mode; check the clip norms.")
         step = grid_step(delta, size)
         spread = noise_multiplier * (delta + 2 * step * math.sqrt(size)) / step
-        noised = torch.empty(size, dtype=values.dtype, device="cpu")
-        for exact, part in zip(values.detach().cpu().split(CHUNK), noised.split(CHUNK), strict=True):
+        noised, chunk = torch.empty_like(values), _chunk(self.device)
+        for exact, part in zip(values.detach().split(chunk), noised.split(chunk), strict=True):
             multiples = exact.double().div(step).round_().clamp_(-LARGEST, LARGEST)
             part.copy_(multiples.add_(self._gaussian(len(part)).mul_(spread).round_()).mul_(step))
-        return noised.to(values.device)
+        return noised
 
     def renew(self, life: int) -> None:
         """Nothing to do: no two draws are alike."""
@@ -152,15 +159,33 @@ class SecureRandom:
             )
 
     def _gaussian(self, size: int) -> Tensor:
-        """`[size]` float64 on the CPU: √(−ln U₁)·cos θ₁ + √(−ln U₂)·cos θ₂, each from two signed integers w.
+        """`[size]` float64: √(−ln U₁)·cos θ₁ + √(−ln U₂)·cos θ₂, each from two signed integers w.
 
         U = (|w| + ½)·2⁻⁶³ is in (0, 1], with 53 significant bits however small; θ = w·π·2⁻⁶³ is in [−π, π).
         """
-        words = torch.from_numpy(self.words(4 * size).view(np.int64)).view(2, 2, size)
+        words = self._drawn(4 * size).to(self.device, non_blocking=True).view(2, 2, size)
         radius, angle = words.to(torch.float64).unbind()
         radius.abs_().add_(0.5).mul_(2.0**-63).log_().neg_().sqrt_()
         one, other = angle.mul_(math.pi * 2.0**-63).cos_().mul_(radius).unbind()
         return one.add_(other)
+
+    def _drawn(self, size: int) -> Tensor:
+        """`[size]` int64 of the key streams on the CPU, in memory that a GPU reads by itself."""
+        if os.getpid() != self._process:
+            self._begin()  # a forked child would otherwise continue its parent's streams: one noise in two releases
+        number = min(THREADS, torch.get_num_threads(), WORD * size // len(ZEROS)) or 1
+        while len(self._streams) < number:
+            self._streams.append(_new_stream())
+        drawn = torch.empty(size + SPARE, dtype=torch.int64, device="cpu", pin_memory=self.device.type == "cuda")
+        memory, share = drawn.numpy().data.cast("B"), WORD * -(-size // number)
+        parts = [memory[i * share : (i + 1) * share + WORD * SPARE] for i in range(number)]
+        list((map if number == 1 else self._threads.map)(_fill, self._streams, parts))
+        return drawn[:size]
+
+    def _begin(self) -> None:
+        """Fresh keys, and threads of this process."""
+        self._streams: list[CipherContext] = []
+        self._threads, self._process = ThreadPoolExecutor(THREADS), os.getpid()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("SecureRandom can neither be copied nor pickled: its noise must not be drawn twice.")
@@ -169,6 +194,17 @@ class SecureRandom:
 def grid_step(sensitivity: float, size: int) -> float:
     """The largest power of two g with g·√size ≤ 2^−GRID_BITS · sensitivity."""
     return 2.0 ** math.floor(math.log2(sensitivity / math.sqrt(max(size, 1))) - GRID_BITS)
+
+
+def _chunk(device: torch.device) -> int:
+    return GPU_CHUNK if device.type == "cuda" else CHUNK
+
+
+def _fill(stream: CipherContext, part: memoryview) -> None:
+    """The key stream into all of `part` but the room behind it."""
+    size = len(part) - WORD * SPARE
+    for start in range(0, size, len(ZEROS)):
+        stream.update_into(memoryview(ZEROS)[: size - start], part[start:])
 
 
 def _new_stream() -> CipherContext:
