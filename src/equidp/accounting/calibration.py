@@ -94,9 +94,7 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
         return epsilon(events_for(noise), delta).value
 
     low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
-    if (
-        pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target
-    ):  # RDP is the tighter of the two here, or PLD's grid too coarse
+    if pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target:  # RDP is tighter here, or PLD's grid too coarse
         try:
             found = solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5)
         except ValueError:  # so small an ε that rounding leaves nothing of a Rényi divergence
