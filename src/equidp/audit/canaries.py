@@ -90,8 +90,8 @@ def gradient_scores(
     listener = Listener(random, model, setup.algorithm.sampler.sampling_rate(setup.algorithm.adapt(setup.plan)))
 
     def aim(trainer: Trainer) -> None:
-        if trainer.algorithm.weights is not None:
-            model.strength = strongest_norm(trainer.algorithm.weights, _for_every_group(trainer))
+        if (rule := trainer.algorithm.weights) is not None:  # what is released within the step starts from 1
+            model.strength = strongest_norm(rule, tensors(dict.fromkeys(rule.reads, 1.0), "cpu") | trainer.public)
 
     views = setup.augmentation
     if views is not None:  # of the record behind its number
@@ -204,12 +204,6 @@ def strongest_norm(rule: WeightRule, public: dict[str, Tensor]) -> float:
     norms = norms[norms > 0].sort().values
     reached = rule.weights(norms, seen) * norms
     return float(norms[reached >= reached.max() * (1 - 1e-4)].max())
-
-
-def _for_every_group(trainer: Trainer) -> dict[str, Tensor]:
-    """Public values that the next step's weights may read; those that are released within it start from 1."""
-    assert trainer.algorithm.weights is not None
-    return tensors(dict.fromkeys(trainer.algorithm.weights.reads, 1.0), "cpu") | trainer.public
 
 
 def _columns(numbers: Tensor, dtype: torch.dtype) -> Tensor:

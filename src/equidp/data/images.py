@@ -147,17 +147,12 @@ def unpack_sheets(arrays: Mapping[str, np.ndarray], prefix: str, side: int, path
     """
     packed, offsets = arrays[f"{prefix}webp"], arrays[f"{prefix}offsets"]
     try:
-        sheets = [
-            np.asarray(_sheet(packed[start:end].tobytes()).convert("RGB")).reshape(-1, side, side, 3)
-            for start, end in itertools.pairwise(offsets)
-        ]
+        encoded = (io.BytesIO(packed[start:end].tobytes()) for start, end in itertools.pairwise(offsets))
+        opened = (Image.open(one, formats=["WEBP"]).convert("RGB") for one in encoded)
+        sheets = [np.asarray(sheet).reshape(-1, side, side, 3) for sheet in opened]
     except UNREADABLE as error:
         raise EquidpError(f"{path}: a sheet of {prefix}webp is corrupt ({error}); download it again.") from error
     return torch.from_numpy(np.concatenate(sheets)).permute(0, 3, 1, 2).contiguous()
-
-
-def _sheet(encoded: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(encoded), formats=["WEBP"])
 
 
 def _in_parallel(work: Callable[[Encoded], None], items: Iterable[Encoded]) -> Iterator[None]:

@@ -86,11 +86,6 @@ def figures_event(epsilon: float, delta: float, trials: Trials) -> Event:
     return Event(1.0, trials.calibrate(lambda noise: (Event(1.0, noise),), epsilon, delta))
 
 
-def confidence_bins(bins: int, classes: int) -> int:
-    """Bins of confidence within each predicted class, of so many score bins in all."""
-    return max(1, bins // classes)
-
-
 def cell_numbers(scores: NDArray, labels: NDArray, bins: int) -> tuple[NDArray, NDArray]:
     """Predicted class and bin of confidence of each record, int64 `[n]` each.
 
@@ -133,7 +128,7 @@ def noised_histogram(
         units: `[n]` numbers, equal for records of one unit, if a unit is protected as a whole; else None.
     """
     names = {name: tuple(groups[name][1]) if name in groups else (EVERYONE,) for name in tables(tuple(groups))}
-    per = confidence_bins(bins, len(classes))
+    per = max(1, bins // len(classes))  # bins of confidence within each predicted class
     predicted, confidence = cell_numbers(scores, labels, per)
     weights = np.ones(len(labels))
     if units is not None:

@@ -90,7 +90,7 @@ def _figures(predicted: NDArray, truth: NDArray, metrics: tuple[str, ...]) -> Fi
     measures: dict[str, Callable[[NDArray, NDArray], float | None]] = {
         "mae": sk.mean_absolute_error,
         "rmse": sk.root_mean_squared_error,
-        "r2": _r2,
+        "r2": lambda truth, found: sk.r2_score(truth, found) if len(np.unique(truth)) > 1 else None,
         "mean_error": lambda truth, predicted: float(np.mean(predicted - truth)),
         "deviance": sk.mean_poisson_deviance,
     }
@@ -101,7 +101,3 @@ def _figures(predicted: NDArray, truth: NDArray, metrics: tuple[str, ...]) -> Fi
         return {"count": len(rows), **{name: measures[name](true, given) if finite else None for name in metrics}}
 
     return measure
-
-
-def _r2(truth: NDArray, predicted: NDArray) -> float | None:
-    return sk.r2_score(truth, predicted) if len(np.unique(truth)) > 1 else None

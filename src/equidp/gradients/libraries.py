@@ -117,8 +117,3 @@ NAMED: dict[str, Rule] = {
 
 NEED_PARAMETERS: frozenset[Callable[[Page], dict[str, Term]]] = frozenset({batch_norm_act})
 """Rules that ask for the parameters as they were in a call."""
-
-
-def rule_named(kind: type[nn.Module]) -> Rule | None:
-    """The rule of a library's class; None where it has none here."""
-    return NAMED.get(f"{kind.__module__}.{kind.__qualname__}")

@@ -286,7 +286,9 @@ class RecordedSteps:
 
     def _state(self) -> _State:
         trainer = self._trainer
-        tensors = [*trainer.engine.parameters, *_tensors_of(trainer.optimizer), *trainer.public.values()]
+        kept = (value for state in trainer.optimizer.state.values() for value in state.values())
+        of_optimizer = (value for value in kept if isinstance(value, Tensor))
+        tensors = [*trainer.engine.parameters, *of_optimizer, *trainer.public.values()]
         return _State(
             tensors,
             [tensor.detach().clone() for tensor in tensors],
@@ -315,8 +317,3 @@ class _State:
     public: dict[str, Tensor]
     noise: Tensor | None
     others: dict[str, Tensor]
-
-
-def _tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    kept = (value for state in optimizer.state.values() for value in state.values())
-    return [value for value in kept if isinstance(value, Tensor)]

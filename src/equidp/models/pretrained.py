@@ -121,18 +121,13 @@ def file_state(path: Path) -> dict[str, Tensor]:
             f"model.options.weights: {path} does not exist; give the path of a .safetensors or .pth file."
         )
     try:
-        state = _read_state(path)
+        safe = path.suffix == ".safetensors"
+        state: Any = load_file(path) if safe else torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch's restricted reader lets many kinds of error through
         raise EquidpError(f"model.options.weights: {path} holds no plain weights ({first_line(error)}).") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise EquidpError(f"model.options.weights: {path} holds no plain weights, but a {type(state).__name__}.")
     return state
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def three_channels(images: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> 
         "groups together." + (" All other figures of this page are exact." if beside_exact else ""),
         *document["notes"],
     ]
-    names = [name for name in FIGURES if any(one is not None for one in _column(document["intervals"], name))]
+    every = (of for groups in document["intervals"]["groups"].values() for of in groups.values())
+    intervals = (document["intervals"]["overall"], *every)
+    names = [name for name in FIGURES if any(of.get(name) is not None for of in intervals)]
     grids = [_grid("All records", names, {"": document["overall"]}, {"": document["intervals"]["overall"]})]
     for grouping, groups in document["groups"].items():
         grids.append(_grid(f"By {grouping}", names, groups, document["intervals"]["groups"][grouping]))
@@ -50,11 +52,6 @@ def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> 
 
 def _pair(spread: Mapping[str, Any]) -> tuple[float | None, Sequence[float] | None]:
     return spread["difference"], spread["interval"]
-
-
-def _column(intervals: Mapping[str, Any], name: str) -> list[Any]:
-    groups = [of for grouping in intervals["groups"].values() for of in grouping.values()]
-    return [of.get(name) for of in (intervals["overall"], *groups)]
 
 
 def _grid(caption: str, names: Sequence[str], rows: Mapping[str, Any], intervals: Mapping[str, Any]) -> PageTable:

@@ -239,7 +239,8 @@ class Checkpointer:
         self._journal.close()
 
     def _open(self, resume: bool) -> Saved | None:
-        _clear_leftovers(self.path)
+        for leftover in self.path.parent.glob(f"{self.path.name}.*.tmp"):  # what a killed process left half-written
+            leftover.unlink(missing_ok=True)
         if not resume:
             self.path.unlink(missing_ok=True)
         return read_checkpoint(self.path, self.settings) if self.path.exists() else None
@@ -439,9 +440,3 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {_unpack(k, tensors): _unpack(v, tensors) for k, v in inner}
     values = [_unpack(v, tensors) for v in inner]
     return values if kind == "list" else tuple(values)
-
-
-def _clear_leftovers(path: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for leftover in path.parent.glob(f"{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)

@@ -156,13 +156,9 @@ class Ham10000(Source):
         if images.suffix == ".npz":
             return _packed_pixels(images, ids, self.options.size, where)
         position = {image_id: i for i, image_id in enumerate(ids)}
-        encoded = _in_folder(images) if images.is_dir() else _in_tar(images)
-        found = _placed(encoded, position, images, where)
+        files = ((path.stem, path) for path in image_files(images)) if images.is_dir() else _in_tar(images)
+        found = _placed(files, position, images, where)
         return decode_all(found, len(ids), side=self.options.size, title="HAM10000 images")
-
-
-def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
-    yield from ((path.stem, path) for path in image_files(folder))
 
 
 def _in_tar(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -112,7 +112,10 @@ class Imdb(Source):
         if self.options.words:
             wanted = self._wanted_words(raw_dir)
             if (path := find(raw_dir, wanted)) is None:
-                raise _no_words(raw_dir, wanted)
+                why = missing(raw_dir, wanted, download="there is no automatic download").message
+                raise EquidpError(
+                    f"{why} Or leave data.options.words out: ids are then hashed, and words may share one."
+                )
             found["words"] = path
             digests.append(verified(path, wanted, verify=self.options.verify))
         if self.options.tokenizer:
@@ -213,11 +216,6 @@ class Imdb(Source):
         if not self._known:
             raise EquidpError(f"The words of {self.options.words} are not read yet: read the reviews first.")
         return listed_ids(found, self._known, self.options.length)
-
-
-def _no_words(raw_dir: Path, wanted: PublishedFile) -> EquidpError:
-    message = missing(raw_dir, wanted, download="there is no automatic download").message
-    return EquidpError(f"{message} Or leave data.options.words out: ids are then hashed, and words may share one.")
 
 
 def _read_folder(folder: Path) -> Iterator[Review]:
