@@ -71,11 +71,7 @@ class RecordMomentum(Contribution):
     """Most memory that m may take, in GiB."""
 
     def start(self, run: Run) -> Contributing:
-        """Keeps m.
-
-        Raises:
-            EquidpError: where m would take more memory than allowed.
-        """
+        """Keeps m. Raises EquidpError where m would take more memory than allowed."""
         records = run.plan.records  # as declared: how many there are may be protected, so nothing is refused by it
         needed = records * run.engine.dimension * 4 / GIB
         if needed > self.memory_limit:

@@ -119,11 +119,7 @@ def _is_of(path: Path, suffixes: tuple[str, ...]) -> bool:
 
 
 def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Arrays of an npz file; nothing is unpickled.
-
-    Raises:
-        EquidpError: the file is damaged or lacks an array.
-    """
+    """Arrays of an npz file; nothing is unpickled. Raises EquidpError if it is damaged or lacks one."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}

@@ -72,11 +72,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def content(path: Path) -> bytes:
-    """The whole unpacked content.
-
-    Raises:
-        EquidpError: the file is truncated, corrupt or unreadable.
-    """
+    """The whole unpacked content. Raises EquidpError where the file is truncated, corrupt or unreadable."""
     return b"".join(_blocks(path))
 
 
@@ -124,11 +120,7 @@ def missing(raw_dir: Path, published: PublishedFile, *, download: str) -> Equidp
 
 
 def inside(raw_dir: Path, path: str) -> Path:
-    """A path of the user's own, relative to the raw folder.
-
-    Raises:
-        EquidpError: it leads out of that folder.
-    """
+    """A path of the user's own, relative to the raw folder. Raises EquidpError where it leads out of that."""
     if "\\" in path and not (raw_dir / path).exists():
         raise EquidpError(f"data.options: the path {path!r} has backslashes; write / between folders.")
     whole = (raw_dir / path).resolve()

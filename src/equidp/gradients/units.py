@@ -31,11 +31,7 @@ class Units:
 
     @classmethod
     def of(cls, owners: Tensor) -> Units:
-        """Count the records of each unit.
-
-        Raises:
-            EquidpError: for owners that do not ascend.
-        """
+        """Count the records of each unit. Raises EquidpError for owners that do not ascend."""
         if (owners[1:] < owners[:-1]).any():
             raise EquidpError("A unit's records must stand together in a batch, units in ascending order.")
         return cls(owners, torch.bincount(owners))

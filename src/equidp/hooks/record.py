@@ -156,11 +156,7 @@ class RunRecorder:
                 runs.log_history(owner, [self._shown(row) for row in found.to_dict("records")])
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Log results and end the runs.
-
-        Raises:
-            EquidpError: the store fails; all results are on disk.
-        """
+        """Log results and end the runs. Raises EquidpError where the store fails; all results are on disk."""
         again = "the same command" + ("" if audits(pipeline) else " with resume=true, which does not train again,")
         left = (
             f"All results are on disk, but the run in MLflow is incomplete: once the store answers, {again} logs them."

@@ -95,11 +95,7 @@ def load_pretrained(model: ResNet, architecture: str, weights: str) -> None:
 
 
 def torchvision_state(architecture: str) -> dict[str, Tensor]:
-    """torchvision's default weights, from its cache or the network.
-
-    Raises:
-        EquidpError: neither has them.
-    """
+    """torchvision's default weights, from its cache or the network. Raises EquidpError where neither has them."""
     published = get_model_weights(architecture).DEFAULT
     state, reason = attempt(lambda: published.get_state_dict(progress=True, check_hash=True))
     if state is None:

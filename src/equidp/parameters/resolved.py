@@ -100,11 +100,7 @@ class Settings:
     _built: dict[str, Algorithm] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def algorithm(self, name: str) -> Algorithm:
-        """The algorithm of that name, built once.
-
-        Raises:
-            EquidpError: parts that cannot hold together.
-        """
+        """The algorithm of that name, built once. Raises EquidpError for parts that cannot hold together."""
         if name not in self._built:
             self._built[name] = self.algorithms[name].build()
         return self._built[name]

@@ -119,11 +119,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file whole, durably, and for its owner alone.
-
-    Raises:
-        EquidpError: where the disk refuses.
-    """
+    """Write a file whole, durably, and for its owner alone. Raises EquidpError where the disk refuses."""
     with replacing(path) as part, open(part, "xb", opener=private) as file:
         file.write(content)
         file.flush()

@@ -82,11 +82,7 @@ class Task(ABC):
 
     @classmethod
     def loss_named(cls, name: str | None) -> str:
-        """A loss's name, the task's own where none is given.
-
-        Raises:
-            EquidpError: the task has no such loss.
-        """
+        """A loss's name, the task's own where none is given. Raises EquidpError where the task has no such loss."""
         if name is not None and name not in cls.losses:
             raise unknown_name(f"training.loss of {cls.name}", name, cls.losses)
         return name or cls.losses[0]

@@ -53,11 +53,7 @@ IDENTITIES: dict[str, Callable[[str, Asked], str]] = {
 
 
 def check_name(network: str) -> tuple[str, str]:
-    """Library and name.
-
-    Raises:
-        EquidpError: for another form, or another library.
-    """
+    """Library and name. Raises EquidpError for another form, or another library."""
     library, sign, name = network.partition(":")
     if sign and library not in OPENERS:
         raise unknown_name("library in model.options.network", library, OPENERS)

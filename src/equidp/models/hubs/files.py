@@ -47,11 +47,7 @@ def _pickle(path: Path, setting: str) -> EquidpError:
 
 
 def read_weights(path: Path, setting: str) -> dict[str, Tensor]:
-    """Weights by name, in float32.
-
-    Raises:
-        EquidpError: a file is missing, a pickle or damaged.
-    """
+    """Weights by name, in float32. Raises EquidpError where a file is missing, a pickle or damaged."""
     state: dict[str, Tensor] = {}
     for file in weight_files(path, setting):
         try:
