@@ -33,15 +33,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, Outcome, Published
-from equidp.mechanism.parts import (
-    Acceptance,
-    Accepting,
-    FlatClip,
-    NoiseLevel,
-    Positive,
-    Run,
-    noise_level,
-)
+from equidp.mechanism.parts import Acceptance, Accepting, FlatClip, NoiseLevel, Positive, Run, noise_level
 from equidp.mechanism.poisson import poisson_sample
 
 Count = Annotated[int, Field(ge=1)]

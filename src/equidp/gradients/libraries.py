@@ -49,9 +49,7 @@ def channels_first(rule: Rule) -> Rule:
 
     def moved(call: Call) -> Call:
         return replace(
-            call,
-            inputs=tuple(x.permute(0, 2, 3, 1) for x in call.inputs),
-            backprop=call.backprop.permute(0, 2, 3, 1),
+            call, inputs=tuple(x.permute(0, 2, 3, 1) for x in call.inputs), backprop=call.backprop.permute(0, 2, 3, 1)
         )
 
     return lambda page: rule(replace(page, calls=[moved(call) for call in page.calls]))

@@ -132,11 +132,7 @@ class Trainer(Noising):
     # ------------------------------------------------------------------------------------------------------ epochs
 
     def train(
-        self,
-        on_epoch: EpochCallback | None = None,
-        *,
-        on_step: Callable[[], None] | None = None,
-        progress: bool = True,
+        self, on_epoch: EpochCallback | None = None, *, on_step: Callable[[], None] | None = None, progress: bool = True
     ) -> list[dict[str, float]]:
         """Run the remaining epochs; returns one history row per epoch that was begun.
 

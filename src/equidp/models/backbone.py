@@ -133,13 +133,7 @@ class Backbone(Model):
         self.head = head_on(width, schema.outputs, options)
 
     def _choose(self, body: nn.Module, options: BackboneOptions) -> None:
-        choose(
-            body,
-            options.trainable,
-            rank=options.lora_rank,
-            alpha=options.lora_alpha,
-            targets=options.lora_targets,
-        )
+        choose(body, options.trainable, rank=options.lora_rank, alpha=options.lora_alpha, targets=options.lora_targets)
         frozen = [name for name, module in body.named_modules() if isinstance(module, BATCH_NORMS)]
         if options.trainable != "head" and frozen:
             logger.info(

@@ -42,11 +42,7 @@ LONGEST_CELL = 16
 MAX_GROUPS = 4
 """Groups shown by name in a results table; beyond it, those that privacy cost most."""
 
-_HEADINGS = {
-    "epsilon": "ε",
-    "delta": "δ",
-    "epsilon_published": "ε publ.",
-}
+_HEADINGS = {"epsilon": "ε", "delta": "δ", "epsilon_published": "ε publ."}
 
 
 def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:

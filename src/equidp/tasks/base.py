@@ -117,13 +117,7 @@ class Task(ABC):
         """
 
     def cost_intervals(
-        self,
-        private: NDArray,
-        baseline: NDArray,
-        labels: NDArray,
-        groups: Groups,
-        *,
-        units: NDArray | None = None,
+        self, private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
         """Intervals over test records of the main metric's cost of privacy; predictions of both on the same records."""
         found: dict[str, Any] = self.measured_by.cost_intervals(private, baseline, labels, groups, units=units)

@@ -52,10 +52,7 @@ class Cifar10(Source):
     name = "cifar10"
     unit_names = ("image",)
     sizes = (5_000,) * 10
-    layouts = (
-        tuple(PublishedFile(f"{FOLDER}/{name}", PAGE, md5=md5) for name, md5 in BATCHES.items()),
-        (PACKED,),
-    )
+    layouts = (tuple(PublishedFile(f"{FOLDER}/{name}", PAGE, md5=md5) for name, md5 in BATCHES.items()), (PACKED,))
 
     def read(self, files: RawFiles) -> Records:
         """Images uint8 `[60000, 3, 32, 32]`, the provider's training part first."""

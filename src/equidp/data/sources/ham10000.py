@@ -47,9 +47,7 @@ PACKED = PublishedFile(
     f"{FOLDER}/ham10000_28x28.npz", PAGE, "4c7001c8df9baf51831ca408fddb7b257242b6345d6efd54c53766f567aabd77"
 )
 TAR = PublishedFile(
-    f"{FOLDER}/ham10000_200x150_jpeg.tar.xz",
-    PAGE,
-    "9be56c310eea566fb8fefeff7e4ec0b5950e00fc7a6426a4489c3a0ee0f855ad",
+    f"{FOLDER}/ham10000_200x150_jpeg.tar.xz", PAGE, "9be56c310eea566fb8fefeff7e4ec0b5950e00fc7a6426a4489c3a0ee0f855ad"
 )
 IMAGES = PublishedFile(FOLDER, PAGE, contains="the images as <image_id>.jpg, in any subfolder")
 PACKED_SIDE = 28

@@ -200,11 +200,7 @@ class Table(Source):
         frame, signs = cells(frame, self.options.na_values), (self.options.decimal, self.options.thousands)
         if signs == (".", ""):
             return frame
-        every = [
-            *self.options.declared.items(),
-            *self.options.groups.items(),
-            *self.options.outcomes.items(),
-        ]
+        every = [*self.options.declared.items(), *self.options.groups.items(), *self.options.outcomes.items()]
         numeric = {getattr(declared, "column", "") or name for name, declared in every if declared.numeric}
         changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in numeric}
         return frame.assign(**changed)

@@ -93,10 +93,7 @@ class Machines:
 
 
 def train(
-    job: Mapping[str, Any],
-    split: Split,
-    devices: int,
-    on_epoch: Evaluation | None,
+    job: Mapping[str, Any], split: Split, devices: int, on_epoch: Evaluation | None
 ) -> tuple[dict[str, Tensor], pd.DataFrame, dict[str, Any]]:
     """Train on `devices` ranks; weights, history and privacy statement.
 
