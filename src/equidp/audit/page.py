@@ -60,14 +60,7 @@ READING = (
 
 
 def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, provenance: Mapping) -> str:
-    """The page as the text of one HTML file.
-
-    Args:
-        title: heading, and the browser's title.
-        findings: what `audit.run` returned (`audit.json`).
-        settings: resolved settings, nested or flat.
-        provenance: commit, data checksums, versions; nested or flat.
-    """
+    """The page of `audit.json` as the text of one HTML file; the other arguments are `render`'s."""
     return render(
         "audit.html.j2",
         title=title,

@@ -65,14 +65,11 @@ class TrainingSetup:
         before: Callable[[Trainer], None] = lambda trainer: None,
         progress: bool = False,
     ) -> nn.Module:
-        """Train on `records`; returns the released model, in evaluation mode.
+        """Train on `records`, which need not be as many as declared; returns the released model, in evaluation mode.
 
         Args:
-            records: the training part; its size need not be the plan's, which is what was declared.
-            random: the streams.
             model, loss, public, augmentation: in place of the setup's own.
             before: called with the trainer before every step.
-            progress: show a progress bar.
         """
         network = (self.build_model(records.schema) if model is None else model).to(self.device)
         records = records.to(self.device)

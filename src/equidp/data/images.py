@@ -51,11 +51,8 @@ def decode_all(
 
     Args:
         images: what to decode; may be a stream, of which only a window is held in memory.
-        count: number of images.
-        side: height and width of the result.
         channels: 3, or 1 for grey.
         crop: keep the aspect ratio and cut off the edges, instead of squeezing the whole image.
-        title: shown beside the progress bar.
 
     Raises:
         EquidpError: an image is corrupt; the message names it.
@@ -130,12 +127,10 @@ def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def unpack_sheets(arrays: Mapping[str, np.ndarray], prefix: str, side: int, path: Path) -> Tensor:
-    """Images from lossless WebP sheets, uint8 `[N, 3, side, side]`.
+    """Images from lossless WebP sheets, columns of images, uint8 `[N, 3, side, side]`.
 
     Args:
         arrays: holds `{prefix}webp` (all sheets' bytes) and `{prefix}offsets` (where each begins).
-        prefix: such as `train_`.
-        side: of one image; a sheet is a column of images.
         path: for messages.
 
     Raises:

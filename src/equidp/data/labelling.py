@@ -11,11 +11,7 @@ from equidp.data.records import MIN_TEST_RECORDS, Split
 
 
 def group_table(split: Split, groupings: Sequence[str] = ()) -> pd.DataFrame:
-    """Counts per group and part.
-
-    Args:
-        split: the three parts.
-        groupings: names or products such as `sex*race`; every stored grouping when empty.
+    """Counts per group and part, of these groupings or of every stored one.
 
     Returns:
         One row per group with columns `grouping, group, train, test, public, evaluable, note`. Groups that are too

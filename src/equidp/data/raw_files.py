@@ -101,13 +101,7 @@ def verified(path: Path, published: PublishedFile, *, verify: bool) -> str:
 
 
 def missing(raw_dir: Path, published: PublishedFile, *, download: str) -> EquidpError:
-    """Build the error for a missing file.
-
-    Args:
-        raw_dir: the folder that was searched.
-        published: the file.
-        download: why it was not downloaded, as a phrase.
-    """
+    """Build the error for a missing file; `download` says as a phrase why it was not downloaded."""
     check = f" with sha256 {published.sha256} (unpacked)" if published.sha256 else ""
     check = check or (f" with md5 {published.md5}" if published.md5 else "")
     form = f", a folder with {published.contains}," if published.contains else ", plain or as .gz,"

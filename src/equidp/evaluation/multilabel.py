@@ -30,16 +30,9 @@ LABEL_METRICS = ("accuracy", "auroc")
 def evaluate(
     scores: NDArray, truth: NDArray, groups: Groups, *, names: tuple[str, ...], units: NDArray | None = None
 ) -> dict[str, Any]:
-    """Measure predicted labels.
+    """Measure predicted labels: `[n, labels]` probabilities; the truth `[n, labels]` is 0 or 1.
 
-    Args:
-        scores: `[n, labels]` probabilities.
-        truth: `[n, labels]`, 0 or 1.
-        groups, units: as of `Task.evaluate`.
-        names: of the labels.
-
-    Returns:
-        As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`.
+    As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`.
     """
     scores, truth = np.asarray(scores, dtype=np.float64), np.asarray(truth).astype(np.int64)
     of_all: dict[str, Callable[[NDArray, NDArray], float | None]] = {

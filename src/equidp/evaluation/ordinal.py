@@ -29,15 +29,9 @@ METRICS = ("mae", "accuracy", "within_one", "kappa", "loss")
 
 
 def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None) -> dict[str, Any]:
-    """Measure predicted classes.
+    """Measure predicted classes: `[n, classes]` probabilities, in the classes' order.
 
-    Args:
-        scores: `[n, classes]` probabilities, in the classes' order.
-        labels: `[n]` class indices.
-        groups, units: as of `Task.evaluate`.
-
-    Returns:
-        As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
+    As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
     """
     figures = by_group(_figures(above(scores), labels), len(labels), groups, METRICS, main="mae", worst=max)
     return figures | {"intervals": per_group(mean_interval, groups, errors(scores, labels), units=units)}

@@ -38,16 +38,9 @@ def evaluate(
     metrics: tuple[str, ...] = METRICS,
     units: NDArray | None = None,
 ) -> dict[str, Any]:
-    """Measure predicted numbers.
+    """Measure predicted numbers `[n]` by `METRICS`, or by `COUNT_METRICS` where predictions are above 0.
 
-    Args:
-        predicted, truth: `[n]`.
-        groups: per grouping, group ids `[n]` and group names.
-        metrics: `METRICS`, or `COUNT_METRICS` where predictions are above 0.
-        units: `[n]` numbers, equal for records of one unit; None where each is a unit's only one.
-
-    Returns:
-        As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
+    As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
     """
     predicted, truth = np.asarray(predicted, dtype=np.float64), np.asarray(truth, dtype=np.float64)
     figures = by_group(_figures(predicted, truth, metrics), len(truth), groups, metrics, main="mae", worst=max)

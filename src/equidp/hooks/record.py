@@ -57,10 +57,7 @@ SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
 
 class RunRecorder:
-    """The MLflow runs of one `kedro run`.
-
-    Args:
-        config: of the project; the store and the experiment that it names are made where they are not there.
+    """The MLflow runs of one `kedro run`; the store and the experiment of mlflow.yml are made where they are not there.
 
     Raises:
         EquidpError: a store that cannot be used.
@@ -245,8 +242,7 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
 
     Args:
         algorithm: its name, or several with `+` between them.
-        parameters: all settings.
-        given: those of the command line, by dotted name.
+        given: settings of the command line, by dotted name.
         row: in a sweep, the name of the table's row, which says what differs.
     """
     others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}

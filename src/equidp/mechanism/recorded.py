@@ -100,12 +100,9 @@ class _Recording:
 
 
 class RecordedSteps:
-    """A trainer's steps.
+    """A trainer's steps; the recorder is what they are recorded with.
 
-    Args:
-        trainer: whose.
-        new_recorder: makes what they are recorded with.
-        passes: record the passes where whole steps cannot be.
+    `passes`: record the passes where whole steps cannot be.
     """
 
     def __init__(self, trainer: Trainer, new_recorder: Callable[[], Recorder], *, passes: bool = True) -> None:

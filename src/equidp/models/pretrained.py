@@ -54,10 +54,9 @@ BLOCKS: Mapping[str, tuple[type[BasicBlock] | type[Bottleneck], list[int]]] = {
 def resnet(
     architecture: str, *, norm: Literal["frozen", "group"], activation: Callable[[], nn.Module] | None = None
 ) -> ResNet:
-    """A torchvision ResNet with 1,000 outputs.
+    """A torchvision ResNet, one of `BLOCKS`, with 1,000 outputs.
 
     Args:
-        architecture: one of `BLOCKS`.
         norm: `frozen` BatchNorm (fixed statistics and scale), or `group` for GroupNorm.
         activation: makes each activation; ReLU, out of place, unless given.
     """
@@ -70,11 +69,9 @@ def resnet(
 
 
 def load_pretrained(model: ResNet, architecture: str, weights: str) -> None:
-    """Put pretrained weights into a model; GroupNorm layers keep their own, all others must be there.
+    """Put pretrained weights into a model of 1,000 outputs; GroupNorm layers keep their own, all others must be there.
 
     Args:
-        model: with torchvision's 1,000 outputs.
-        architecture: whose weights.
         weights: `torchvision`, or the path of a `.safetensors` or `.pth` file.
 
     Raises:

@@ -26,16 +26,13 @@ def tuning_page(
     settings: Mapping,
     provenance: Mapping,
 ) -> str:
-    """The page as the text of one HTML file.
+    """The page as the text of one HTML file; `title`, `settings` and `provenance` as of `render`.
 
     Args:
-        title: heading, and the browser's title.
         choice: `tune.json`.
         privacy: `privacy.json` of the chosen model.
         released: `metrics_release.json`, or an empty dict.
         trials: all trials, which must stay inside, or an empty dict.
-        settings: resolved settings, nested or flat.
-        provenance: commit, data checksums, versions; nested or flat.
     """
     warnings = [EXACT] if choice["exact"] else []
     mode = research_mode(privacy)

@@ -75,15 +75,9 @@ def close(label: str, store: str, experiment: str) -> None:
 
 
 def summarise(sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], store: str, experiment: str) -> None:
-    """Write the runs of rows and data sets; called again, they are brought up to date.
+    """Write the runs of a sweep's rows and data sets; called again, they are brought up to date.
 
-    A store that fails meanwhile loses nothing: the next call of the sweep writes them.
-
-    Args:
-        sweep: its name.
-        rows: of all its data sets.
-        pages: the page of each data set.
-        store, experiment: MLflow's address and the experiment's id.
+    A store that fails meanwhile loses nothing: the next call of the sweep writes them. `pages`: of each data set.
     """
     try:
         _summarise(sweep, rows, pages, client(store), experiment)

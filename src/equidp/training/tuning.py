@@ -114,10 +114,7 @@ class Tuning:
 
 
 def plan_tuning(train: Records, settings: Settings) -> Tuning:
-    """Fix grid, noise and ε.
-
-    Args:
-        train: the training part, without the validation part; of it only public sizes are used.
+    """Fix grid, noise and ε; of the training part, without the validation part, only public sizes are used.
 
     Raises:
         EquidpError: no law of the number of trials, a grid that cannot be trained, or a target that cannot be met.

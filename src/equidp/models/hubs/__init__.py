@@ -69,8 +69,6 @@ def open_network(asked: Asked, schema: Schema, *, files: bool = True) -> Network
     """The network for a dataset's raw images, or for the tokens of its own tokenizer; frozen.
 
     Args:
-        asked: library and name, weights, size of images, precision, views.
-        schema: of the records.
         files: False for a network that gets trained weights: the files may be missing.
 
     Raises:

@@ -70,8 +70,6 @@ def load_fitting(body: nn.Module, state: Mapping[str, Tensor], left_out: tuple[s
     """Put weights into a network that has lost its last layers.
 
     Args:
-        body: the network.
-        state: weights by name.
         left_out: names of the lost layers, whose weights may be there.
         what: file and network, for messages.
 

@@ -155,8 +155,7 @@ def released_facts(
     """The facts that may go out.
 
     Args:
-        card: what the model's file says of the model.
-        parameters: number of the model's parameters.
+        card: what the model's file says of the model, which has so many `parameters`.
         privacy: `privacy.json`.
         settings: what the user asked for, and what the user states.
         metrics: `metrics.json`, read only for `release.unprotected=test`.

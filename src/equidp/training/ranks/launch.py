@@ -99,7 +99,7 @@ def train(
 
     Args:
         job: what `TrainingRequest.to_dict` tells, and whether to show progress.
-        on_epoch: called here after every epoch, with the row and the weights; returns further columns.
+        on_epoch: called here after every epoch.
 
     Raises:
         EquidpError: where a rank fails or is killed.
