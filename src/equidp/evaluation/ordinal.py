@@ -22,7 +22,7 @@ from sklearn import metrics as sk
 
 from equidp.evaluation.intervals import Groups, per_group
 from equidp.evaluation.live import live_row
-from equidp.evaluation.metrics import Figures, by_group
+from equidp.evaluation.metrics import Figures, by_group, figures_of
 from equidp.evaluation.regression import mean_interval
 
 METRICS = ("mae", "accuracy", "within_one", "kappa", "loss")
@@ -69,27 +69,19 @@ def _median(above: NDArray) -> NDArray:
 
 
 def _figures(above: NDArray, labels: NDArray) -> Figures:
-    predicted, ranks = _median(above), np.arange(above.shape[1] + 1)
     measures: dict[str, Callable[[NDArray, NDArray], float | None]] = {
-        "mae": sk.mean_absolute_error,
-        "accuracy": sk.accuracy_score,
-        "within_one": lambda truth, found: float((np.abs(found - truth) <= 1).mean()),
-        "kappa": lambda truth, found: _kappa(truth, found, ranks),
+        "mae": lambda truth, found: sk.mean_absolute_error(truth, _median(found)),
+        "accuracy": lambda truth, found: sk.accuracy_score(truth, _median(found)),
+        "within_one": lambda truth, found: float((np.abs(_median(found) - truth) <= 1).mean()),
+        "kappa": _kappa,
+        "loss": _loss,
     }
-
-    def measure(rows: NDArray) -> dict[str, float | None]:
-        truth, found = labels[rows], predicted[rows]
-        if not np.isfinite(above[rows]).all():
-            return {"count": len(rows), **dict.fromkeys(METRICS)}
-        own = {name: of(truth, found) for name, of in measures.items()}
-        return {"count": len(rows), **own, "loss": _loss(truth, above[rows])}
-
-    return measure
+    return figures_of(measures, labels, above)
 
 
-def _kappa(truth: NDArray, found: NDArray, ranks: NDArray) -> float | None:
-    several = len(np.unique(truth)) > 1
-    return sk.cohen_kappa_score(truth, found, labels=ranks, weights="quadratic") if several else None
+def _kappa(truth: NDArray, above: NDArray) -> float | None:
+    ranks, several = np.arange(above.shape[1] + 1), len(np.unique(truth)) > 1
+    return sk.cohen_kappa_score(truth, _median(above), labels=ranks, weights="quadratic") if several else None
 
 
 def _loss(labels: NDArray, above: NDArray) -> float:

@@ -256,9 +256,7 @@ def _format(column: str) -> Callable:
 def _cell(value: Any, shown: Callable) -> TableCell:
     if value is None or pd.isna(value):
         return TableCell("–", None)
-    return (
-        TableCell(shown(value), float(value)) if isinstance(value, numbers.Real) else TableCell(str(value), str(value))
-    )
+    return TableCell(shown(value), float(value)) if isinstance(value, numbers.Real) else TableCell.of(value)
 
 
 def _number(value: float | None) -> str:

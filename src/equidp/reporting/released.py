@@ -45,7 +45,7 @@ def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> 
         if left_out:
             rows.append((f"left out of {grouping}", ", ".join(left_out), None, None))
     if rows:
-        cells = tuple((_text(a), _text(b), _figure(value, ends)) for a, b, value, ends in rows)
+        cells = tuple((TableCell.of(a), TableCell.of(b), _figure(value, ends)) for a, b, value, ends in rows)
         grids.append(PageTable("Between groups", (("", False), ("", False), ("value", True)), cells))
     return sentences, grids
 
@@ -57,14 +57,13 @@ def _pair(spread: Mapping[str, Any]) -> tuple[float | None, Sequence[float] | No
 def _grid(caption: str, names: Sequence[str], rows: Mapping[str, Any], intervals: Mapping[str, Any]) -> PageTable:
     header = (("group", False), *((TITLES.get(name, name.replace("_", " ")), True) for name in names))
     cells = tuple(
-        (_text(group), *(_figure(figures[name], intervals[group][name], count=name == "records") for name in names))
+        (
+            TableCell.of(group),
+            *(_figure(figures[name], intervals[group][name], count=name == "records") for name in names),
+        )
         for group, figures in rows.items()
     )
     return PageTable(caption, header if len(rows) > 1 else (("", False), *header[1:]), cells)
-
-
-def _text(text: str) -> TableCell:
-    return TableCell(text, text)
 
 
 def _figure(value: float | None, interval: Sequence[float] | None, *, count: bool = False) -> TableCell:

@@ -52,6 +52,11 @@ class TableCell:
     text: str
     key: float | str | None
 
+    @classmethod
+    def of(cls, text: object) -> TableCell:
+        """Words, sorted as they are."""
+        return cls(str(text), str(text))
+
 
 @dataclass(frozen=True)
 class PageTable:

@@ -83,7 +83,7 @@ def _declared(choice: Mapping[str, Any], privacy: Mapping[str, Any]) -> list[tup
 
 
 def _table(caption: str, rows: Sequence[tuple[str, Any]]) -> PageTable:
-    cells = tuple(tuple(TableCell(str(of), str(of)) for of in row) for row in rows)
+    cells = tuple(tuple(map(TableCell.of, row)) for row in rows)
     return PageTable(caption, (("", False), ("", False)), cells)
 
 
@@ -94,7 +94,7 @@ def _every(trials: Mapping[str, Any]) -> PageTable | None:
     rows = tuple(
         (
             TableCell(str(k), k),
-            *(TableCell(str(one["settings"][name]), str(one["settings"][name])) for name in names),
+            *(TableCell.of(one["settings"][name]) for name in names),
             TableCell(f"{one['score']:.4f}", one["score"]),
         )
         for k, one in enumerate(trials["trials"])

@@ -50,7 +50,8 @@ class Task(ABC):
     Attributes:
         name: registry name; `Schema.task`.
         losses: names of its losses, its own first.
-        measured_by: the module of `evaluation` that takes predictions as they are, with `cost_intervals` and `live`.
+        measured_by: the module of `evaluation` with `evaluate`, `cost_intervals` and `live`, which take predictions as
+            they are.
         metrics: measured overall and in every group, in the order they are shown.
         main: the one by which groups are compared and the cost of privacy is told.
         best: of each metric, which value is best.
@@ -98,7 +99,6 @@ class Task(ABC):
     def predict(self, outputs: Tensor) -> Tensor:
         """`[n, outputs]` of a model's outputs: what is told to whoever asks the model."""
 
-    @abstractmethod
     def evaluate(
         self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
@@ -115,6 +115,7 @@ class Task(ABC):
             `worst[grouping]`, its `telling` group by the main metric; `intervals` of the main metric; and `task`, but
             for classification.
         """
+        return {"task": self.name, **self.measured_by.evaluate(predictions, labels, groups, units=units)}
 
     def cost_intervals(
         self, private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
