@@ -88,10 +88,8 @@ class _Facts(StepFacts):
 class _Recording:
     """A step of one kind.
 
-    Attributes:
-        replay: takes it, on what `RecordedSteps` has laid into its input.
-        shown: the public values that it leaves.
-        tried: steps that were done both ways.
+    `replay` takes it, on what `RecordedSteps` has laid into its input, and leaves the public values `shown`; `tried`
+    counts steps that were done both ways.
     """
 
     replay: Callable[[], object]

@@ -20,7 +20,6 @@ from equidp.errors import EquidpError
 from equidp.models.resnet9 import group_norm
 from equidp.system.network import attempt, first_line
 
-STAGES = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
 TORCHVISION = "torchvision"
 """The value of `weights` that stands for torchvision's own, downloaded once."""
 
@@ -121,16 +120,3 @@ def file_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise EquidpError(f"model.options.weights: {path} holds no plain weights, but a {type(state).__name__}.")
     return state
-
-
-def three_channels(images: Tensor) -> Tensor:
-    """Grey images repeated to the three channels that pretrained networks expect."""
-    return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
-
-
-def freeze_before(model: Any, stage: str) -> None:
-    """Switch off the gradients of everything before a stage of a ResNet."""
-    for name in STAGES[: STAGES.index(stage)]:
-        getattr(model, name).requires_grad_(False)
-        if name == "conv1":
-            model.bn1.requires_grad_(False)

@@ -85,15 +85,7 @@ class Job:
 
 @dataclass(frozen=True)
 class CellResult:
-    """The result of a cell.
-
-    Attributes:
-        key: the cell's name.
-        reason: why it failed, None if it did not.
-        seconds: time taken by this call; 0 where it was finished before.
-        attempts: runs started by this call.
-        run_id: of the MLflow run.
-    """
+    """The result of a cell, and why it failed. Seconds and attempts are this call's; 0 where it was finished before."""
 
     key: str
     reason: str | None = None

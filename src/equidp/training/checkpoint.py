@@ -91,15 +91,10 @@ class StoppedError(EquidpError):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as read from disk.
+    """A checkpoint as read from disk: the trainer's state, rows of the finished epochs, events of the steps done.
 
-    Attributes:
-        state: the trainer's.
-        history: rows of the finished epochs.
-        done: events of the steps done.
-        ahead: events charged for steps that were still to be repeated.
-        journal_lines: the journal's length when it was taken.
-        life: what the randomness of the process depended on.
+    `ahead`: events charged for steps that were still to be repeated. `journal_lines`: the journal's length when it was
+    taken. `life`: what the randomness of the process depended on.
     """
 
     state: dict[str, Any]

@@ -67,13 +67,7 @@ MOST_POINTS = 10_000
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of a grid.
-
-    Attributes:
-        changes: settings that it gives, by dotted name.
-        settings: all settings of its training.
-        plan: its plan, noise included.
-    """
+    """One combination of a grid: what it changes, by dotted name; all its settings; its plan, noise included."""
 
     changes: Mapping[str, Any]
     settings: Settings

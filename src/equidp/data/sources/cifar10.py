@@ -116,9 +116,8 @@ def _operands(path: Path) -> Iterator[bytes | int]:
 
 
 def _read_batches(files: RawFiles) -> list[tuple[Tensor, Tensor]]:
-    batches = {name: read_batch(files.paths[f"{FOLDER}/{name}"]) for name in BATCHES}
-    test = batches.pop("test_batch")
-    pixels, labels = zip(*batches.values(), strict=True)
+    *train, test = (read_batch(files.paths[f"{FOLDER}/{name}"]) for name in BATCHES)
+    pixels, labels = zip(*train, strict=True)
     return [(torch.cat(pixels), torch.cat(labels)), test]
 
 
