@@ -28,7 +28,6 @@ class TrainingSetup:
 
     Attributes:
         build_model: a freshly initialised model for a schema; the same one every time.
-        algorithm: the combination of parts.
         plan: its public facts, noise included.
         loss: per-record losses of `(outputs, labels)`.
         learning_rate, optimizer, physical_batch_size, precision, device, augmentation: as for a training run.

@@ -55,13 +55,9 @@ class UnrecordableError(Exception):
 
 @dataclass(frozen=True)
 class Padded:
-    """What a step knows of a batch with rows that are nobody's.
+    """What a step knows of a batch with rows that are nobody's: `[R]` norms, infinite there, and groups, 0 there.
 
-    Attributes:
-        norms: `[R]`, infinite where nobody is.
-        groups: `[R]`, 0 there.
-        absent: `()`, how many these are.
-        weighted_sum: `[R]` weights to `[d]`.
+    `absent` `()` counts these rows; `weighted_sum` takes `[R]` weights to `[d]`.
     """
 
     norms: Tensor

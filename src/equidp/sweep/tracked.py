@@ -36,14 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Means:
-    """A row of a sweep's table as MLflow shows it.
+    """A row of a sweep's table as MLflow shows it, under a key that stands for its settings, seeds aside.
 
     Attributes:
-        key: stands for its settings, seeds aside.
-        label: what the row is called.
         metrics: means by name, and half of their intervals as `plus_minus/…`.
-        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns.
-        note: the same in a sentence.
+        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns; `note`: in a sentence.
         cells: MLflow's ids of the seeds' runs.
     """
 
