@@ -34,10 +34,7 @@ def refuse_unknown(kind: str, given: Iterable[str], valid: Iterable[str]) -> Non
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> EquidpError:
     """Build the error for a name that does not exist, naming the nearest valid one.
 
-    Args:
-        kind: what the name stands for, as a user would say it ("dataset", "setting").
-        name: what was given.
-        valid: every name that would have been accepted.
+    `kind` is what the name stands for, as a user would say it ("dataset", "setting").
     """
     return EquidpError(f"Unknown {kind} {str(name)!r}.{_nearest(name, valid)}")
 
@@ -45,10 +42,7 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> EquidpError:
 def missing_column(where: str, name: object, present: Iterable[str]) -> EquidpError:
     """Build the error for a table that lacks a column, naming the nearest one that it has.
 
-    Args:
-        where: the table: its file, or what a user calls it.
-        name: of the column.
-        present: names of the table's columns.
+    `where` is the table: its file, or what a user calls it.
     """
     return EquidpError(f"No column {str(name)!r} in {where}.{_nearest(name, present, 'It has')}")
 

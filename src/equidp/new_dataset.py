@@ -60,11 +60,7 @@ presets:
 
 
 def draft(path: Path, raw_dir: Path, name: str, label: str) -> str:
-    """The preset's text.
-
-    Args:
-        path: the table, below `raw_dir`.
-        label: its column of the label; the last one where empty.
+    """The preset's text for a table below `raw_dir`; its label is the last column unless named.
 
     Raises:
         EquidpError: the file is not there, or lies elsewhere, or has no such column.
@@ -106,9 +102,7 @@ def marked(text: str) -> list[int]:
 def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> tuple[str, str]:
     """Validate a preset and read its table; returns what was found, and settings to start from, for `--params`.
 
-    Args:
-        project: its folder.
-        resolved: the settings of a run of this dataset; called once no mark is left.
+    `resolved` gives the settings of a run of this dataset; it is called once no mark is left.
 
     Raises:
         EquidpError: a mark is left, a setting is not valid, or the table is not as declared.

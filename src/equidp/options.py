@@ -82,12 +82,9 @@ Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(list
 
 
 def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: str) -> Settings:
-    """Build settings from a mapping.
+    """Build settings from names and values as they stand in conf.
 
-    Args:
-        settings: the settings class.
-        given: names and values as they stand in conf.
-        kind: what one of them is called in an error, such as `data option of dataset 'adult'`.
+    `kind` is what one of them is called in an error, such as `data option of dataset 'adult'`.
 
     Raises:
         EquidpError: an unknown name or a value that is not allowed.

@@ -52,11 +52,7 @@ def starting_rate(
 ) -> tuple[float, float]:
     """Learning rate and clip norm of `dpsgd` with the lowest loss on made-up rows that it was not trained on.
 
-    Args:
-        settings: of the run: its model, noise, steps and batch.
-        schema: of a dataset with classes.
-        columns: the declared features.
-        rows: public number of rows.
+    Model, noise, steps and batch are the run's; the number of rows is public.
     """
     from equidp.accounting.ledger import Ledger
     from equidp.algorithms import algorithm_settings

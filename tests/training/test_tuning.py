@@ -275,7 +275,7 @@ class Constant:
 
 def score_sees_nothing_but_noised_counts(digits: Any, given: Settings, monkeypatch: Any) -> bool:
     """The score of one model by two validation parts, when all that leaves the histogram is the same."""
-    monkeypatch.setattr(nodes, "_random", lambda settings, purpose: Constant())
+    monkeypatch.setattr(nodes, "random_source", lambda privacy, seed: Constant())
     right = torch.eye(10)[digits.labels]
     tuning = plan_tuning(parts(digits, given).train, given)
     monkeypatch.setattr(nodes, "network_of", lambda weights: None)

@@ -50,7 +50,7 @@ def tuned(place: Path, of: Settings) -> Any:
 def life(place: Path, death: str, resume: bool) -> None:
     """A process that tunes, writes a byte for every step of every trial before its noise is drawn, and dies."""
     torch.set_num_threads(1)
-    trial, train, perturb, write = [Path()], nodes.train_model, SecureRandom.perturb, nodes._write
+    trial, train, perturb, write = [Path()], nodes.train_model, SecureRandom.perturb, nodes.write_private
 
     def die(at: str) -> None:
         if at == death:
@@ -75,7 +75,7 @@ def life(place: Path, death: str, resume: bool) -> None:
         write(path, content)
         die(f"after {path.name}")
 
-    nodes.train_model, SecureRandom.perturb, nodes._write = training, noised, written  # type: ignore[assignment]
+    nodes.train_model, SecureRandom.perturb, nodes.write_private = training, noised, written  # type: ignore[assignment]
     tuned(place, settings(privacy=LAW | {"secure": True}, resume=resume))
 
 

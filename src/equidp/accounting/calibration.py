@@ -66,8 +66,10 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
 
 
 def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
-    if (floor := _floor(events_for(LARGE_NOISE), target, delta)) > target:
-        pairs = zip(events_for(LARGE_NOISE), events_for(3 * LARGE_NOISE), strict=True)
+    alone = events_for(LARGE_NOISE)
+    floor = live_epsilon(alone, delta)  # a quick bound: it may be below the target already
+    if floor > target and (floor := epsilon(alone, delta, interval=SEARCH_INTERVAL).value) > target:
+        pairs = zip(alone, events_for(3 * LARGE_NOISE), strict=True)
         if all(more.noise_multiplier > 2 * less.noise_multiplier for less, more in pairs):  # all fall with it
             raise EquidpError(
                 f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
@@ -94,9 +96,7 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
         return epsilon(events_for(noise), delta).value
 
     low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
-    if (
-        pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target
-    ):  # RDP is the tighter of the two here, or PLD's grid too coarse
+    if pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target:  # RDP is tighter here, or PLD's grid too coarse
         try:
             found = solve(rdp.RdpAccountant, (low, 2 * high), tol=high * 1e-5)
         except ValueError:  # so small an ε that rounding leaves nothing of a Rényi divergence
@@ -118,12 +118,6 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
         if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
             return found
     return found if finely(found) >= 0.99 * target else smallest_noise(finely, target)
-
-
-def _floor(events: Sequence[Event], target: float, delta: float) -> float:
-    """ε of these events, or a bound on it that is below the target already."""
-    cheap = live_epsilon(events, delta)
-    return cheap if cheap <= target else epsilon(events, delta, interval=SEARCH_INTERVAL).value
 
 
 def tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, target: float, delta: float) -> float:

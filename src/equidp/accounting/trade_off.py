@@ -71,18 +71,14 @@ class TradeOff:
     @cached_property
     def mu(self) -> float | None:
         """The smallest μ, rounded up to three digits; None where f reaches 0 at a rate of at least δ."""
-        fixed = self._fixed_point()
+        slopes, deltas = np.exp(self.epsilons), np.asarray(self.deltas)
+        fixed = float(np.max((1 - deltas) / (1 + slopes)))  # c, from the tangent that comes first to the diagonal
         if fixed <= self.delta:
             return None
         inner = [alpha for alpha in self._corners() if self.delta < alpha < fixed]
         needed = [norm.isf(alpha) - norm.ppf(self.misses(alpha)) for alpha in (self.delta, *inner, fixed)]
         largest = max(needed)
         return math.ceil(1e3 * max(largest, 0.0)) / 1e3 if math.isfinite(largest) else None
-
-    def _fixed_point(self) -> float:
-        """c, from the tangent that comes first to the diagonal."""
-        slopes, deltas = np.exp(self.epsilons), np.asarray(self.deltas)
-        return float(np.max((1 - deltas) / (1 + slopes)))
 
     def _corners(self) -> list[float]:
         """Where two neighbours of the tangents that matter meet: those on the lower hull of δ over e^ε."""

@@ -116,14 +116,8 @@ class Trials:
 
     def charged(self, run: Sequence[Event], planned: Sequence[Event] | None = None) -> tuple[Event, ...]:
         """The events of all trials under a cap: of this run, and of K−1 others as they are planned (as this one)."""
-        others = run if planned is None else planned
-        return merged(
-            (*run, *(Event(e.sampling_rate, e.noise_multiplier, e.count * self._more) for e in others if self._more))
-        )
-
-    @property
-    def _more(self) -> int:
-        return self.cap - 1
+        others = (run if planned is None else planned) if self.cap > 1 else ()
+        return merged((*run, *(replace(event, count=event.count * (self.cap - 1)) for event in others)))
 
     def epsilon(self, run: Sequence[Event], delta: float, planned: Sequence[Event] | None = None) -> Epsilon:
         """ε of all trials under a cap, or of the choice and the chosen model under a law.

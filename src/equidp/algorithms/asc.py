@@ -106,6 +106,8 @@ class GroupSampler(Budgeted):
 class GroupSampling(BudgetedSampling):
     """Sampling by groups during one run."""
 
+    remembered = ("sizes", "losses", "epochs", "group_rates", "exhausted")
+
     def __init__(self, part: GroupSampler, run: Run) -> None:
         super().__init__(part, run)
         self.part, self.clip, self.epochs = part, float(run.combination.initial["clip_norm"]), 0
@@ -117,9 +119,7 @@ class GroupSampling(BudgetedSampling):
         plan, part, population = self.run.plan, self.part, self.run.population
         sizes, losses = (event.noise_multiplier for event in part.releases(plan))
         opening = [Event(1.0, losses)] if self.epochs else [Event(1.0, sizes), Event(1.0, losses)]
-        self.spent = renyi(self.run.ledger.done, self.budget.order)
-        # only where a crash has charged steps that were not taken
-        self.exhausted = self.over(renyi([*opening, self._event()], self.budget.order))
+        self.exhausted = not self.has_room([*opening, self._event()])
         if self.exhausted:
             return
         if not self.epochs:
@@ -139,9 +139,7 @@ class GroupSampling(BudgetedSampling):
 
     def draw(self) -> Draw:
         """Each unit at its group's rate; ends the run where the budget holds no further step."""
-        cost = renyi([self._event()], self.budget.order)
-        self.spent += cost
-        self.exhausted = self.over(cost)
+        self.spend(self._event())
         return Draw(positions(self.run.random.bernoulli(self.rates(), self.run.population.size)))
 
     def rates(self) -> Tensor:
@@ -156,19 +154,10 @@ class GroupSampling(BudgetedSampling):
         """q_k: made of noised values."""
         return {f"sampling_rate/{k}": rate for k, rate in enumerate(self.group_rates.tolist())}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but what the ledger knows."""
-        return {name: getattr(self, name) for name in _STATE}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; what is spent is read from the ledger, which may hold more than the state knows."""
-        for name in _STATE:
-            setattr(self, name, state[name])
-        self.spent = renyi(self.run.ledger.done, self.budget.order)
-        self.exhausted = self.exhausted or self.over(renyi([self._event()], self.budget.order))
-
-
-_STATE = ("sizes", "losses", "epochs", "group_rates", "exhausted")
+        """Continue; the ledger says what is spent."""
+        super().load_state_dict(state)
+        self.exhausted = not self.has_room([self._event()]) or self.exhausted
 
 
 class ASC(AlgorithmSettings):

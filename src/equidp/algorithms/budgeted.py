@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
 from torch import Tensor
 
-from equidp.accounting.budget import ORDERS, SLACK, Budget, orders_beside, smallest, total_for
+from equidp.accounting.budget import ORDERS, SLACK, Budget, orders_beside, renyi, smallest, total_for
 from equidp.accounting.epsilon import epsilon_of, renyi_curve
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
@@ -55,8 +56,21 @@ class BudgetedSampling(Sampling):
         super().__init__(part, run)
         self.budget, self.spent = part.budget(run.plan), 0.0
 
-    def over(self, cost: float) -> bool:
-        """Whether so much more, after what is spent, would go beyond the budget."""
+    def has_room(self, events: Sequence[Event]) -> bool:
+        """Whether these keep within the budget after what the ledger holds.
+
+        That may be more than a state knows: a crash charges steps that were not taken.
+        """
+        self.spent = renyi(self.run.ledger.done, self.budget.order)
+        return not self._over(renyi(events, self.budget.order))
+
+    def spend(self, event: Event) -> None:
+        """Count the event of a step; the run ends where it would go beyond the budget."""
+        cost = renyi([event], self.budget.order)
+        self.spent += cost
+        self.exhausted = self._over(cost)
+
+    def _over(self, cost: float) -> bool:
         return self.spent + cost > self.budget.total * (1 + SLACK)
 
     def released(self, exact: Tensor, sensitivity: float, noise_multiplier: float) -> Tensor:

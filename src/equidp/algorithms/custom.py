@@ -110,11 +110,7 @@ Choice = Annotated[dict[str, Any], BeforeValidator(lambda value: {"name": value}
 
 
 def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
-    """The part that a choice stands for.
-
-    Raises:
-        EquidpError: for a name, a setting or a value that does not exist.
-    """
+    """The part that a choice stands for. Raises EquidpError for a name, a setting or a value that does not exist."""
     settings = dict(choice)
     if "name" not in settings:
         raise EquidpError(

@@ -27,16 +27,7 @@ from equidp.accounting.plan import Plan
 from equidp.algorithms.dpsgd_quantile import Share
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.parts import (
-    FlatClip,
-    NoiseLevel,
-    Positive,
-    Public,
-    SideRelease,
-    StepFacts,
-    counts,
-    noise_level,
-)
+from equidp.mechanism.parts import FlatClip, NoiseLevel, Positive, Public, SideRelease, StepFacts, counts, noise_level
 
 Bins = Annotated[int, Field(ge=2, le=1000)]
 Every = Annotated[int, Field(ge=1)]

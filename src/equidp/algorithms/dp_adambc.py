@@ -17,8 +17,8 @@ taken beside it, and no weight decay, for which the correction was not derived.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -50,6 +50,8 @@ class CorrectedAdam(Update):
 class Correcting(Updating):
     """The corrected Adam during one run."""
 
+    remembered = ("taken", "moments")
+
     def __init__(self, part: CorrectedAdam) -> None:
         self.part, self.taken = part, 0
         self.moments: list[Tensor] = []  # m and v, `[d]` each, and φ, `()`
@@ -64,14 +66,6 @@ class Correcting(Updating):
         self.taken += 1
         first, second, bias = (m / (1 - decay**self.taken) for m, decay in zip(self.moments, decays, strict=True))
         return size * first / (second - bias).clamp(min=part.variance_floor).sqrt()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The moments."""
-        return {"taken": self.taken, "moments": list(self.moments)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
-        self.taken, self.moments = int(state["taken"]), list(state["moments"])
 
 
 def along_corrected_adam(parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:

@@ -173,6 +173,8 @@ class ImportanceSampler(Budgeted):
 class ImportanceSampling(BudgetedSampling):
     """Importance sampling during one run."""
 
+    remembered = ("clip", "next_clip", "records", "norm_sum", "gradient_noise", "rate", "proposals", "exhausted")
+
     def __init__(self, part: ImportanceSampler, run: Run) -> None:
         super().__init__(part, run)
         self.part = part
@@ -214,9 +216,7 @@ class ImportanceSampling(BudgetedSampling):
     def begin_epoch(self, epoch: int) -> None:
         """Release K̃ (and Ñ, K*), set proposals anew, and choose the epoch's noise; end where the budget has no room."""
         part, plan = self.part, self.run.plan
-        self.spent = renyi(self.run.ledger.done, self.budget.order)
-        # only where a crash has charged steps that were not taken
-        self.exhausted = self.over(renyi(self._opening(epoch), self.budget.order))
+        self.exhausted = not self.has_room(self._opening(epoch))
         if self.exhausted:
             return
         self.clip = self.next_clip
@@ -284,9 +284,7 @@ class ImportanceSampling(BudgetedSampling):
 
     def draw(self) -> Draw:
         """X_q with a second coin for each; ends the run where the budget holds no further step."""
-        cost = renyi([self._event(self.gradient_noise)], self.budget.order)
-        self.spent += cost
-        self.exhausted = self.over(cost)
+        self.spend(self._event(self.gradient_noise))
         units = positions(self.run.random.bernoulli(self.rates(), len(self.proposals)))
         return Draw(units, self.run.random.uniform(len(units)))
 
@@ -314,20 +312,11 @@ class ImportanceSampling(BudgetedSampling):
         """How many of X_q had outgrown their proposal, which biases the estimate."""
         return {"nonprivate/outgrown_proposals": self._too_small}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but what the ledger knows."""
-        return {name: getattr(self, name) for name in _STATE}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; what is spent is read from the ledger, which may hold more than the state knows."""
-        for name in _STATE:
-            setattr(self, name, state[name])
-        self.spent = renyi(self.run.ledger.done, self.budget.order)
-        if self.norm_sum:
-            self.exhausted = self.exhausted or self.over(renyi([self._event(self.gradient_noise)], self.budget.order))
-
-
-_STATE = ("clip", "next_clip", "records", "norm_sum", "gradient_noise", "rate", "proposals", "exhausted")
+        """Continue; the ledger says what is spent."""
+        super().load_state_dict(state)
+        room = self.has_room([self._event(self.gradient_noise)] if self.norm_sum else [])
+        self.exhausted = self.exhausted or bool(self.norm_sum and not room)
 
 
 def published(algorithm: Algorithm, plan: Plan, outcome: Outcome | None) -> Published:

@@ -15,7 +15,7 @@ affected.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -100,15 +100,16 @@ class DPSGDF(AlgorithmSettings):
 
     def build(self) -> Algorithm:
         """Flat clipping at C^k, released with the batch."""
-        release = GroupClipCounts(
-            count_noise_multiplier=self.count_noise_multiplier,
-            max_clip_ratio=10.0 if self.max_clip_norm is None else self.max_clip_norm / self.base_clip_norm,
-            ratio_over=self.ratio_over,
-        )
+        return self.with_counts("dpsgd_f", GroupClipCounts)
+
+    def with_counts(self, name: str, kind: type[GroupClipCounts], **own: Any) -> Algorithm:
+        """Flat clipping at C^k of such counts, which have settings of their `own`."""
+        ratio = 10.0 if self.max_clip_norm is None else self.max_clip_norm / self.base_clip_norm
+        given = self.model_dump(include={"count_noise_multiplier", "ratio_over"})
         return Algorithm(
-            name="dpsgd_f",
+            name=name,
             weights=FlatClip(),
-            initial={"clip_norm": self.base_clip_norm},
-            side_release=release,
+            initial={"clip_norm": self.base_clip_norm, **kind.defaults},
+            side_release=kind(max_clip_ratio=ratio, **given, **own),
             published=published_by("classic"),
         )

@@ -95,13 +95,5 @@ class DPSGDFAdjusted(DPSGDFSmooth):
 
     def build(self) -> Algorithm:
         """`dpsgd_f_smooth` with another objective, whose shares its side release gives."""
-        smooth = super().build()
-        release = smooth.side_release
-        assert isinstance(release, SmoothedClipCounts)
-        return dataclasses.replace(
-            smooth,
-            name="dpsgd_f_adjusted",
-            objective=LogitAdjusted(adjustment=self.adjustment),
-            initial={**smooth.initial, **ClipCountsAndShares.defaults},
-            side_release=ClipCountsAndShares(**release.model_dump()),
-        )
+        counted = self.with_counts("dpsgd_f_adjusted", ClipCountsAndShares, memory=self.memory)
+        return dataclasses.replace(counted, objective=LogitAdjusted(adjustment=self.adjustment))

@@ -12,7 +12,6 @@ events and ε are DPSGD-F's own. Δ is over all K groups.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -47,8 +46,4 @@ class DPSGDFBalanced(DPSGDFSmooth):
 
     def build(self) -> Algorithm:
         """`dpsgd_f_smooth` with its side release replaced."""
-        smooth = super().build()
-        release = smooth.side_release
-        assert isinstance(release, SmoothedClipCounts)
-        balanced = BalancedClipCounts(**release.model_dump(), balance=self.balance)
-        return dataclasses.replace(smooth, name="dpsgd_f_balanced", side_release=balanced)
+        return self.with_counts("dpsgd_f_balanced", BalancedClipCounts, memory=self.memory, balance=self.balance)

@@ -26,7 +26,6 @@ gradient's noise were σ' and not the σ of the plan, R would be 1/σ_f² + max(
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import torch
@@ -99,8 +98,5 @@ class DPSGDFSlack(DPSGDFSmooth):
 
     def build(self) -> Algorithm:
         """`dpsgd_f_smooth` with its side release replaced."""
-        smooth = super().build()
-        release = smooth.side_release
-        assert isinstance(release, SmoothedClipCounts)
-        slack = SlackClipCounts(**release.model_dump(), base_clip_norm=self.base_clip_norm)
-        return dataclasses.replace(smooth, name="dpsgd_f_slack", side_release=slack)
+        own = {"memory": self.memory, "base_clip_norm": self.base_clip_norm}
+        return self.with_counts("dpsgd_f_slack", SlackClipCounts, **own)

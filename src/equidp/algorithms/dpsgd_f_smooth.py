@@ -13,7 +13,6 @@ groups less. An average of noised values is post-processing: events, ε and boun
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, ClassVar
 
 import torch
@@ -58,9 +57,5 @@ class DPSGDFSmooth(DPSGDF):
     """β, the share of the average that a step keeps; 0 is DPSGD-F."""
 
     def build(self) -> Algorithm:
-        """DPSGD-F with its side release replaced."""
-        plain = super().build()
-        release = plain.side_release
-        assert isinstance(release, GroupClipCounts)
-        smoothed = SmoothedClipCounts(**release.model_dump(), memory=self.memory)
-        return dataclasses.replace(plain, name="dpsgd_f_smooth", side_release=smoothed)
+        """DPSGD-F with counts that remember."""
+        return self.with_counts("dpsgd_f_smooth", SmoothedClipCounts, memory=self.memory)

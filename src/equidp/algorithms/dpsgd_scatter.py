@@ -27,8 +27,5 @@ class DPSGDScatter(AlgorithmSettings):
     def build(self) -> Algorithm:
         """Flat clipping, constant noise, features computed once."""
         return Algorithm(
-            name="dpsgd_scatter",
-            weights=FlatClip(),
-            initial={"clip_norm": self.clip_norm},
-            model=self.model,
+            name="dpsgd_scatter", weights=FlatClip(), initial={"clip_norm": self.clip_norm}, model=self.model
         )

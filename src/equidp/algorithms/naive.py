@@ -19,16 +19,7 @@ from torch import Tensor
 from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, published_by
-from equidp.mechanism.parts import (
-    FlatClip,
-    NoiseLevel,
-    Positive,
-    Public,
-    SideRelease,
-    StepFacts,
-    counts,
-    noise_level,
-)
+from equidp.mechanism.parts import FlatClip, NoiseLevel, Positive, Public, SideRelease, StepFacts, counts, noise_level
 
 
 class GroupSizeCounts(SideRelease):

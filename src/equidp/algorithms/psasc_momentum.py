@@ -11,8 +11,7 @@ its books (positions of a layer), so that no per-record gradient is kept from st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
@@ -42,6 +41,8 @@ class InnerMomentum(Contribution):
 class PastIterates(Contributing):
     """Inner momentum during one run: the last iterates, newest first."""
 
+    remembered = ("past",)
+
     def __init__(self, part: InnerMomentum, run: Run) -> None:
         super().__init__(run)
         self.part, self.past = part, list[Tensor]()
@@ -63,14 +64,6 @@ class PastIterates(Contributing):
         """Remember θ_t, forget θ_{t−K_0}."""
         self.past = [previous, *self.past][: self.part.momentum_length]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The snapshots."""
-        return {"past": list(self.past)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
-        self.past = list(state["past"])
-
 
 class OuterMomentum(Update):
     """M_t = (1 − γ_1)·M_{t−1} + noisy sum: post-processing."""
@@ -86,6 +79,8 @@ class OuterMomentum(Update):
 class Remembering(Updating):
     """Outer momentum during one run."""
 
+    remembered = ("memory",)
+
     def __init__(self, part: OuterMomentum) -> None:
         self.part = part
         self.memory: Tensor | None = None
@@ -95,14 +90,6 @@ class Remembering(Updating):
         memory = noisy_sum if self.memory is None else noisy_sum + (1 - self.part.outer_momentum) * self.memory
         self.memory = memory
         return memory
-
-    def state_dict(self) -> dict[str, Any]:
-        """M."""
-        return {"memory": self.memory}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
-        self.memory = state["memory"]
 
 
 class PSASCMomentum(PSASC):

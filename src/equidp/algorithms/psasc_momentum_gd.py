@@ -9,9 +9,8 @@ a function of x_i and of released iterates. It keeps m, N × d numbers: for smal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -72,11 +71,7 @@ class RecordMomentum(Contribution):
     """Most memory that m may take, in GiB."""
 
     def start(self, run: Run) -> Contributing:
-        """Keeps m.
-
-        Raises:
-            EquidpError: where m would take more memory than allowed.
-        """
+        """Keeps m. Raises EquidpError where m would take more memory than allowed."""
         records = run.plan.records  # as declared: how many there are may be protected, so nothing is refused by it
         needed = records * run.engine.dimension * 4 / GIB
         if needed > self.memory_limit:
@@ -93,6 +88,8 @@ class RecordMomentum(Contribution):
 
 class RunningMeans(Contributing):
     """Per-record momentum during one run. The mean of a step counts once the step is taken."""
+
+    remembered = ("means",)
 
     def __init__(self, part: RecordMomentum, run: Run) -> None:
         super().__init__(run)
@@ -118,14 +115,6 @@ class RunningMeans(Contributing):
     def advance(self, previous: Tensor) -> None:
         """m_{t−1} becomes m_t."""
         self.means = self.next.clone()
-
-    def state_dict(self) -> dict[str, Any]:
-        """m."""
-        return {"means": self.means}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
-        self.means = state["means"]
 
 
 def record_gradients(engine: GradientEngine, batch: Batch) -> Tensor:

@@ -22,8 +22,7 @@ Where we depart from the text, and why:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -34,15 +33,7 @@ from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.mechanism.algorithm import Algorithm, Outcome, Published
-from equidp.mechanism.parts import (
-    Acceptance,
-    Accepting,
-    FlatClip,
-    NoiseLevel,
-    Positive,
-    Run,
-    noise_level,
-)
+from equidp.mechanism.parts import Acceptance, Accepting, FlatClip, NoiseLevel, Positive, Run, noise_level
 from equidp.mechanism.poisson import poisson_sample
 
 Count = Annotated[int, Field(ge=1)]
@@ -142,6 +133,7 @@ class Annealing(Acceptance):
 class _Annealing(Accepting):
     """What both energies share."""
 
+    remembered: ClassVar[tuple[str, ...]] = ("accepted", "rejected", "refused_in_a_row", "finished")
     accepted: int
 
     def __init__(self, part: Annealing, run: Run) -> None:
@@ -169,24 +161,11 @@ class _Annealing(Accepting):
         """Counts of steps; they follow from released values."""
         return {"accepted_steps": float(self.accepted), "rejected_steps": float(self.rejected)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The counters."""
-        return {
-            "accepted": self.accepted,
-            "rejected": self.rejected,
-            "refused_in_a_row": self.refused_in_a_row,
-            "finished": self.finished,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
-        for name, value in state.items():
-            setattr(self, name, value)
-
 
 class PublicAnnealing(_Annealing):
     """Energy on public (or test) records; no event of its own."""
 
+    remembered = (*_Annealing.remembered, "current")
     current: float | None = None
 
     def begin(self) -> None:
@@ -201,10 +180,6 @@ class PublicAnnealing(_Annealing):
         accepted = self.decide(candidate - self.current)
         self.current = candidate if accepted else self.current
         return accepted
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counters and J(θ)."""
-        return super().state_dict() | {"current": self.current}
 
 
 class PrivateAnnealing(_Annealing):

@@ -56,8 +56,6 @@ def verdict(scores: Tensor, included: Tensor, *, guesses: int, delta: float, con
         scores: `[m]`, larger for canaries that seem to be in.
         included: `[m]` bool, the coins.
         guesses: r, even; fixed before the scores were seen.
-        delta: δ.
-        confidence: of the bound.
     """
     half = guesses // 2
     order = scores.argsort(stable=True)
@@ -78,20 +76,16 @@ def coins(canaries: int, seed: int, stream: str) -> Tensor:
 def gradient_scores(
     setup: TrainingSetup, records: Records, included: Tensor, random: RandomSource, *, progress: bool = False
 ) -> Tensor:
-    """`[m]` scores of gradient canaries after one training run.
+    """`[m]` scores of gradient canaries, of which `[m]` bool are `included`, after one training run on these records.
 
-    Args:
-        setup: how to train.
-        records: the real training records.
-        included: `[m]` bool, which canaries are in.
-        random: the streams of the run; wrapped, to read what is released.
+    The run's streams are wrapped, to read what is released.
     """
     model = CanaryModel(setup.build_model(records.schema), records.schema, records.features.dtype, len(included))
     listener = Listener(random, model, setup.algorithm.sampler.sampling_rate(setup.algorithm.adapt(setup.plan)))
 
     def aim(trainer: Trainer) -> None:
-        if trainer.algorithm.weights is not None:
-            model.strength = strongest_norm(trainer.algorithm.weights, _for_every_group(trainer))
+        if (rule := trainer.algorithm.weights) is not None:  # what is released within the step starts from 1
+            model.strength = strongest_norm(rule, tensors(dict.fromkeys(rule.reads, 1.0), "cpu") | trainer.public)
 
     views = setup.augmentation
     if views is not None:  # of the record behind its number
@@ -206,12 +200,6 @@ def strongest_norm(rule: WeightRule, public: dict[str, Tensor]) -> float:
     return float(norms[reached >= reached.max() * (1 - 1e-4)].max())
 
 
-def _for_every_group(trainer: Trainer) -> dict[str, Tensor]:
-    """Public values that the next step's weights may read; those that are released within it start from 1."""
-    assert trainer.algorithm.weights is not None
-    return tensors(dict.fromkeys(trainer.algorithm.weights.reads, 1.0), "cpu") | trainer.public
-
-
 def _columns(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype != torch.uint8:
         return numbers.to(dtype).unsqueeze(1)
@@ -237,11 +225,8 @@ def input_scores(
     """`[m]` scores of mislabelled canaries after one training run: minus the finished model's loss on them.
 
     Args:
-        setup: how to train.
-        records: the training part, from which the canaries are taken.
         canaries: `[m]` positions of the records that become canaries.
         included: `[m]` bool, which of them are in.
-        random: the streams of the run.
         seed: of the wrong labels.
     """
     wrong = mislabelled(records.take(canaries), seed)

@@ -60,14 +60,7 @@ READING = (
 
 
 def audit_report(title: str, findings: Mapping[str, Any], settings: Mapping, provenance: Mapping) -> str:
-    """The page as the text of one HTML file.
-
-    Args:
-        title: heading, and the browser's title.
-        findings: what `audit.run` returned (`audit.json`).
-        settings: resolved settings, nested or flat.
-        provenance: commit, data checksums, versions; nested or flat.
-    """
+    """The page of `audit.json` as the text of one HTML file; the other arguments are `render`'s."""
     return render(
         "audit.html.j2",
         title=title,
@@ -153,12 +146,14 @@ def _bounds(findings: Mapping[str, Any]) -> PageTable | None:
     header = (("attack", False), *numbers, ("verdict", False))
     rows = tuple(
         (
-            _words(name),
+            TableCell.of(name),
             *(TableCell(f"{found[key]:,}", found[key]) for key in ("canaries", "guesses", "correct")),
             TableCell(f"{found['delta']:.2g}", found["delta"]),
             TableCell(f"≥ {lower_text(found['epsilon_lower_bound'])}", found["epsilon_lower_bound"]),
             TableCell(f"≤ {epsilon_text(found['epsilon_claimed'])}", found["epsilon_claimed"]),
-            _words("REFUTED" if not found["consistent"] else "not refuted" if found["refutable"] else "out of reach"),
+            TableCell.of(
+                "REFUTED" if not found["consistent"] else "not refuted" if found["refutable"] else "out of reach"
+            ),
         )
         for name, found in _attacks(findings).items()
     )
@@ -187,7 +182,7 @@ def _exposures(findings: Mapping[str, Any]) -> Iterator[PageTable]:
 def _exposure(name: str, sides: list[Mapping[str, Any]]) -> tuple[TableCell, ...]:
     counts = (TableCell(f"{sides[0][key]:,}", sides[0][key]) for key in ("members", "non_members"))
     figures = (_with_interval(side, measure) for measure in MEASURES for side in sides)
-    return (_words(name), *counts, *figures)
+    return (TableCell.of(name), *counts, *figures)
 
 
 def _with_interval(found: Mapping[str, Any], measure: str) -> TableCell:
@@ -226,7 +221,3 @@ def points(findings: Mapping[str, Any]) -> dict[str, list[Sequence[float]]]:
         if (share := exposure["overall"]["tpr_at_1_percent_fpr"]) is not None:
             found[ATTACKS[attack]] = [(0.01, share)]
     return found
-
-
-def _words(text: str) -> TableCell:
-    return TableCell(text, text)

@@ -46,11 +46,8 @@ def run(
 
     Args:
         split: training and test part; `setup.public` stands for the public one.
-        setup: how to train.
-        settings: what to attack with.
         seed: of coins, labels, batches and noise.
         groupings: those for whose groups membership inference is reported.
-        progress: show progress bars.
 
     Returns:
         Plain JSON types: `algorithm`, `seed`, `confidence`, `claim`, `training` (public facts that identify the

@@ -28,7 +28,6 @@ class TrainingSetup:
 
     Attributes:
         build_model: a freshly initialised model for a schema; the same one every time.
-        algorithm: the combination of parts.
         plan: its public facts, noise included.
         loss: per-record losses of `(outputs, labels)`.
         learning_rate, optimizer, physical_batch_size, precision, device, augmentation: as for a training run.
@@ -65,14 +64,11 @@ class TrainingSetup:
         before: Callable[[Trainer], None] = lambda trainer: None,
         progress: bool = False,
     ) -> nn.Module:
-        """Train on `records`; returns the released model, in evaluation mode.
+        """Train on `records`, which need not be as many as declared; returns the released model, in evaluation mode.
 
         Args:
-            records: the training part; its size need not be the plan's, which is what was declared.
-            random: the streams.
             model, loss, public, augmentation: in place of the setup's own.
             before: called with the trainer before every step.
-            progress: show a progress bar.
         """
         network = (self.build_model(records.schema) if model is None else model).to(self.device)
         records = records.to(self.device)

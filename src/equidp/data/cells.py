@@ -31,11 +31,7 @@ WHOLE = 2.0**53
 
 
 def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
-    """Check that columns exist.
-
-    Raises:
-        EquidpError: one does not; the message names the file and the nearest column.
-    """
+    """Raises EquidpError where a column does not exist; the message names the file and the nearest one."""
     for name in names:
         if name not in frame.columns:
             raise missing_column(where, name, map(str, frame.columns))

@@ -81,11 +81,7 @@ class Named(Plain):
         return tuple(text for name in written for text in self.map.get(name, (name,)))
 
     def ids(self, column: pd.Series, where: str) -> Tensor:
-        """Position in `names` of each value, int64 `[N]`.
-
-        Raises:
-            EquidpError: a value outside the declaration.
-        """
+        """Position in `names` of each value, int64 `[N]`. Raises EquidpError for a value outside the declaration."""
         if not self.unknown:
             return self._known_ids(column, where)
         missing = torch.from_numpy(absent(column, self.values))

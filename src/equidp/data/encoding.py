@@ -43,9 +43,6 @@ def encode(
 
     Args:
         dataset: the name that the user gave them: a source such as `csv` may have many datasets.
-        source_name: registry name of the source.
-        options: `data.options`.
-        raw_folder: of the raw files.
         cache: folder where encoded records are stored.
         catalog: loads an entry of the Kedro catalog.
         before: called before raw files are read; not where the records are stored already.

@@ -66,11 +66,7 @@ def group_names(groupings: Mapping[str, Grouping]) -> dict[str, tuple[str, ...]]
 
 
 def unit_ids(column: pd.Series, where: str) -> Tensor:
-    """One number per distinct id, int64 `[N]`, in order of first appearance.
-
-    Raises:
-        EquidpError: as `id_names`.
-    """
+    """One number per distinct id, int64 `[N]`, in order of first appearance. Raises EquidpError as `id_names`."""
     return torch.tensor(pd.factorize(id_names(column, where))[0], dtype=torch.int64)
 
 

@@ -19,10 +19,6 @@ UNSIGNED_BYTE = 8
 def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     """Read an IDX file of unsigned bytes, plain or gzipped, as uint8 `[N, *shape]`.
 
-    Args:
-        path: the file.
-        shape: what one record must look like: `(28, 28)` for images, `()` for labels.
-
     Raises:
         EquidpError: wrong magic number, wrong sizes, or fewer or more bytes than the header says.
     """

@@ -51,11 +51,8 @@ def decode_all(
 
     Args:
         images: what to decode; may be a stream, of which only a window is held in memory.
-        count: number of images.
-        side: height and width of the result.
         channels: 3, or 1 for grey.
         crop: keep the aspect ratio and cut off the edges, instead of squeezing the whole image.
-        title: shown beside the progress bar.
 
     Raises:
         EquidpError: an image is corrupt; the message names it.
@@ -119,11 +116,7 @@ def _is_of(path: Path, suffixes: tuple[str, ...]) -> bool:
 
 
 def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Arrays of an npz file; nothing is unpickled.
-
-    Raises:
-        EquidpError: the file is damaged or lacks an array.
-    """
+    """Arrays of an npz file; nothing is unpickled. Raises EquidpError if it is damaged or lacks one."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}
@@ -134,12 +127,10 @@ def load_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def unpack_sheets(arrays: Mapping[str, np.ndarray], prefix: str, side: int, path: Path) -> Tensor:
-    """Images from lossless WebP sheets, uint8 `[N, 3, side, side]`.
+    """Images from lossless WebP sheets, columns of images, uint8 `[N, 3, side, side]`.
 
     Args:
         arrays: holds `{prefix}webp` (all sheets' bytes) and `{prefix}offsets` (where each begins).
-        prefix: such as `train_`.
-        side: of one image; a sheet is a column of images.
         path: for messages.
 
     Raises:
@@ -147,17 +138,12 @@ def unpack_sheets(arrays: Mapping[str, np.ndarray], prefix: str, side: int, path
     """
     packed, offsets = arrays[f"{prefix}webp"], arrays[f"{prefix}offsets"]
     try:
-        sheets = [
-            np.asarray(_sheet(packed[start:end].tobytes()).convert("RGB")).reshape(-1, side, side, 3)
-            for start, end in itertools.pairwise(offsets)
-        ]
+        encoded = (io.BytesIO(packed[start:end].tobytes()) for start, end in itertools.pairwise(offsets))
+        opened = (Image.open(one, formats=["WEBP"]).convert("RGB") for one in encoded)
+        sheets = [np.asarray(sheet).reshape(-1, side, side, 3) for sheet in opened]
     except UNREADABLE as error:
         raise EquidpError(f"{path}: a sheet of {prefix}webp is corrupt ({error}); download it again.") from error
     return torch.from_numpy(np.concatenate(sheets)).permute(0, 3, 1, 2).contiguous()
-
-
-def _sheet(encoded: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(encoded), formats=["WEBP"])
 
 
 def _in_parallel(work: Callable[[Encoded], None], items: Iterable[Encoded]) -> Iterator[None]:

@@ -7,15 +7,11 @@ from collections.abc import Sequence
 import pandas as pd
 import torch
 
-from equidp.data.records import MIN_TEST_RECORDS, Records, Split
+from equidp.data.records import MIN_TEST_RECORDS, Split
 
 
 def group_table(split: Split, groupings: Sequence[str] = ()) -> pd.DataFrame:
-    """Counts per group and part.
-
-    Args:
-        split: the three parts.
-        groupings: names or products such as `sex*race`; every stored grouping when empty.
+    """Counts per group and part, of these groupings or of every stored one.
 
     Returns:
         One row per group with columns `grouping, group, train, test, public, evaluable, note`. Groups that are too
@@ -31,7 +27,8 @@ def group_table(split: Split, groupings: Sequence[str] = ()) -> pd.DataFrame:
 def _rows(split: Split, grouping: str) -> list[dict]:
     parts = {"train": split.train, "test": split.test, "public": split.public}
     _, names = split.train.grouping(grouping)
-    counts = {part: _counts(records, grouping, len(names)) for part, records in parts.items()}
+    ids = {part: records.grouping(grouping)[0] for part, records in parts.items()}
+    counts = {part: torch.bincount(of, minlength=len(names)).tolist() for part, of in ids.items()}
     return [
         {
             "grouping": grouping,
@@ -42,11 +39,6 @@ def _rows(split: Split, grouping: str) -> list[dict]:
         }
         for k, name in enumerate(names)
     ]
-
-
-def _counts(records: Records, grouping: str, groups: int) -> list[int]:
-    ids, _ = records.grouping(grouping)
-    return torch.bincount(ids, minlength=groups).tolist()
 
 
 def _note(train: int, test: int) -> str:

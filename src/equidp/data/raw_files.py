@@ -72,11 +72,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def content(path: Path) -> bytes:
-    """The whole unpacked content.
-
-    Raises:
-        EquidpError: the file is truncated, corrupt or unreadable.
-    """
+    """The whole unpacked content. Raises EquidpError where the file is truncated, corrupt or unreadable."""
     return b"".join(_blocks(path))
 
 
@@ -105,13 +101,7 @@ def verified(path: Path, published: PublishedFile, *, verify: bool) -> str:
 
 
 def missing(raw_dir: Path, published: PublishedFile, *, download: str) -> EquidpError:
-    """Build the error for a missing file.
-
-    Args:
-        raw_dir: the folder that was searched.
-        published: the file.
-        download: why it was not downloaded, as a phrase.
-    """
+    """Build the error for a missing file; `download` says as a phrase why it was not downloaded."""
     check = f" with sha256 {published.sha256} (unpacked)" if published.sha256 else ""
     check = check or (f" with md5 {published.md5}" if published.md5 else "")
     form = f", a folder with {published.contains}," if published.contains else ", plain or as .gz,"
@@ -124,11 +114,7 @@ def missing(raw_dir: Path, published: PublishedFile, *, download: str) -> Equidp
 
 
 def inside(raw_dir: Path, path: str) -> Path:
-    """A path of the user's own, relative to the raw folder.
-
-    Raises:
-        EquidpError: it leads out of that folder.
-    """
+    """A path of the user's own, relative to the raw folder. Raises EquidpError where it leads out of that."""
     if "\\" in path and not (raw_dir / path).exists():
         raise EquidpError(f"data.options: the path {path!r} has backslashes; write / between folders.")
     whole = (raw_dir / path).resolve()

@@ -64,7 +64,9 @@ def split(
         EquidpError: a part would be empty, `keep` asks for what does not exist, or the provider's split divides a unit
             that is to be kept whole.
     """
-    _check_fractions(public_fraction, test_fraction)
+    for name, value in (("public_fraction", public_fraction), ("test_fraction", test_fraction)):
+        if not 0 <= value < 1:
+            raise EquidpError(f"data.{name}={value}: give a number from 0 to below 1.")
     records = identified(records)  # what is drawn of a record later, its views too, follows from the record alone
     units, keep = _units(records, split_by), keep or {}
     validation = test_fraction if evaluate_on == "validation" else 0.0
@@ -237,12 +239,6 @@ def _count(wanted: int | float, available: int, name: str) -> int:
             f"give a whole number up to {available}, or a fraction below 1."
         )
     return int(wanted)
-
-
-def _check_fractions(public_fraction: float, test_fraction: float) -> None:
-    for name, value in (("public_fraction", public_fraction), ("test_fraction", test_fraction)):
-        if not 0 <= value < 1:
-            raise EquidpError(f"data.{name}={value}: give a number from 0 to below 1.")
 
 
 def _check_not_empty(parts: Split, public_fraction: float) -> None:

@@ -46,7 +46,6 @@ def read_rows(
     """Read a file of separated values as stripped strings; the frame's index is the line number in the file.
 
     Args:
-        path: the file, plain or gzipped.
         names: column names of a file without header; None where the first line holds them.
         skip: lines that start with this are left out.
         dialect: commas and UTF-8 unless given.

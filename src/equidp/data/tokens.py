@@ -20,11 +20,7 @@ BATCH = 1000
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """sha256 of a tokenizer's files.
-
-    Raises:
-        EquidpError: the folder does not exist, or holds none.
-    """
+    """sha256 of a tokenizer's files. Raises EquidpError where the folder is missing or has none."""
     if not folder.is_dir():
         raise EquidpError(
             f"Folder {folder} does not exist: give a folder in Hugging Face's format in model.options.network "

@@ -86,20 +86,14 @@ def figures_event(epsilon: float, delta: float, trials: Trials) -> Event:
     return Event(1.0, trials.calibrate(lambda noise: (Event(1.0, noise),), epsilon, delta))
 
 
-def confidence_bins(bins: int, classes: int) -> int:
-    """Bins of confidence within each predicted class, of so many score bins in all."""
-    return max(1, bins // classes)
-
-
 def cell_numbers(scores: NDArray, labels: NDArray, bins: int) -> tuple[NDArray, NDArray]:
-    """Predicted class and bin of confidence of each record, int64 `[n]` each.
+    """Predicted class and bin of confidence, of so many, of each record, int64 `[n]` each.
 
     A record whose scores are not finite counts as a wrong prediction of the lowest confidence.
 
     Args:
         scores: `[n, classes]` probabilities.
         labels: `[n]` class indices.
-        bins: bins of confidence.
     """
     classes = scores.shape[1]
     finite = np.isfinite(scores).all(axis=1)
@@ -126,14 +120,12 @@ def noised_histogram(
         scores: `[n, classes]` probabilities.
         labels: `[n]` class indices.
         groups: per declared grouping, group ids `[n]` and group names.
-        classes: class names, in label order.
         bins: score bins in all.
         noise_multiplier: standard deviation of the noise over the sensitivity.
-        random: where the noise comes from.
         units: `[n]` numbers, equal for records of one unit, if a unit is protected as a whole; else None.
     """
     names = {name: tuple(groups[name][1]) if name in groups else (EVERYONE,) for name in tables(tuple(groups))}
-    per = confidence_bins(bins, len(classes))
+    per = max(1, bins // len(classes))  # bins of confidence within each predicted class
     predicted, confidence = cell_numbers(scores, labels, per)
     weights = np.ones(len(labels))
     if units is not None:

@@ -15,10 +15,7 @@ from equidp.evaluation.metrics import Groups, unique_slugs
 def live_metrics(scores: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
     """`test/accuracy`, `test/loss` and `test/accuracy/<grouping>:<group>`; groups without a record are left out.
 
-    Args:
-        scores: `[n, classes]` probabilities; the loss is left out where one is not finite.
-        labels: `[n]` class indices.
-        groups: per grouping, group ids `[n]` and names.
+    Scores are `[n, classes]` probabilities; the loss is left out where one is not finite.
     """
     right = (scores.argmax(axis=1) == labels).astype(float)
     row = {"test/accuracy": float(right.mean())}

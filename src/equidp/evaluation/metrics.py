@@ -105,6 +105,19 @@ def by_group(
     }
 
 
+def figures_of(
+    measures: Mapping[str, Callable[[NDArray, NDArray], float | None]], truth: NDArray, found: NDArray
+) -> Figures:
+    """The count and these measures of (truth, found) at row numbers; None where something found is not finite."""
+
+    def measure(rows: NDArray) -> dict[str, float | None]:
+        true, given = truth[rows], found[rows]
+        finite = np.isfinite(given).all()
+        return {"count": len(rows), **{name: of(true, given) if finite else None for name, of in measures.items()}}
+
+    return measure
+
+
 def cost_intervals(
     private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
 ) -> dict:

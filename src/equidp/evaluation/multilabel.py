@@ -19,7 +19,7 @@ from sklearn import metrics as sk
 
 from equidp.evaluation.intervals import Groups, per_group
 from equidp.evaluation.live import live_row
-from equidp.evaluation.metrics import Figures, by_group
+from equidp.evaluation.metrics import by_group, figures_of
 from equidp.evaluation.regression import mean_interval
 
 METRICS = ("label_accuracy", "macro_auroc", "exact_match", "loss")
@@ -30,16 +30,9 @@ LABEL_METRICS = ("accuracy", "auroc")
 def evaluate(
     scores: NDArray, truth: NDArray, groups: Groups, *, names: tuple[str, ...], units: NDArray | None = None
 ) -> dict[str, Any]:
-    """Measure predicted labels.
+    """Measure predicted labels: `[n, labels]` probabilities; the truth `[n, labels]` is 0 or 1.
 
-    Args:
-        scores: `[n, labels]` probabilities.
-        truth: `[n, labels]`, 0 or 1.
-        groups, units: as of `Task.evaluate`.
-        names: of the labels.
-
-    Returns:
-        As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`.
+    As `Task.evaluate`, and `labels[name]` with `overall`, `groups` and `worst` of `LABEL_METRICS`.
     """
     scores, truth = np.asarray(scores, dtype=np.float64), np.asarray(truth).astype(np.int64)
     of_all: dict[str, Callable[[NDArray, NDArray], float | None]] = {
@@ -53,9 +46,9 @@ def evaluate(
         "auroc": lambda truth, scores: sk.roc_auc_score(truth, scores) if len(np.unique(truth)) > 1 else None,
     }
     return {
-        **by_group(_figures(of_all, truth, scores), len(truth), groups, METRICS, main="label_accuracy"),
+        **by_group(figures_of(of_all, truth, scores), len(truth), groups, METRICS, main="label_accuracy"),
         "labels": {
-            name: by_group(_figures(of_one, truth[:, k], scores[:, k]), len(truth), groups, LABEL_METRICS)
+            name: by_group(figures_of(of_one, truth[:, k], scores[:, k]), len(truth), groups, LABEL_METRICS)
             for k, name in enumerate(names)
         },
         "intervals": per_group(mean_interval, groups, shares(scores, truth), units=units),
@@ -81,15 +74,6 @@ def shares(scores: NDArray, truth: NDArray) -> NDArray:
     """Share of right labels of each record, float64 `[n]`; NaN where a probability is not finite."""
     right = ((scores > 0.5) == (truth > 0.5)).mean(axis=1)
     return np.where(np.isfinite(scores).all(axis=1), right, np.nan)
-
-
-def _figures(measures: dict[str, Callable], truth: NDArray, scores: NDArray) -> Figures:
-    def measure(rows: NDArray) -> dict[str, float | None]:
-        given, true = scores[rows], truth[rows]
-        finite = np.isfinite(given).all()
-        return {"count": len(rows), **{name: of(true, given) if finite else None for name, of in measures.items()}}
-
-    return measure
 
 
 def _macro_auroc(truth: NDArray, scores: NDArray) -> float | None:

@@ -22,22 +22,16 @@ from sklearn import metrics as sk
 
 from equidp.evaluation.intervals import Groups, per_group
 from equidp.evaluation.live import live_row
-from equidp.evaluation.metrics import Figures, by_group
+from equidp.evaluation.metrics import Figures, by_group, figures_of
 from equidp.evaluation.regression import mean_interval
 
 METRICS = ("mae", "accuracy", "within_one", "kappa", "loss")
 
 
 def evaluate(scores: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None) -> dict[str, Any]:
-    """Measure predicted classes.
+    """Measure predicted classes: `[n, classes]` probabilities, in the classes' order.
 
-    Args:
-        scores: `[n, classes]` probabilities, in the classes' order.
-        labels: `[n]` class indices.
-        groups, units: as of `Task.evaluate`.
-
-    Returns:
-        As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
+    As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
     """
     figures = by_group(_figures(above(scores), labels), len(labels), groups, METRICS, main="mae", worst=max)
     return figures | {"intervals": per_group(mean_interval, groups, errors(scores, labels), units=units)}
@@ -75,27 +69,19 @@ def _median(above: NDArray) -> NDArray:
 
 
 def _figures(above: NDArray, labels: NDArray) -> Figures:
-    predicted, ranks = _median(above), np.arange(above.shape[1] + 1)
     measures: dict[str, Callable[[NDArray, NDArray], float | None]] = {
-        "mae": sk.mean_absolute_error,
-        "accuracy": sk.accuracy_score,
-        "within_one": lambda truth, found: float((np.abs(found - truth) <= 1).mean()),
-        "kappa": lambda truth, found: _kappa(truth, found, ranks),
+        "mae": lambda truth, found: sk.mean_absolute_error(truth, _median(found)),
+        "accuracy": lambda truth, found: sk.accuracy_score(truth, _median(found)),
+        "within_one": lambda truth, found: float((np.abs(_median(found) - truth) <= 1).mean()),
+        "kappa": _kappa,
+        "loss": _loss,
     }
-
-    def measure(rows: NDArray) -> dict[str, float | None]:
-        truth, found = labels[rows], predicted[rows]
-        if not np.isfinite(above[rows]).all():
-            return {"count": len(rows), **dict.fromkeys(METRICS)}
-        own = {name: of(truth, found) for name, of in measures.items()}
-        return {"count": len(rows), **own, "loss": _loss(truth, above[rows])}
-
-    return measure
+    return figures_of(measures, labels, above)
 
 
-def _kappa(truth: NDArray, found: NDArray, ranks: NDArray) -> float | None:
-    several = len(np.unique(truth)) > 1
-    return sk.cohen_kappa_score(truth, found, labels=ranks, weights="quadratic") if several else None
+def _kappa(truth: NDArray, above: NDArray) -> float | None:
+    ranks, several = np.arange(above.shape[1] + 1), len(np.unique(truth)) > 1
+    return sk.cohen_kappa_score(truth, _median(above), labels=ranks, weights="quadratic") if several else None
 
 
 def _loss(labels: NDArray, above: NDArray) -> float:

@@ -45,10 +45,7 @@ def group_rates(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Each rate and its interval, both `[grouping][group][rate]`; `class` is no grouping of theirs.
 
-    Args:
-        predicted, labels: `[n]` class indices.
-        groups, units: as of `Task.evaluate`.
-        positive: label of the positive class.
+    Predicted and true labels are class indices `[n]`, `positive` is the positive class's.
     """
     owners = np.arange(len(labels)) if units is None else np.asarray(units)
     given, true = predicted == positive, labels == positive

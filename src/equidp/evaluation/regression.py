@@ -22,12 +22,20 @@ from sklearn import metrics as sk
 
 from equidp.evaluation.intervals import CONFIDENCE, Groups, Pair, per_group
 from equidp.evaluation.live import live_row
-from equidp.evaluation.metrics import Figures, by_group
+from equidp.evaluation.metrics import by_group, figures_of
 
 METRICS = ("mae", "rmse", "r2", "mean_error")
 
 COUNT_METRICS = ("mae", "rmse", "r2", "mean_error", "deviance")
 """Of counts: the mean Poisson deviance too."""
+
+MEASURES: dict[str, Callable[[NDArray, NDArray], float | None]] = {
+    "mae": sk.mean_absolute_error,
+    "rmse": sk.root_mean_squared_error,
+    "r2": lambda truth, found: sk.r2_score(truth, found) if len(np.unique(truth)) > 1 else None,
+    "mean_error": lambda truth, found: float(np.mean(found - truth)),
+    "deviance": sk.mean_poisson_deviance,
+}
 
 
 def evaluate(
@@ -38,20 +46,14 @@ def evaluate(
     metrics: tuple[str, ...] = METRICS,
     units: NDArray | None = None,
 ) -> dict[str, Any]:
-    """Measure predicted numbers.
+    """Measure predicted numbers `[n]` by `METRICS`, or by `COUNT_METRICS` where predictions are above 0.
 
-    Args:
-        predicted, truth: `[n]`.
-        groups: per grouping, group ids `[n]` and group names.
-        metrics: `METRICS`, or `COUNT_METRICS` where predictions are above 0.
-        units: `[n]` numbers, equal for records of one unit; None where each is a unit's only one.
-
-    Returns:
-        As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
+    As `Task.evaluate`; `worst[grouping]` is the `telling` group of largest MAE.
     """
     predicted, truth = np.asarray(predicted, dtype=np.float64), np.asarray(truth, dtype=np.float64)
-    figures = by_group(_figures(predicted, truth, metrics), len(truth), groups, metrics, main="mae", worst=max)
-    return figures | {"intervals": per_group(mean_interval, groups, np.abs(predicted - truth), units=units)}
+    figures = figures_of({name: MEASURES[name] for name in metrics}, truth, predicted)
+    measured = by_group(figures, len(truth), groups, metrics, main="mae", worst=max)
+    return measured | {"intervals": per_group(mean_interval, groups, np.abs(predicted - truth), units=units)}
 
 
 def cost_intervals(
@@ -83,25 +85,3 @@ def mean_interval(values: NDArray, units: NDArray) -> Pair | None:
     spread = math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread
     return [mean - half, mean + half]
-
-
-def _figures(predicted: NDArray, truth: NDArray, metrics: tuple[str, ...]) -> Figures:
-    """The count and the metrics of row numbers."""
-    measures: dict[str, Callable[[NDArray, NDArray], float | None]] = {
-        "mae": sk.mean_absolute_error,
-        "rmse": sk.root_mean_squared_error,
-        "r2": _r2,
-        "mean_error": lambda truth, predicted: float(np.mean(predicted - truth)),
-        "deviance": sk.mean_poisson_deviance,
-    }
-
-    def measure(rows: NDArray) -> dict[str, float | None]:
-        given, true = predicted[rows], truth[rows]
-        finite = np.isfinite(given).all()
-        return {"count": len(rows), **{name: measures[name](true, given) if finite else None for name in metrics}}
-
-    return measure
-
-
-def _r2(truth: NDArray, predicted: NDArray) -> float | None:
-    return sk.r2_score(truth, predicted) if len(np.unique(truth)) > 1 else None

@@ -49,9 +49,7 @@ def channels_first(rule: Rule) -> Rule:
 
     def moved(call: Call) -> Call:
         return replace(
-            call,
-            inputs=tuple(x.permute(0, 2, 3, 1) for x in call.inputs),
-            backprop=call.backprop.permute(0, 2, 3, 1),
+            call, inputs=tuple(x.permute(0, 2, 3, 1) for x in call.inputs), backprop=call.backprop.permute(0, 2, 3, 1)
         )
 
     return lambda page: rule(replace(page, calls=[moved(call) for call in page.calls]))
@@ -117,8 +115,3 @@ NAMED: dict[str, Rule] = {
 
 NEED_PARAMETERS: frozenset[Callable[[Page], dict[str, Term]]] = frozenset({batch_norm_act})
 """Rules that ask for the parameters as they were in a call."""
-
-
-def rule_named(kind: type[nn.Module]) -> Rule | None:
-    """The rule of a library's class; None where it has none here."""
-    return NAMED.get(f"{kind.__module__}.{kind.__qualname__}")

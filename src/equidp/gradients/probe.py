@@ -61,7 +61,9 @@ def _nearby(passes: BookKeeping) -> Tensor:
 
 
 def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor) -> bool:
-    features, labels = _two_different(features, labels)
+    # the first record and the next one with other features, as mixing does not show between equals; else one
+    two = [0, *(features != features[:1]).unsqueeze(1).flatten(1).any(1).nonzero()[:1, 0].tolist()]
+    features, labels = features[two], labels[two]
     before = {name: value.clone() for name, value in _kept(passes)}
     seed = torch.random.initial_seed()
     devices = [passes.device] if passes.device.type == "cuda" else []
@@ -169,12 +171,6 @@ def _generators(passes: BookKeeping) -> Tensor:
     """State of the generators that the model may draw from."""
     states = [torch.get_rng_state()]
     return torch.cat([*states, torch.cuda.get_rng_state(passes.device)] if passes.device.type == "cuda" else states)
-
-
-def _two_different(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The first record and the next one with other features, as mixing does not show between equals; else one."""
-    other = (features != features[:1]).unsqueeze(1).flatten(1).any(1).nonzero()[:1, 0].tolist()
-    return features[[0, *other]], labels[[0, *other]]
 
 
 def _kept(passes: BookKeeping) -> Iterator[tuple[str, Tensor]]:

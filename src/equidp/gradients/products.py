@@ -45,11 +45,7 @@ class Outer(Term):
 
 
 class Products(Term):
-    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`.
-
-    Args:
-        inputs, backprops: per call, whose positions follow one another.
-    """
+    """Gradients `B[b]ᵀ A[b]` of shape `[o, i]`, from `A [b, P, i]` and `B [b, P, o]`: calls' positions in a row."""
 
     def __init__(self, inputs: Sequence[Tensor], backprops: Sequence[Tensor]) -> None:
         self._calls = inputs, backprops

@@ -130,12 +130,7 @@ class Recording:
 
 
 class Recordings:
-    """Passes that replay what they have recorded, where a batch fits, and compute the others afresh.
-
-    Args:
-        passes: whose work is recorded.
-        new_recorder: makes the recorder.
-    """
+    """Passes that replay what they have recorded, where a batch fits, and compute the others afresh."""
 
     def __init__(self, passes: BookKeeping, new_recorder: Callable[[], Recorder]) -> None:
         self._passes, self._new_recorder = passes, new_recorder

@@ -44,12 +44,7 @@ def _trained(layer: nn.Module) -> bool:
 
 
 class Attention(nn.Module):
-    """`nn.MultiheadAttention`, for batches.
-
-    Args:
-        layer: whose weights are taken.
-        name: of it, for messages.
-    """
+    """`nn.MultiheadAttention`, for batches, with a layer's weights; `name`: for messages."""
 
     in_proj_bias = None
     """nn.TransformerEncoderLayer looks at it, and does without its own kernel where there is none."""
@@ -103,12 +98,7 @@ def _added(mask: Tensor, scores: Tensor) -> Tensor:
 
 
 class Recurrence(nn.Module):
-    """`nn.LSTM` or `nn.GRU`, for batches that are no PackedSequence.
-
-    Args:
-        layer: whose weights are taken.
-        name: of it, for messages.
-    """
+    """`nn.LSTM` or `nn.GRU`, for batches that are no PackedSequence, with a layer's weights; `name`: for messages."""
 
     def __init__(self, layer: nn.RNNBase, name: str) -> None:
         super().__init__()

@@ -51,7 +51,8 @@ def norms_of(rows: Tensor) -> Tensor:
     elif rows.shape[-1] <= LONG_ROW:
         norms = torch.linalg.vector_norm(rows, dim=-1)
     else:
-        norms = _norms_by_parts(rows, LONG_ROW)
+        parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(LONG_ROW, dim=-1)]
+        norms = torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1)
     return norms.square().add_(rows.shape[-1] * LOST)
 
 
@@ -74,11 +75,6 @@ def _norms_of_parts(rows: Tensor) -> Tensor:
     if equal:
         return torch.linalg.vector_norm(rows.unflatten(1, (equal, -1)), dim=2)
     return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in rows.split(LONG_ROW_ON_GPU, dim=1)], 1)
-
-
-def _norms_by_parts(rows: Tensor, longest: int) -> Tensor:
-    parts = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(longest, dim=-1)]
-    return torch.linalg.vector_norm(torch.stack(parts, dim=-1), dim=-1)
 
 
 def _norms_on_gpu(rows: Tensor) -> Tensor:

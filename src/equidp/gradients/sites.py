@@ -60,7 +60,8 @@ RULES: dict[type[nn.Module], Rule] = {
 
 def rule_for(layer: nn.Module) -> Rule | None:
     """The rule of a layer's class, or of the class whose `forward` it inherits unchanged; None where there is none."""
-    if not parametrize.is_parametrized(layer) and (named := libraries.rule_named(type(layer))):
+    name = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    if not parametrize.is_parametrized(layer) and (named := libraries.NAMED.get(name)):
         return named
     if parametrize.is_parametrized(layer) or any(True for _ in layer.children()):
         return None
@@ -124,7 +125,8 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
     rule = rule_for(layer)
     if own and rule:
         yield Site(name, layer, rule, own)
-    elif own and all(_for_all_records(p) for p in own.values()) and any(True for _ in layer.children()):
+    # room for the records in front of two more dimensions, as tokens and positions have
+    elif own and all(p.dim() >= 3 and len(p) == 1 for p in own.values()) and any(True for _ in layer.children()):
         for key, parameter in own.items():
             yield Site(f"{name}.{key}" if name else key, layer, held, {key: parameter})
         yield from _inside(layer, name, seen)
@@ -144,11 +146,6 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
 def _inside(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
     for child_name, child in layer.named_children():
         yield from _walk(child, f"{name}.{child_name}" if name else child_name, seen)
-
-
-def _for_all_records(parameter: nn.Parameter) -> bool:
-    """Whether a parameter has room for the records: in front of two more dimensions, as tokens and positions have."""
-    return parameter.dim() >= 3 and len(parameter) == 1
 
 
 def _refuse_reuse(model: nn.Module, opaque: Sequence[Site]) -> None:

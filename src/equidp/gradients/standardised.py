@@ -48,15 +48,10 @@ class StandardisedConv2d(nn.Conv2d):
 
 @dataclass(frozen=True, eq=False)
 class Standardisation:
-    """ŵ of one weight, and what its derivative needs.
+    """ŵ of one weight, and what its derivative needs."""
 
-    Attributes:
-        weight: ŵ `[o, n]`, n the fan-in.
-        scale: 1/√(‖c_o‖² + ε) `[o, 1]`.
-    """
-
-    weight: Tensor
-    scale: Tensor
+    weight: Tensor  # ŵ [o, n], n the fan-in
+    scale: Tensor  # 1/√(‖c_o‖² + ε) [o, 1]
 
     @classmethod
     def of(cls, weight: Tensor) -> Standardisation:
@@ -74,13 +69,7 @@ class Standardisation:
 
 
 class Standardised(Term):
-    """Gradients of w, from those of ŵ; calls at several weights (older iterates) add up.
-
-    Args:
-        terms: of ŵ, one for each weight.
-        maps: the weights' standardisations.
-        records: b.
-    """
+    """Gradients of w, from those of ŵ: one term for each weight; calls at several weights (older iterates) add up."""
 
     def __init__(self, terms: Sequence[Term], maps: Sequence[Standardisation], records: int) -> None:
         self._pairs, self._records = list(zip(terms, maps, strict=True)), records

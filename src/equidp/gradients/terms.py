@@ -91,13 +91,7 @@ class Vectors(Term):
 
 
 class Shared(Gradients):
-    """The gradients of a parameter that several layers share: theirs add before the norm is taken.
-
-    Args:
-        terms: of these layers.
-        records: b.
-        numel: of the parameter.
-    """
+    """The gradients of a parameter that several layers share: theirs, one term each, add before the norm is taken."""
 
     def __init__(self, terms: Sequence[Term], records: int, numel: int) -> None:
         self._terms, self._records, self._numel = terms, records, numel

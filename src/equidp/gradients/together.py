@@ -148,7 +148,8 @@ class Together:
         else:
             squares, parts = self._kernels.row_squares(rows, entries, [one.count for one in tiles])
             if tiles:
-                self._form_tiles(squares.split(parts)[len(rows) :])
+                for term, part in zip(convolutions, squares.split(parts)[len(rows) :], strict=True):
+                    self._tiles[id(term)].form(part, self._parts.get(id(term)))
         if len(squares) > len(parts):
             squares = self._workspace.segments(parts, squares) @ squares
         left = squares[pairs : 2 * pairs].mul_(squares[:pairs])
@@ -182,10 +183,6 @@ class Together:
         for term, part in zip(self._formed, parts, strict=True):
             term.form(part)
         return parts
-
-    def _form_tiles(self, squares: Sequence[Tensor]) -> None:
-        for term, part in zip([*self._formed, *self._again], squares, strict=True):
-            self._tiles[id(term)].form(part, self._parts.get(id(term)))
 
     def _of_gram(self) -> Tensor:
         """`[b]` squared norms by Gram matrices."""

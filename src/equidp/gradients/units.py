@@ -19,23 +19,14 @@ KEPT_SUMS = 1 << 22  # floats of a parameter's sums over units that are kept for
 
 @dataclass(frozen=True)
 class Units:
-    """Which records belong to which unit of privacy; a unit's gradient is the mean of its records' gradients.
+    """Which records belong to which unit of privacy; a unit's gradient is the mean of its records' gradients."""
 
-    Attributes:
-        owners: `[b]` int64, record to unit, ascending.
-        counts: `[U]` records per unit.
-    """
-
-    owners: Tensor
-    counts: Tensor
+    owners: Tensor  # [b] int64, record to unit, ascending
+    counts: Tensor  # [U] records per unit
 
     @classmethod
     def of(cls, owners: Tensor) -> Units:
-        """Count the records of each unit.
-
-        Raises:
-            EquidpError: for owners that do not ascend.
-        """
+        """Count the records of each unit. Raises EquidpError for owners that do not ascend."""
         if (owners[1:] < owners[:-1]).any():
             raise EquidpError("A unit's records must stand together in a batch, units in ascending order.")
         return cls(owners, torch.bincount(owners))
@@ -57,12 +48,8 @@ class UnitSums(Gradients):
 
     Gram matrices over a unit's positions would be cheaper, but as wide as the batch's widest unit: one more unit could
     change how all others are rounded. A unit's records may cancel too: their sum is `raised` as a record's is, and the
-    weighted sum adds these same sums, as a sum over all records of the batch would be rounded differently.
-
-    Args:
-        terms: of the parameter's layers; gradients of layers that share it add.
-        units: of the batch.
-        numel: of the parameter.
+    weighted sum adds these same sums, as a sum over all records of the batch would be rounded differently. Gradients of
+    layers that share the parameter, one term each, add.
     """
 
     def __init__(self, terms: Sequence[Term], units: Units, numel: int) -> None:

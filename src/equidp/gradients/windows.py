@@ -61,12 +61,7 @@ take about ten launches of 2 µs more, shared by 64 records."""
 
 @dataclass(frozen=True)
 class Kernel:
-    """Geometry of a convolution without groups, padding already applied.
-
-    Attributes:
-        size, stride, dilation: per axis (height, width).
-        channels: in and out.
-    """
+    """A convolution without groups, padding already applied: per axis (height, width); channels in and out."""
 
     size: tuple[int, int]
     stride: tuple[int, int]
@@ -132,12 +127,7 @@ class Layout:
 
 
 class Cut(ABC):
-    """One way of forming per-record gradients from images and backprops; their order is the cheapest (`as_weight`).
-
-    Args:
-        kernel: the geometry.
-        height, width: of the padded images.
-    """
+    """One way of forming per-record gradients from padded images and backprops, in the cheapest order (`as_weight`)."""
 
     def __init__(self, kernel: Kernel, height: int, width: int) -> None:
         self.kernel, self.height, self.width = kernel, height, width

@@ -143,9 +143,8 @@ class GuardHook:
         _tell_unread(run_params, sorted(algorithms))
         _tell_unreleased(self._settings, algorithms_in(pipeline))
         catalog["algorithms"] = MemoryDataset(algorithms, copy_mode="assign")
-        catalog["on_epoch"] = MemoryDataset(
-            lambda algorithm, figures: None, copy_mode="assign"
-        )  # unless the run is tracked
+        # unless the run is tracked
+        catalog["on_epoch"] = MemoryDataset(lambda algorithm, figures: None, copy_mode="assign")
         _refuse_misleading(run_params, pipeline, catalog)
         for name in pipeline.datasets():  # a wrong entry of the catalog is refused now, not after hours of training
             catalog.get(name, fallback_to_runtime_pattern=True)

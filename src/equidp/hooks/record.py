@@ -57,10 +57,7 @@ SHARED_SETTINGS = ("data", "model", "privacy", "training")
 
 
 class RunRecorder:
-    """The MLflow runs of one `kedro run`.
-
-    Args:
-        config: of the project; the store and the experiment that it names are made where they are not there.
+    """The MLflow runs of one `kedro run`; the store and the experiment of mlflow.yml are made where they are not there.
 
     Raises:
         EquidpError: a store that cannot be used.
@@ -156,11 +153,7 @@ class RunRecorder:
                 runs.log_history(owner, [self._shown(row) for row in found.to_dict("records")])
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
-        """Log results and end the runs.
-
-        Raises:
-            EquidpError: the store fails; all results are on disk.
-        """
+        """Log results and end the runs. Raises EquidpError where the store fails; all results are on disk."""
         again = "the same command" + ("" if audits(pipeline) else " with resume=true, which does not train again,")
         left = (
             f"All results are on disk, but the run in MLflow is incomplete: once the store answers, {again} logs them."
@@ -249,8 +242,7 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
 
     Args:
         algorithm: its name, or several with `+` between them.
-        parameters: all settings.
-        given: those of the command line, by dotted name.
+        given: settings of the command line, by dotted name.
         row: in a sweep, the name of the table's row, which says what differs.
     """
     others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}

@@ -279,17 +279,12 @@ def log_artifact(algorithm: str, path: Path, folder: str | None = None) -> None:
         return
     if path.is_dir():
         _current.client.log_artifacts(run_id, str(path), folder)
-    elif path.suffix == ".html":
-        log_page(_current.client, run_id, path)
+    elif path.suffix == ".html":  # as one self-contained file
+        from equidp.reporting.rendering import whole  # late: it imports Plotly
+
+        _current.client.log_text(run_id, whole(path.read_text(encoding="utf-8")), path.name)
     else:
         _current.client.log_artifact(run_id, str(path), folder)
-
-
-def log_page(client: MlflowClient, run_id: str, path: Path) -> None:
-    """Upload a page as one self-contained file."""
-    from equidp.reporting.rendering import whole  # late: it imports Plotly
-
-    client.log_text(run_id, whole(path.read_text(encoding="utf-8")), path.name)
 
 
 def log_model(algorithm: str, weights: Path, statement: Iterable[Path] = ()) -> None:

@@ -20,10 +20,7 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 def serve(uri: str, experiment: str, host: str, port: int) -> int:
     """Serve MLflow's pages until Ctrl-C, and print the addresses of the views. Returns MLflow's exit status.
 
-    Args:
-        uri: the store's address. If it is a server, only the addresses of its own pages are printed.
-        experiment: its id.
-        host, port: where the pages are served.
+    Of a store that is a server (`uri`), only the addresses of its own pages are printed; `experiment` is an id.
     """
     remote = uri.startswith(("http://", "https://"))
     pages = f"{uri if remote else f'http://{host}:{port}'}/#/experiments/{experiment}/runs?viewStateShareKey="

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
-from torch import Tensor
-
 from equidp.accounting.budget import Budget
 from equidp.accounting.calibration import smallest_noise
 from equidp.accounting.epsilon import Conversion, Epsilon, published_epsilon
@@ -113,7 +111,8 @@ class Algorithm:
                 f"{self.name}: the side release {type(side).__name__} moves {', '.join(sorted(unset))} from step to "
                 "step, and there is no value to start from: give the algorithm one in `initial`."
             )
-        if not math.isfinite(float(self.weights.bound(self._example_values()).max())):
+        example = tensors(dict.fromkeys(self.weights.reads, 1.0) | dict(self.initial), "cpu")
+        if not math.isfinite(float(self.weights.bound(example).max())):
             raise EquidpError(
                 f"{self.name}: the weight rule {type(self.weights).__name__} has no bound on what one record adds, so "
                 f"no noise makes it private. Choose a rule that clips or normalises."
@@ -121,10 +120,6 @@ class Algorithm:
         for part in self.parts:
             if reason := part.objection(self.combination):
                 raise EquidpError(f"{self.name}: the part {type(part).__name__} does not hold here: {reason}.")
-
-    def _example_values(self) -> dict[str, Tensor]:
-        promised = self.weights.reads if self.weights else ()
-        return tensors(dict.fromkeys(promised, 1.0) | dict(self.initial), "cpu")
 
     @property
     def combination(self) -> Combination:
@@ -387,12 +382,6 @@ def _how_many(steps: range, low: int, high: int) -> int:
     return len(range(first, min(high, steps.stop), steps.step))
 
 
-def gradient_events(algorithm: Algorithm, plan: Plan) -> list[Event]:
-    """The events of the noisy gradients alone."""
-    rate = algorithm.sampler.sampling_rate(plan)
-    return [Event(rate, plan.noise_multiplier * s.noise, s.steps) for s in algorithm.schedule.segments(plan)]
-
-
 def published_by(conversion: Conversion) -> PublishedRule:
     """The common way of the papers: RDP of the gradients' events alone, one conversion, integer orders 2…64."""
 
@@ -402,7 +391,9 @@ def published_by(conversion: Conversion) -> PublishedRule:
         if beside:
             left_out = "; the cost of what is released beside them is left out"
         formula = f"RDP of the noisy gradients, {conversion} conversion, integer orders 2 to 64{left_out}"
-        value = published_epsilon(gradient_events(algorithm, plan), plan.delta, conversion)
+        rate, segments = algorithm.sampler.sampling_rate(plan), algorithm.schedule.segments(plan)
+        gradients = [Event(rate, plan.noise_multiplier * segment.noise, segment.steps) for segment in segments]
+        value = published_epsilon(gradients, plan.delta, conversion)
         return Published(value, formula, guarantee=not left_out)
 
     return figure

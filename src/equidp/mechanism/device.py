@@ -78,10 +78,8 @@ def fixed_order(wanted: bool, device: torch.device) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic
-    filled, memory.fill_uninitialized_memory = (
-        memory.fill_uninitialized_memory,
-        False,
-    )  # all is written before it is read
+    # all is written before it is read
+    filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
     torch.use_deterministic_algorithms(True)
     try:
         yield

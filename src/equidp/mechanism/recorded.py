@@ -55,13 +55,9 @@ class UnrecordableError(Exception):
 
 @dataclass(frozen=True)
 class Padded:
-    """What a step knows of a batch with rows that are nobody's.
+    """What a step knows of a batch with rows that are nobody's: `[R]` norms, infinite there, and groups, 0 there.
 
-    Attributes:
-        norms: `[R]`, infinite where nobody is.
-        groups: `[R]`, 0 there.
-        absent: `()`, how many these are.
-        weighted_sum: `[R]` weights to `[d]`.
+    `absent` `()` counts these rows; `weighted_sum` takes `[R]` weights to `[d]`.
     """
 
     norms: Tensor
@@ -88,10 +84,8 @@ class _Facts(StepFacts):
 class _Recording:
     """A step of one kind.
 
-    Attributes:
-        replay: takes it, on what `RecordedSteps` has laid into its input.
-        shown: the public values that it leaves.
-        tried: steps that were done both ways.
+    `replay` takes it, on what `RecordedSteps` has laid into its input, and leaves the public values `shown`; `tried`
+    counts steps that were done both ways.
     """
 
     replay: Callable[[], object]
@@ -100,12 +94,9 @@ class _Recording:
 
 
 class RecordedSteps:
-    """A trainer's steps.
+    """A trainer's steps; the recorder is what they are recorded with.
 
-    Args:
-        trainer: whose.
-        new_recorder: makes what they are recorded with.
-        passes: record the passes where whole steps cannot be.
+    `passes`: record the passes where whole steps cannot be.
     """
 
     def __init__(self, trainer: Trainer, new_recorder: Callable[[], Recorder], *, passes: bool = True) -> None:
@@ -286,7 +277,9 @@ class RecordedSteps:
 
     def _state(self) -> _State:
         trainer = self._trainer
-        tensors = [*trainer.engine.parameters, *_tensors_of(trainer.optimizer), *trainer.public.values()]
+        kept = (value for state in trainer.optimizer.state.values() for value in state.values())
+        of_optimizer = (value for value in kept if isinstance(value, Tensor))
+        tensors = [*trainer.engine.parameters, *of_optimizer, *trainer.public.values()]
         return _State(
             tensors,
             [tensor.detach().clone() for tensor in tensors],
@@ -315,8 +308,3 @@ class _State:
     public: dict[str, Tensor]
     noise: Tensor | None
     others: dict[str, Tensor]
-
-
-def _tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    kept = (value for state in optimizer.state.values() for value in state.values())
-    return [value for value in kept if isinstance(value, Tensor)]

@@ -1,4 +1,4 @@
-"""Pieces of the loop's state and rows: torch's generators, tensors on a device, keys and figures as JSON has them."""
+"""Pieces of the loop's state and rows: torch's generators, tensors on a device, figures as JSON has them."""
 
 from __future__ import annotations
 
@@ -45,13 +45,3 @@ def moved(state: Any, device: torch.device) -> Any:
     if isinstance(state, Mapping):
         return {name: moved(value, device) for name, value in state.items()}
     return [moved(value, device) for value in state] if isinstance(state, list) else state
-
-
-def with_text_keys(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimiser's state with text keys, as JSON wants them."""
-    return state | {"state": {str(k): v for k, v in state["state"].items()}}
-
-
-def with_number_keys(state: dict[str, Any]) -> dict[str, Any]:
-    """The keys that `with_text_keys` replaced."""
-    return state | {"state": {int(k): v for k, v in state["state"].items()}}

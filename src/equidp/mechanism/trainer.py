@@ -31,7 +31,7 @@ from equidp.mechanism.optimizers import Descent
 from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, tensors
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
-from equidp.mechanism.states import columns, global_random, moved, set_global_random, with_number_keys, with_text_keys
+from equidp.mechanism.states import columns, global_random, moved, set_global_random
 
 SECONDS_IN_A_FILE = 10.0
 """Between two frames of the progress bar where nobody watches it move, as every one of them stays."""
@@ -132,11 +132,7 @@ class Trainer(Noising):
     # ------------------------------------------------------------------------------------------------------ epochs
 
     def train(
-        self,
-        on_epoch: EpochCallback | None = None,
-        *,
-        on_step: Callable[[], None] | None = None,
-        progress: bool = True,
+        self, on_epoch: EpochCallback | None = None, *, on_step: Callable[[], None] | None = None, progress: bool = True
     ) -> list[dict[str, float]]:
         """Run the remaining epochs; returns one history row per epoch that was begun.
 
@@ -370,12 +366,13 @@ class Trainer(Noising):
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-identical continuation needs, the ledger excepted: tensors and plain JSON values."""
         seldom = {"given": self.given, "releasing": self.releasing.state_dict()}
+        optimizer = self.optimizer.state_dict()
         return copy.deepcopy(
             {
                 "steps_done": self.steps_done,
                 "epochs_begun": self.epochs_begun,
                 "model": dict(self.model.state_dict()),
-                "optimizer": with_text_keys(self.optimizer.state_dict()),
+                "optimizer": optimizer | {"state": {str(k): v for k, v in optimizer["state"].items()}},  # JSON's keys
                 "public": self.public,
                 "shown": self.shown,
                 "random": self.random.state_dict(),
@@ -407,7 +404,8 @@ class Trainer(Noising):
         state = copy.deepcopy(dict(state))
         self.steps_done, self.epochs_begun = int(state["steps_done"]), int(state["epochs_begun"])
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(with_number_keys(state["optimizer"]))
+        numbered = {int(k): v for k, v in state["optimizer"]["state"].items()}
+        self.optimizer.load_state_dict(state["optimizer"] | {"state": numbered})
         device = self.population.device
         self.public, self.shown = moved(state["public"], device), dict(state["shown"])
         self._tell_objective()

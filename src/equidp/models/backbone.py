@@ -18,7 +18,7 @@ from equidp.models.base import Model
 from equidp.models.features import BACKBONE_FEATURE
 from equidp.models.heads import HeadOptions
 from equidp.models.hubs import Network, Precision, Views, check_name, config_of, open_network
-from equidp.models.hubs.trainable import Trainable, choose, frozen_statistics
+from equidp.models.hubs.trainable import BATCH_NORMS, Trainable, choose
 from equidp.options import Positive, Widths, listed
 
 logger = logging.getLogger(__name__)
@@ -133,14 +133,9 @@ class Backbone(Model):
         self.head = head_on(width, schema.outputs, options)
 
     def _choose(self, body: nn.Module, options: BackboneOptions) -> None:
-        choose(
-            body,
-            options.trainable,
-            rank=options.lora_rank,
-            alpha=options.lora_alpha,
-            targets=options.lora_targets,
-        )
-        if options.trainable != "head" and (frozen := frozen_statistics(body)):
+        choose(body, options.trainable, rank=options.lora_rank, alpha=options.lora_alpha, targets=options.lora_targets)
+        frozen = [name for name, module in body.named_modules() if isinstance(module, BATCH_NORMS)]
+        if options.trainable != "head" and frozen:
             logger.info(
                 "%s: the statistics of %d BatchNorm layers stay as they are (%s, …).",
                 options.network,

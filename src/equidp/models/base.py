@@ -85,6 +85,16 @@ class Model(nn.Module):
             )
 
 
+class Layered(Model):
+    """A family whose networks are one sequence of layers."""
+
+    layers: nn.Sequential
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits `[batch, classes]`."""
+        return self.layers(features)
+
+
 class Standardise(nn.Module):
     """Stored features to floats: uint8 images become (x/255 − mean)/sd by published constants, no parameters.
 

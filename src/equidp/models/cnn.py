@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 
-from torch import Tensor, nn
+from torch import nn
 
 from equidp.data.records import Schema
-from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
+from equidp.models.base import AtLeast, Layered, ModelOptions, Standardise
 
 CNN4_LEAST_SIDE = 20
 """Below this side nothing would be left of an image: smaller ones are padded."""
@@ -23,7 +23,7 @@ CNN9_LEAST_SIDE = 8
 SA_CNN9_HIDDEN = 128
 
 
-class Cnn4(Model):
+class Cnn4(Layered):
     """Convolutions 16@8×8 and 32@4×4, each max-pooled with stride 1, then linear 32 and linear classes."""
 
     kinds = ("image",)
@@ -47,12 +47,8 @@ class Cnn4(Model):
             nn.Linear(32, schema.outputs),
         )
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)
 
-
-class Cnn9(Model):
+class Cnn9(Layered):
     """3×3 convolutions 32-32, 64-64, 128-128, each pair average-pooled, then 256 and classes; averaged.
 
     Eight layers with weights, 605,226 of them on CIFAR-10; the name is older than that count.
@@ -75,12 +71,8 @@ class Cnn9(Model):
             nn.Flatten(),
         )
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)
 
-
-class SaCnn9(Model):
+class SaCnn9(Layered):
     """Convolutions as in `cnn9`, each pair max-pooled, then linear 128 and classes: 550,570 weights on CIFAR-10."""
 
     kinds = ("image",)
@@ -101,10 +93,6 @@ class SaCnn9(Model):
             options.make_activation(),
             nn.Linear(SA_CNN9_HIDDEN, schema.outputs),
         )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)
 
 
 def _cnn4_side(side: int) -> int:

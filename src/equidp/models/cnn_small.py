@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from equidp.data.records import Schema
-from equidp.models.base import AtLeast, MeanPool, Model, ModelOptions, Standardise
+from equidp.models.base import AtLeast, Layered, MeanPool, ModelOptions, Standardise
 
 CHANNELS = (20, 50)
 LAST_SIDE = 4
@@ -25,7 +25,7 @@ class CnnSmallOptions(ModelOptions):
     Bagdasaryan, Poursaeed and Shmatikov (2019) showed the disparate impact of DP-SGD on MNIST."""
 
 
-class CnnSmall(Model):
+class CnnSmall(Layered):
     """Convolutions of 20 and 50 channels, each pooled by 2, then a hidden layer; any image size and channels."""
 
     kinds = ("image",)
@@ -54,7 +54,3 @@ class CnnSmall(Model):
             options.make_activation(),
             nn.Linear(options.hidden, schema.outputs),
         )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)

@@ -214,7 +214,12 @@ def extract(
         logger.warning("Dataset %s has no raw images: features %r leave it as it is.", records.schema.name, name)
         return records
     mapped = feature_map(name, records.schema, options).to(device)
-    _refuse_too_large(len(records), mapped)
+    size = len(records) * torch.Size(mapped.schema.shape).numel() * mapped.dtype.itemsize
+    if size > MOST_BYTES:
+        raise EquidpError(
+            f"The features of {len(records)} images would take {size / 2**30:.0f} GiB; choose a smaller "
+            "data.options.size."
+        )
     features = torch.empty((len(records), *mapped.schema.shape), dtype=mapped.dtype)
     with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", disable=None) as bar:
         for index, chunk in mapped.chunks(records.features):
@@ -238,11 +243,3 @@ def _known(name: str) -> str:
     if name not in FEATURES:
         raise unknown_name("features", name, FEATURES)
     return name
-
-
-def _refuse_too_large(records: int, mapped: FeatureMap) -> None:
-    size = records * torch.Size(mapped.schema.shape).numel() * mapped.dtype.itemsize
-    if size > MOST_BYTES:
-        raise EquidpError(
-            f"The features of {records} images would take {size / 2**30:.0f} GiB; choose a smaller data.options.size."
-        )

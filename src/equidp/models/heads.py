@@ -69,24 +69,24 @@ class ScatterHeadOptions(HeadOptions):
         return {"scales": self.scales, "groups": self.groups}
 
 
-class ScatterLinear(Head):
-    """Scattering transform and one linear layer."""
+class ScatterHead(Head):
+    """A head behind the scattering transform."""
 
     kinds = ("image",)
     Options = ScatterHeadOptions
     extracts = "scatter"
+
+
+class ScatterLinear(ScatterHead):
+    """Scattering transform and one linear layer."""
 
     def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """One linear layer."""
         return nn.Sequential(Standardise(schema), nn.Flatten(), nn.Linear(math.prod(schema.shape), schema.outputs))
 
 
-class ScatterCnn(Head):
+class ScatterCnn(ScatterHead):
     """Scattering transform, two convolutions and two linear layers: a network of ours, in no paper."""
-
-    kinds = ("image",)
-    Options = ScatterHeadOptions
-    extracts = "scatter"
 
     def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """Convolutions of 64 channels, pooled once, then 64 hidden units."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 
-from torch import Tensor, nn
+from torch import nn
 
 from equidp.data.records import Schema
-from equidp.models.base import Model, ModelOptions, Standardise
+from equidp.models.base import Layered, ModelOptions, Standardise
 from equidp.options import Widths
 
 
-class Logistic(Model):
+class Logistic(Layered):
     """Multinomial logistic regression on the flattened features."""
 
     def __init__(self, schema: Schema, options: ModelOptions) -> None:
@@ -20,10 +20,6 @@ class Logistic(Model):
         self.layers = nn.Sequential(
             Standardise(schema), nn.Flatten(), nn.Linear(math.prod(schema.shape), schema.outputs)
         )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)
 
 
 class MlpOptions(ModelOptions):
@@ -33,7 +29,7 @@ class MlpOptions(ModelOptions):
     """Widths of the hidden layers."""
 
 
-class Mlp(Model):
+class Mlp(Layered):
     """Linear layers with an activation between them."""
 
     Options = MlpOptions
@@ -48,7 +44,3 @@ class Mlp(Model):
             *itertools.chain.from_iterable(hidden),
             nn.Linear(widths[-1], schema.outputs),
         )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)

@@ -20,7 +20,6 @@ from equidp.errors import EquidpError
 from equidp.models.resnet9 import group_norm
 from equidp.system.network import attempt, first_line
 
-STAGES = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
 TORCHVISION = "torchvision"
 """The value of `weights` that stands for torchvision's own, downloaded once."""
 
@@ -54,10 +53,9 @@ BLOCKS: Mapping[str, tuple[type[BasicBlock] | type[Bottleneck], list[int]]] = {
 def resnet(
     architecture: str, *, norm: Literal["frozen", "group"], activation: Callable[[], nn.Module] | None = None
 ) -> ResNet:
-    """A torchvision ResNet with 1,000 outputs.
+    """A torchvision ResNet, one of `BLOCKS`, with 1,000 outputs.
 
     Args:
-        architecture: one of `BLOCKS`.
         norm: `frozen` BatchNorm (fixed statistics and scale), or `group` for GroupNorm.
         activation: makes each activation; ReLU, out of place, unless given.
     """
@@ -70,11 +68,9 @@ def resnet(
 
 
 def load_pretrained(model: ResNet, architecture: str, weights: str) -> None:
-    """Put pretrained weights into a model; GroupNorm layers keep their own, all others must be there.
+    """Put pretrained weights into a model of 1,000 outputs; GroupNorm layers keep their own, all others must be there.
 
     Args:
-        model: with torchvision's 1,000 outputs.
-        architecture: whose weights.
         weights: `torchvision`, or the path of a `.safetensors` or `.pth` file.
 
     Raises:
@@ -95,11 +91,7 @@ def load_pretrained(model: ResNet, architecture: str, weights: str) -> None:
 
 
 def torchvision_state(architecture: str) -> dict[str, Tensor]:
-    """torchvision's default weights, from its cache or the network.
-
-    Raises:
-        EquidpError: neither has them.
-    """
+    """torchvision's default weights, from its cache or the network. Raises EquidpError where neither has them."""
     published = get_model_weights(architecture).DEFAULT
     state, reason = attempt(lambda: published.get_state_dict(progress=True, check_hash=True))
     if state is None:
@@ -121,28 +113,10 @@ def file_state(path: Path) -> dict[str, Tensor]:
             f"model.options.weights: {path} does not exist; give the path of a .safetensors or .pth file."
         )
     try:
-        state = _read_state(path)
+        safe = path.suffix == ".safetensors"
+        state: Any = load_file(path) if safe else torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch's restricted reader lets many kinds of error through
         raise EquidpError(f"model.options.weights: {path} holds no plain weights ({first_line(error)}).") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise EquidpError(f"model.options.weights: {path} holds no plain weights, but a {type(state).__name__}.")
     return state
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    return torch.load(path, weights_only=True, map_location="cpu")
-
-
-def three_channels(images: Tensor) -> Tensor:
-    """Grey images repeated to the three channels that pretrained networks expect."""
-    return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
-
-
-def freeze_before(model: Any, stage: str) -> None:
-    """Switch off the gradients of everything before a stage of a ResNet."""
-    for name in STAGES[: STAGES.index(stage)]:
-        getattr(model, name).requires_grad_(False)
-        if name == "conv1":
-            model.bn1.requires_grad_(False)

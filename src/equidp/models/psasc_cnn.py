@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import itertools
 
-from torch import Tensor, nn
+from torch import nn
 
 from equidp.data.records import Schema
-from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
+from equidp.models.base import AtLeast, Layered, ModelOptions, Standardise
 
 CHANNELS = (32, 64, 64, 128)
 LEAST_SIDE = 8
 
 
-class PsascCnn(Model):
+class PsascCnn(Layered):
     """3×3 convolutions of 32, 64, 64 (average-pooled) and 128, global average, linear: 130,890 weights on MNIST."""
 
     kinds = ("image",)
@@ -35,7 +35,3 @@ class PsascCnn(Model):
             nn.Flatten(),
             nn.Linear(CHANNELS[-1], schema.outputs),
         )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)

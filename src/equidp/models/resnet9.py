@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
+from equidp.models.base import AtLeast, Layered, ModelOptions, Standardise
 
 LEAST_SIDE = 8
 MOST_GROUPS = 32
@@ -22,7 +22,7 @@ class ResNet9Options(ModelOptions):
     """Channels of the first convolution; the last has eight times as many. 64 is usual, 16 suits a CPU."""
 
 
-class ResNet9(Model):
+class ResNet9(Layered):
     """Eight convolutions with GroupNorm, two residual blocks, global average and a linear layer."""
 
     kinds = ("image",)
@@ -44,10 +44,6 @@ class ResNet9(Model):
             nn.Flatten(),
             nn.Linear(8 * w, schema.outputs),
         )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)
 
 
 class Residual(nn.Sequential):

@@ -59,13 +59,15 @@ class ResNetFinetune(Model):
         self.network = pretrained.resnet(options.architecture, norm=options.norm, activation=options.make_activation)
         if options.weights != SCRATCH:
             pretrained.load_pretrained(self.network, options.architecture, options.weights)
-        pretrained.freeze_before(self.network, options.train_from)
+        for name, stage in self.network.named_children():
+            if name == options.train_from:
+                break
+            stage.requires_grad_(False)
         self.network.fc = nn.Linear(self.network.fc.in_features, schema.outputs)
-        self.expand = pretrained.three_channels
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits `[batch, classes]`."""
-        images = self.expand(self.standardise(features))
+        images = self.standardise(features).expand(-1, 3, -1, -1)
         if self.size:
             images = nn.functional.interpolate(images, self.size, mode="bilinear", align_corners=False)
         return self.network(images)

@@ -12,19 +12,15 @@ from torch import nn
 
 from equidp.data.records import Schema
 from equidp.models.base import AtLeast, Standardise
-from equidp.models.heads import Head, ScatterHeadOptions
+from equidp.models.heads import ScatterHead, ScatterHeadOptions
 
 MNIST_CHANNELS = (16, 32)
 MNIST_HIDDEN = 32
 CIFAR10_CHANNELS = 64
 
 
-class TramerBonehMnist(Head):
+class TramerBonehMnist(ScatterHead):
     """Scattering transform, convolutions of 16 (stride 2) and 32, linear 32 and classes: 33,066 weights on MNIST."""
-
-    kinds = ("image",)
-    Options = ScatterHeadOptions
-    extracts = "scatter"
 
     def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """7×7 features of 28×28 images leave the convolutions as 4×4."""
@@ -44,12 +40,8 @@ class TramerBonehMnist(Head):
         )
 
 
-class TramerBonehCifar10(Head):
+class TramerBonehCifar10(ScatterHead):
     """Scattering transform, two 3×3 convolutions of 64, max-pooled between, and linear: 187,210 weights on CIFAR-10."""
-
-    kinds = ("image",)
-    Options = ScatterHeadOptions
-    extracts = "scatter"
 
     def head(self, schema: Schema, options: ScatterHeadOptions) -> nn.Module:
         """8×8 features of 32×32 images leave the pool as 4×4."""

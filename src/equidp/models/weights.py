@@ -33,11 +33,7 @@ def save_weights(weights: Weights, path: Path) -> None:
 
 
 def load_weights(path: Path) -> Weights:
-    """Read weights and card.
-
-    Raises:
-        EquidpError: for a file that is missing or damaged.
-    """
+    """Read weights and card. Raises EquidpError for a file that is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             card = json.loads((file.metadata() or {})["card"])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.gradients.standardised import StandardisedConv2d
-from equidp.models.base import AtLeast, Model, ModelOptions, Standardise
+from equidp.models.base import AtLeast, Layered, ModelOptions, Standardise
 
 LEAST_SIDE = 8
 FIRST, STAGES = 16, (1, 2, 4)
@@ -41,7 +41,7 @@ class WideResNetOptions(ModelOptions):
         return self
 
 
-class WideResNet(Model):
+class WideResNet(Layered):
     """Wide residual network with GroupNorm and standardised weights, 16 layers deep and 4 times as wide."""
 
     kinds = ("image",)
@@ -65,10 +65,6 @@ class WideResNet(Model):
             nn.Flatten(),
             nn.Linear(channels[-1], schema.outputs),
         )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
-        return self.layers(features)
 
 
 class Block(nn.Module):

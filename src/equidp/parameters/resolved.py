@@ -100,11 +100,7 @@ class Settings:
     _built: dict[str, Algorithm] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def algorithm(self, name: str) -> Algorithm:
-        """The algorithm of that name, built once.
-
-        Raises:
-            EquidpError: parts that cannot hold together.
-        """
+        """The algorithm of that name, built once. Raises EquidpError for parts that cannot hold together."""
         if name not in self._built:
             self._built[name] = self.algorithms[name].build()
         return self._built[name]
@@ -284,9 +280,8 @@ def _refuse_other_units(data: DataSettings, privacy: PrivacySettings) -> None:
     """Refuse words for units that the source does not know, and units that the split would divide."""
     chosen = source(data.source, data.options)
     for setting, word in (("data.split_by", data.split_by), ("privacy.unit", privacy.unit)):
-        if (
-            chosen.split_level(setting, word) == "unit" and word in record_words()
-        ):  # a table's column called `image`, say
+        # a table's column called `image`, say
+        if chosen.split_level(setting, word) == "unit" and word in record_words():
             raise EquidpError(f"{setting}={word} means one record elsewhere: write {setting}=unit.")
     if privacy.unit not in record_words() and data.split_by in record_words():
         raise EquidpError(

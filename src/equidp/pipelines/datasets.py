@@ -60,11 +60,7 @@ class OptionalDocumentDataset(_PathDataset):
     """A JSON document; an empty one where there is no file, and no file where an empty one is saved."""
 
     def save(self, data: dict[str, Any]) -> None:
-        """Write it whole, or remove what an earlier run left.
-
-        Raises:
-            EquidpError: where the disk refuses.
-        """
+        """Write it whole, or remove what an earlier run left. Raises EquidpError where the disk refuses."""
         if not data:
             remove(self._filepath)
             return
@@ -72,11 +68,7 @@ class OptionalDocumentDataset(_PathDataset):
             part.write_text(json.dumps(data, indent=2, ensure_ascii=False), encoding="utf-8")
 
     def load(self) -> dict[str, Any]:
-        """The document.
-
-        Raises:
-            EquidpError: for a file that holds none.
-        """
+        """The document. Raises EquidpError for a file that holds none."""
         if not self._filepath.is_file():
             return {}
         try:
@@ -96,11 +88,7 @@ class PageDataset(_PathDataset):
         self._library = Path(library)
 
     def save(self, data: str) -> None:
-        """Write it whole.
-
-        Raises:
-            EquidpError: where the disk refuses.
-        """
+        """Write it whole. Raises EquidpError where the disk refuses."""
         page = linked(data, self._filepath, self._library)
         with replacing(self._filepath) as part:
             part.write_text(page, encoding="utf-8")
@@ -114,11 +102,7 @@ class ReleaseFolderDataset(_PathDataset):
     """A folder of files by name, written whole or not at all. Saving no file removes what an earlier run left."""
 
     def save(self, data: dict[str, bytes]) -> None:
-        """Write beside the target, then replace it.
-
-        Raises:
-            EquidpError: where the disk refuses.
-        """
+        """Write beside the target, then replace it. Raises EquidpError where the disk refuses."""
         if not data:
             remove(self._filepath)
             return

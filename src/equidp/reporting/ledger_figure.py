@@ -13,8 +13,7 @@ def spent_figure(rows: Sequence[tuple[str, float, bool, str]], dataset: str, lim
     """Each unit's total after each run; runs in research mode, which do not count, have open marks.
 
     Args:
-        rows: of each run, what it was, its unit's total ε after it, whether it counts, and its unit.
-        dataset: its name.
+        rows: as of `spent_by_run`.
         limit: `privacy.total_epsilon`, drawn as a line.
     """
     chart = figure(f"Spent on {dataset}", "run", "total ε")

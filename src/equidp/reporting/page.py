@@ -43,16 +43,14 @@ def html_report(
     remarks: Sequence[str] = (),
     released: Mapping[str, Mapping] | None = None,
 ) -> str:
-    """The report as the text of one HTML file.
+    """The report as the text of one HTML file; `title` and `provenance` as of `render`.
 
     Args:
-        title: heading, and the browser's title.
         documents: `metrics.json` by algorithm: one with its baseline, or several to compare. Means over seeds in that
             shape have their number as `seeds`.
         privacy: `privacy.json` by algorithm; algorithms without one are taken as not private.
         histories: `history.parquet` by algorithm.
         settings: resolved settings, nested or flat; or those of each row, by the documents' names.
-        provenance: commit, data checksums, versions; nested or flat.
         group_table: columns `grouping`, `group`, and a count per part (`train`, `public`, `test`); may be empty.
         remarks: further sentences on top of the page.
         released: `metrics_release.json` by algorithm; algorithms without one are left out.
@@ -258,9 +256,7 @@ def _format(column: str) -> Callable:
 def _cell(value: Any, shown: Callable) -> TableCell:
     if value is None or pd.isna(value):
         return TableCell("–", None)
-    return (
-        TableCell(shown(value), float(value)) if isinstance(value, numbers.Real) else TableCell(str(value), str(value))
-    )
+    return TableCell(shown(value), float(value)) if isinstance(value, numbers.Real) else TableCell.of(value)
 
 
 def _number(value: float | None) -> str:

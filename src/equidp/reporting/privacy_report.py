@@ -43,12 +43,7 @@ DECIDING = (
 
 
 def privacy_report(privacy: Mapping, dataset: str = "") -> str:
-    """One page of Markdown that states the guarantee of a run, its limits, and how to check it.
-
-    Args:
-        privacy: the content of `privacy.json`.
-        dataset: what was trained on, for the title.
-    """
+    """`privacy.json` as one page of Markdown: the guarantee of a run, its limits, and how to check it."""
     trained = " on ".join(filter(None, (privacy["algorithm"], dataset)))
     parts = [f"# Privacy statement: {markdown_text(trained)}", WHERE_IT_MAY_GO]
     if research_mode(privacy):

@@ -27,7 +27,9 @@ def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> 
         "groups together." + (" All other figures of this page are exact." if beside_exact else ""),
         *document["notes"],
     ]
-    names = [name for name in FIGURES if any(one is not None for one in _column(document["intervals"], name))]
+    every = (of for groups in document["intervals"]["groups"].values() for of in groups.values())
+    intervals = (document["intervals"]["overall"], *every)
+    names = [name for name in FIGURES if any(of.get(name) is not None for of in intervals)]
     grids = [_grid("All records", names, {"": document["overall"]}, {"": document["intervals"]["overall"]})]
     for grouping, groups in document["groups"].items():
         grids.append(_grid(f"By {grouping}", names, groups, document["intervals"]["groups"][grouping]))
@@ -43,7 +45,7 @@ def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> 
         if left_out:
             rows.append((f"left out of {grouping}", ", ".join(left_out), None, None))
     if rows:
-        cells = tuple((_text(a), _text(b), _figure(value, ends)) for a, b, value, ends in rows)
+        cells = tuple((TableCell.of(a), TableCell.of(b), _figure(value, ends)) for a, b, value, ends in rows)
         grids.append(PageTable("Between groups", (("", False), ("", False), ("value", True)), cells))
     return sentences, grids
 
@@ -52,22 +54,16 @@ def _pair(spread: Mapping[str, Any]) -> tuple[float | None, Sequence[float] | No
     return spread["difference"], spread["interval"]
 
 
-def _column(intervals: Mapping[str, Any], name: str) -> list[Any]:
-    groups = [of for grouping in intervals["groups"].values() for of in grouping.values()]
-    return [of.get(name) for of in (intervals["overall"], *groups)]
-
-
 def _grid(caption: str, names: Sequence[str], rows: Mapping[str, Any], intervals: Mapping[str, Any]) -> PageTable:
     header = (("group", False), *((TITLES.get(name, name.replace("_", " ")), True) for name in names))
     cells = tuple(
-        (_text(group), *(_figure(figures[name], intervals[group][name], count=name == "records") for name in names))
+        (
+            TableCell.of(group),
+            *(_figure(figures[name], intervals[group][name], count=name == "records") for name in names),
+        )
         for group, figures in rows.items()
     )
     return PageTable(caption, header if len(rows) > 1 else (("", False), *header[1:]), cells)
-
-
-def _text(text: str) -> TableCell:
-    return TableCell(text, text)
 
 
 def _figure(value: float | None, interval: Sequence[float] | None, *, count: bool = False) -> TableCell:

@@ -52,6 +52,11 @@ class TableCell:
     text: str
     key: float | str | None
 
+    @classmethod
+    def of(cls, text: object) -> TableCell:
+        """Words, sorted as they are."""
+        return cls(str(text), str(text))
+
 
 @dataclass(frozen=True)
 class PageTable:
@@ -83,14 +88,13 @@ def render(
     warnings: Sequence[str],
     **content: Any,
 ) -> str:
-    """A page from one of the templates that extend `base.html.j2`.
+    """A page from one of the templates in `assets` that extend `base.html.j2`.
 
     Args:
-        template: its file in `assets`.
         title: heading, and the browser's title.
         drawn: figures with their captions; those without data are left out.
         settings: nested or flat, by a caption ("" for none).
-        provenance: nested or flat.
+        provenance: commit, data checksums, versions; nested or flat.
         warnings: sentences on top of the page.
         content: further values that the template needs.
     """
@@ -112,12 +116,9 @@ def render(
 
 
 def linked(page: str, place: Path, folder: Path) -> str:
-    """A page that takes Plotly from `folder`, where it is written unless it is there.
+    """A self-contained page, which will lie at `place`, that takes Plotly from a folder above it instead.
 
-    Args:
-        page: a self-contained page.
-        place: where the page will lie.
-        folder: above it.
+    Plotly is written there unless it is there.
     """
     library, text = folder / LIBRARY, get_plotlyjs().encode()
     if not library.is_file() or library.stat().st_size != len(text):

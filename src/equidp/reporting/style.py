@@ -78,12 +78,7 @@ _TEMPLATE = go.layout.Template(
 
 
 def figure(title: str, x: str, y: str) -> go.Figure:
-    """An empty figure in the project's style: title, then legend, then the plot.
-
-    Args:
-        title: what is shown, as a phrase.
-        x, y: axis titles with units.
-    """
+    """An empty figure in the project's style: title, then legend, then the plot; axis titles have units."""
     return blank(title).update_layout(xaxis_title_text=x, yaxis_title_text=y)
 
 
@@ -122,13 +117,9 @@ def categories(chart: go.Figure, names: Iterable[str]) -> None:
 
 
 def line(look: Look, x: Iterable, y: Iterable, spread: Sequence | None = None, **more: object) -> go.Scatter:
-    """A line with its dash and marker.
+    """A line with its dash and marker; None in y is a gap, not a zero.
 
-    Args:
-        look: name in the legend, colour, dash and marker.
-        x, y: coordinates; None in y is a gap, not a zero.
-        spread: half widths of the intervals around y, or None for no error bars.
-        more: further settings of `go.Scatter`.
+    `spread`: half widths of the intervals around y, or None for no error bars. `more` is `go.Scatter`'s.
     """
     return go.Scatter(
         name=look.name,
@@ -145,13 +136,10 @@ def line(look: Look, x: Iterable, y: Iterable, spread: Sequence | None = None, *
 def bars(
     look: Look, x: Iterable, y: Iterable, reach: Sequence[tuple[float, float]] | None = None, **more: object
 ) -> go.Bar:
-    """Bars with their fill pattern, over categories.
+    """Bars with their fill pattern, over categories; None in y is a gap.
 
-    Args:
-        look: name in the legend, colour and pattern.
-        x, y: categories, and heights; None is a gap.
-        reach: how far the interval of each bar reaches below and above its height, or None for no error bars.
-        more: further settings of `go.Bar`.
+    `reach`: how far the interval of each bar reaches below and above its height, or None for no error bars. `more` is
+    `go.Bar`'s.
     """
     below, above = zip(*reach, strict=True) if reach else ((), ())
     ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
@@ -169,12 +157,9 @@ def bars(
 def colours(
     x: Iterable, y: Iterable[str], values: Sequence[Sequence[float | None]], hover: Sequence, *, around_zero: bool
 ) -> go.Heatmap:
-    """Values in colour and in words, a row for each of `y`; None is left white.
+    """Values in colour and in words, a row for each of `y`, from above, named as in `looks`; None is left white.
 
-    Args:
-        x, y: categories and, from above, names as `looks` gives them.
-        values, hover: row by row.
-        around_zero: blue above 0, orange below, as much as the largest; otherwise darker is more.
+    `around_zero`: blue above 0, orange below, as much as the largest; otherwise darker is more.
     """
     known = [abs(value) for row in values for value in row if value is not None]
     reach = max(known, default=0.0) or 1.0

@@ -42,11 +42,7 @@ LONGEST_CELL = 16
 MAX_GROUPS = 4
 """Groups shown by name in a results table; beyond it, those that privacy cost most."""
 
-_HEADINGS = {
-    "epsilon": "ε",
-    "delta": "δ",
-    "epsilon_published": "ε publ.",
-}
+_HEADINGS = {"epsilon": "ε", "delta": "δ", "epsilon_published": "ε publ."}
 
 
 def with_baseline(documents: Mapping[str, Mapping]) -> dict[str, Mapping]:
@@ -317,10 +313,7 @@ def metrics_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
 def groups_table(documents: Mapping[str, Mapping], grouping: str, counts: pd.DataFrame) -> pd.DataFrame:
     """One row per group of a grouping: its size, and every algorithm's figures and cost of privacy there.
 
-    Args:
-        documents: `metrics.json` by algorithm.
-        grouping: which one.
-        counts: columns `grouping`, `group` and the sizes `train` and `public`; may be empty.
+    `counts` has columns `grouping`, `group` and the sizes `train` and `public`; it may be empty.
 
     Returns:
         A frame indexed by `group`, small ones marked. Columns without a single value are left out; groups without a
@@ -381,9 +374,7 @@ def _of_groups(document: Mapping, grouping: str, metric: str) -> dict[str, float
 def group_intervals(figures: Mapping[str, Mapping], grouping: str) -> dict[str, Mapping[str, Sequence[float] | None]]:
     """Ends of the accuracies' intervals, by algorithm and group of a grouping; groups without one may be missing.
 
-    Args:
-        figures: results of `evaluate`, or costs of privacy, by algorithm.
-        grouping: which one.
+    `figures` are results of `evaluate`, or costs of privacy, by algorithm.
     """
     return {name: of.get("intervals", {}).get("groups", {}).get(grouping, {}) for name, of in figures.items()}
 
@@ -414,10 +405,6 @@ def disparity_table(documents: Mapping[str, Mapping]) -> pd.DataFrame:
 
 def group_figures(documents: Mapping[str, Mapping], metrics: Sequence[str] = ("accuracy",)) -> pd.DataFrame:
     """One row per algorithm and group, the frame behind the per-group table and figures.
-
-    Args:
-        documents: `metrics.json` by algorithm.
-        metrics: which figures to take.
 
     Returns:
         Columns `algorithm`, `grouping`, `group`, `count`, every metric, and `cost/<metric>` (`cost/excess_loss` for the

@@ -26,16 +26,13 @@ def tuning_page(
     settings: Mapping,
     provenance: Mapping,
 ) -> str:
-    """The page as the text of one HTML file.
+    """The page as the text of one HTML file; `title`, `settings` and `provenance` as of `render`.
 
     Args:
-        title: heading, and the browser's title.
         choice: `tune.json`.
         privacy: `privacy.json` of the chosen model.
         released: `metrics_release.json`, or an empty dict.
         trials: all trials, which must stay inside, or an empty dict.
-        settings: resolved settings, nested or flat.
-        provenance: commit, data checksums, versions; nested or flat.
     """
     warnings = [EXACT] if choice["exact"] else []
     mode = research_mode(privacy)
@@ -86,7 +83,7 @@ def _declared(choice: Mapping[str, Any], privacy: Mapping[str, Any]) -> list[tup
 
 
 def _table(caption: str, rows: Sequence[tuple[str, Any]]) -> PageTable:
-    cells = tuple(tuple(TableCell(str(of), str(of)) for of in row) for row in rows)
+    cells = tuple(tuple(map(TableCell.of, row)) for row in rows)
     return PageTable(caption, (("", False), ("", False)), cells)
 
 
@@ -97,7 +94,7 @@ def _every(trials: Mapping[str, Any]) -> PageTable | None:
     rows = tuple(
         (
             TableCell(str(k), k),
-            *(TableCell(str(one["settings"][name]), str(one["settings"][name])) for name in names),
+            *(TableCell.of(one["settings"][name]) for name in names),
             TableCell(f"{one['score']:.4f}", one["score"]),
         )
         for k, one in enumerate(trials["trials"])

@@ -41,12 +41,7 @@ def kedro(
 ) -> None:
     """Run `kedro <arguments>`, as the whole work of a process of `multiprocessing`.
 
-    Args:
-        arguments: of the command line.
-        folder: to work in.
-        environment: variables to set.
-        output: where it prints.
-        held: a descriptor that stays open until this process ends.
+    It works in `folder` with these environment variables, prints to `output`, and keeps `held` open until it ends.
     """
     attend(output)
     os.environ.update(environment)

@@ -51,12 +51,9 @@ class Job:
     """All that a worker on any machine needs to run a cell; plain values, which can be sent to it.
 
     Attributes:
-        cell: which one.
         project: root folder, with the same path on every machine.
         store, experiment: MLflow's address and the experiment's id.
-        sweep: name of the sweep; tags the MLflow run.
-        row: what the cell's row is called in the sweep's table; in the name of the MLflow run.
-        env: configuration environment.
+        sweep, row: name of the sweep, a tag of the MLflow run, and of the cell's row in its table, in the run's name.
         retries: how often a failed run is tried again.
         warm: whether runs are forked from a process that has imported everything, which saves each of them some five
             seconds. For workers that live no longer than the sweep, as they never import changed code again.
@@ -85,15 +82,7 @@ class Job:
 
 @dataclass(frozen=True)
 class CellResult:
-    """The result of a cell.
-
-    Attributes:
-        key: the cell's name.
-        reason: why it failed, None if it did not.
-        seconds: time taken by this call; 0 where it was finished before.
-        attempts: runs started by this call.
-        run_id: of the MLflow run.
-    """
+    """The result of a cell, and why it failed. Seconds and attempts are this call's; 0 where it was finished before."""
 
     key: str
     reason: str | None = None

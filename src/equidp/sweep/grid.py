@@ -81,11 +81,7 @@ class Grid(Declared):
             yield from grid_from(merged).parts()
 
     def points(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Algorithm and settings of every point, seeds innermost.
-
-        Raises:
-            EquidpError: where no algorithm is named.
-        """
+        """Algorithm and settings of every point, seeds innermost. Raises EquidpError where no algorithm is named."""
         for part in self.parts():
             if not part.algorithms:
                 raise EquidpError("The sweep names no algorithm: give --algorithms=dpsgd,dpsgd_f or a named grid.")
@@ -102,11 +98,7 @@ class Grid(Declared):
 
 
 def grid_from(settings: Mapping[str, Any]) -> Grid:
-    """Validate a grid.
-
-    Raises:
-        EquidpError: an unknown key (naming the nearest), or a value of the wrong kind.
-    """
+    """Validate a grid. Raises EquidpError for an unknown key (naming the nearest) or a value of the wrong kind."""
     refuse_unknown("key of a sweep", settings, Grid.model_fields)
     try:
         grid = Grid.model_validate(settings)
@@ -163,11 +155,7 @@ def _of_kind(kind: type, value: Any, where: str, what: str) -> Any:
 
 
 def params_text(settings: Mapping[str, Any]) -> str:
-    """Settings as the text that follows `--params=`.
-
-    Raises:
-        EquidpError: for a value that cannot be written there.
-    """
+    """Settings as the text that follows `--params=`. Raises EquidpError for a value that cannot be written there."""
     return ",".join(f"{name}={_text(name, value)}" for name, value in settings.items())
 
 

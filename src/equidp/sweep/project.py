@@ -117,11 +117,7 @@ class Project:
         return list({cell.key: cell for cell in found}.values())
 
     def cell(self, algorithm: str, overrides: Mapping[str, Any]) -> Cell:
-        """One cell, validated.
-
-        Raises:
-            EquidpError: for any name or value that does not exist.
-        """
+        """One cell, validated. Raises EquidpError for any name or value that does not exist."""
         refuse_unknown("algorithm", [algorithm], ALGORITHMS)
         loader = self.configure(nested(params_text(overrides)))
         parameters = loader["parameters"]

@@ -182,13 +182,9 @@ def _line(row: Row) -> dict[str, Any]:
 
 
 def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Mapping[str, str]) -> Means:
-    """A line of `table_of` as MLflow shows it, under the names that a run's own figures have there.
+    """A line of `table_of`, of these cells and this row, under the names that a run's own figures have in MLflow.
 
-    Args:
-        cells: of the row.
-        row: what the line is of.
-        line: of the table.
-        runs: MLflow's id of each cell's run, by the cell's key.
+    `runs` is MLflow's id of each cell's run, by the cell's key.
     """
     main = kind_of(next(iter(row.metrics.values()))).main
     named = {

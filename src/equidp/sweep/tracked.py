@@ -36,14 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Means:
-    """A row of a sweep's table as MLflow shows it.
+    """A row of a sweep's table as MLflow shows it, under a key that stands for its settings, seeds aside.
 
     Attributes:
-        key: stands for its settings, seeds aside.
-        label: what the row is called.
         metrics: means by name, and half of their intervals as `plus_minus/…`.
-        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns.
-        note: the same in a sentence.
+        shown: the same as texts, `0.829 ± 0.012`, by the names of the table's columns; `note`: in a sentence.
         cells: MLflow's ids of the seeds' runs.
     """
 
@@ -75,15 +72,9 @@ def close(label: str, store: str, experiment: str) -> None:
 
 
 def summarise(sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], store: str, experiment: str) -> None:
-    """Write the runs of rows and data sets; called again, they are brought up to date.
+    """Write the runs of a sweep's rows and data sets; called again, they are brought up to date.
 
-    A store that fails meanwhile loses nothing: the next call of the sweep writes them.
-
-    Args:
-        sweep: its name.
-        rows: of all its data sets.
-        pages: the page of each data set.
-        store, experiment: MLflow's address and the experiment's id.
+    A store that fails meanwhile loses nothing: the next call of the sweep writes them. `pages`: of each data set.
     """
     try:
         _summarise(sweep, rows, pages, client(store), experiment)

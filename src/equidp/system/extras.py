@@ -9,11 +9,7 @@ from equidp.errors import EquidpError
 
 
 def extra(name: str, needed_by: str) -> Any:
-    """The module `name` of an extra.
-
-    Raises:
-        EquidpError: it is not installed.
-    """
+    """The module `name` of an extra. Raises EquidpError where it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

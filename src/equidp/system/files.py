@@ -118,6 +118,14 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file whole, durably, and for its owner alone. Raises EquidpError where the disk refuses."""
+    with replacing(path) as part, open(part, "xb", opener=private) as file:
+        file.write(content)
+        file.flush()
+        durable(file.fileno())
+
+
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """A folder beside `path` to write into. It replaces `path` if the block succeeds, and is removed otherwise.

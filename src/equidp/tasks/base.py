@@ -50,7 +50,8 @@ class Task(ABC):
     Attributes:
         name: registry name; `Schema.task`.
         losses: names of its losses, its own first.
-        measured_by: the module of `evaluation` that takes predictions as they are, with `cost_intervals` and `live`.
+        measured_by: the module of `evaluation` with `evaluate`, `cost_intervals` and `live`, which take predictions as
+            they are.
         metrics: measured overall and in every group, in the order they are shown.
         main: the one by which groups are compared and the cost of privacy is told.
         best: of each metric, which value is best.
@@ -82,11 +83,7 @@ class Task(ABC):
 
     @classmethod
     def loss_named(cls, name: str | None) -> str:
-        """A loss's name, the task's own where none is given.
-
-        Raises:
-            EquidpError: the task has no such loss.
-        """
+        """A loss's name, the task's own where none is given. Raises EquidpError where the task has no such loss."""
         if name is not None and name not in cls.losses:
             raise unknown_name(f"training.loss of {cls.name}", name, cls.losses)
         return name or cls.losses[0]
@@ -102,7 +99,6 @@ class Task(ABC):
     def predict(self, outputs: Tensor) -> Tensor:
         """`[n, outputs]` of a model's outputs: what is told to whoever asks the model."""
 
-    @abstractmethod
     def evaluate(
         self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
@@ -119,15 +115,10 @@ class Task(ABC):
             `worst[grouping]`, its `telling` group by the main metric; `intervals` of the main metric; and `task`, but
             for classification.
         """
+        return {"task": self.name, **self.measured_by.evaluate(predictions, labels, groups, units=units)}
 
     def cost_intervals(
-        self,
-        private: NDArray,
-        baseline: NDArray,
-        labels: NDArray,
-        groups: Groups,
-        *,
-        units: NDArray | None = None,
+        self, private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
         """Intervals over test records of the main metric's cost of privacy; predictions of both on the same records."""
         found: dict[str, Any] = self.measured_by.cost_intervals(private, baseline, labels, groups, units=units)

@@ -66,13 +66,7 @@ class Classification(Task):
         return torch.softmax(outputs.float(), dim=1)
 
     def evaluate(
-        self,
-        predictions: NDArray,
-        labels: NDArray,
-        groups: Groups,
-        *,
-        units: NDArray | None = None,
-        positive: str = "",
+        self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None, positive: str = ""
     ) -> dict[str, Any]:
         """As `evaluation.metrics.evaluate`."""
         classes = self.schema.classes

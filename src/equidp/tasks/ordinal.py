@@ -18,11 +18,9 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from numpy.typing import NDArray
 from torch import Tensor
 
 from equidp.evaluation import ordinal
-from equidp.evaluation.intervals import Groups
 from equidp.gradients.losses import Loss
 from equidp.tasks.base import Best, LossOptions, Task, Words
 from equidp.tasks.classification import record_loss
@@ -60,12 +58,6 @@ class Ordinal(Task):
         """`[n, classes]`."""
         above = torch.cummin(torch.sigmoid(outputs.float()), dim=1).values
         return F.pad(above, (1, 0), value=1.0) - F.pad(above, (0, 1))
-
-    def evaluate(
-        self, predictions: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
-    ) -> dict[str, Any]:
-        """As `evaluation.ordinal.evaluate`."""
-        return {"task": self.name, **ordinal.evaluate(predictions, labels, groups, units=units)}
 
     def words(self) -> Words:
         """By the number of classes."""

@@ -30,11 +30,7 @@ class Regression(Task):
     measured_by: ClassVar[ModuleType] = regression
     metrics: ClassVar[tuple[str, ...]] = regression.METRICS
     main = "mae"
-    best: ClassVar[Best] = {
-        "mae": "lowest",
-        "rmse": "lowest",
-        "mean_error": "nearest to 0",
-    }
+    best: ClassVar[Best] = {"mae": "lowest", "rmse": "lowest", "mean_error": "nearest to 0"}
     costs = ("mae",)
     beside = ("mean_error",)
     guessed_means = "Its MAE is then that of one number for everybody"
@@ -74,13 +70,7 @@ class Regression(Task):
         return {"task": self.name, "target": self.schema.targets[0], **figures}
 
     def cost_intervals(
-        self,
-        private: NDArray,
-        baseline: NDArray,
-        labels: NDArray,
-        groups: Groups,
-        *,
-        units: NDArray | None = None,
+        self, private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
         """Of the mean differences of absolute errors."""
         return super().cost_intervals(private[:, 0], baseline[:, 0], labels, groups, units=units)

@@ -66,11 +66,9 @@ def repeated(workplace: Path, algorithm: Algorithm, plan: Plan) -> tuple[Event, 
 
 
 def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | None = None) -> DatasetLedger:
-    """The ledger of a run's data set, by every name that it has.
+    """The ledger of a run's data set, by every name that it has, in the ledger's folder.
 
-    Args:
-        folder: of the ledger.
-        provenance: where the records came from, if they were read; without it their digest is known from entries alone.
+    Without `provenance` (where the records came from) their digest is known from entries alone.
     """
     data, names = settings.data, [settings.dataset]
     where = [f"{option}={data.options[option]}" for option in ("connection", "catalog") if data.options.get(option)]
@@ -105,10 +103,8 @@ def enter(
     Args:
         folder: of the ledger.
         workplace: of the run, where a run that is continued finds its name.
-        provenance: where the records came from.
         membership: how the training part was drawn.
         releases: by (what, part), what each is charged.
-        algorithm: its name.
 
     Raises:
         EquidpError: `privacy.total_epsilon` would be passed.

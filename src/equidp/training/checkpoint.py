@@ -91,15 +91,10 @@ class StoppedError(EquidpError):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as read from disk.
+    """A checkpoint as read from disk: the trainer's state, rows of the finished epochs, events of the steps done.
 
-    Attributes:
-        state: the trainer's.
-        history: rows of the finished epochs.
-        done: events of the steps done.
-        ahead: events charged for steps that were still to be repeated.
-        journal_lines: the journal's length when it was taken.
-        life: what the randomness of the process depended on.
+    `ahead`: events charged for steps that were still to be repeated. `journal_lines`: the journal's length when it was
+    taken. `life`: what the randomness of the process depended on.
     """
 
     state: dict[str, Any]
@@ -239,7 +234,8 @@ class Checkpointer:
         self._journal.close()
 
     def _open(self, resume: bool) -> Saved | None:
-        _clear_leftovers(self.path)
+        for leftover in self.path.parent.glob(f"{self.path.name}.*.tmp"):  # what a killed process left half-written
+            leftover.unlink(missing_ok=True)
         if not resume:
             self.path.unlink(missing_ok=True)
         return read_checkpoint(self.path, self.settings) if self.path.exists() else None
@@ -439,9 +435,3 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {_unpack(k, tensors): _unpack(v, tensors) for k, v in inner}
     values = [_unpack(v, tensors) for v in inner]
     return values if kind == "list" else tuple(values)
-
-
-def _clear_leftovers(path: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for leftover in path.parent.glob(f"{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ from equidp.accounting.events import Event, merged
 from equidp.accounting.ledger import Ledger
 from equidp.errors import EquidpError
 from equidp.options import dotted
-from equidp.system.files import durable, locked, private, replacing, storage_error, sync_folder
+from equidp.system.files import durable, locked, private, storage_error, sync_folder, write_private
 
 BLOCK = 64
 """Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
@@ -167,10 +167,7 @@ class Journal:
         if content:
             names = (self.path.with_name(f"{self.path.stem}-abandoned-{n}.jsonl") for n in itertools.count(1))
             aside = next(name for name in names if not name.exists())
-            with replacing(aside) as part, open(part, "xb", opener=private) as file:
-                file.write(content)
-                file.flush()
-                durable(file.fileno())
+            write_private(aside, content)
             sync_folder(self.path.parent)
             self._file.truncate(0)
             self.abandoned = aside

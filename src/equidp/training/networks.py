@@ -90,7 +90,7 @@ def scored_at_once(network: nn.Module, features: Tensor) -> int:
 @torch.no_grad()
 def predict(network: nn.Module, features: Tensor, schema: Schema | None = None) -> Tensor:
     """Predictions `[n, outputs]` on the CPU, by the schema's task, scored in batches; else class probabilities."""
-    final = _probabilities if schema is None else task_of(schema).predict
+    final = (lambda outputs: torch.softmax(outputs.float(), dim=1)) if schema is None else task_of(schema).predict
     where = next(network.parameters()).device
     features = _resident(features, where)
     was_training = network.training
@@ -116,7 +116,3 @@ def _resident(features: Tensor, device: torch.device) -> Tensor:
             return features
         _HELD.append((weakref.ref(features), features.to(device)))
     return _HELD[0][1]
-
-
-def _probabilities(outputs: Tensor) -> Tensor:
-    return torch.softmax(outputs.float(), dim=1)

@@ -80,7 +80,8 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
     own_seed = seed if peers is None else peers.seed(seed)
     views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
-    random = _random(privacy, own_seed, device, peers)
+    random = random_source(privacy, own_seed, device)
+    random = random if peers is None else peers.random(random)
     network = make_model(train.schema, request.model, algorithm, seed).to(device)
     if peers is None or peers.first:
         tell_parameters(algorithm.name, network)
@@ -238,9 +239,9 @@ def device_of(training: TrainingSettings) -> torch.device:
     return device
 
 
-def _random(privacy: PrivacySettings, seed: int, device: torch.device, peers: Peers | None) -> RandomSource:
-    own: RandomSource = SecureRandom(device) if privacy.secure else SeededRandom(seed, device)
-    return own if peers is None else peers.random(own)
+def random_source(privacy: PrivacySettings, seed: int, device: torch.device | str = "cpu") -> RandomSource:
+    """The streams of a run: seeded ones, or of a secure run streams without a seed."""
+    return SecureRandom(device) if privacy.secure else SeededRandom(seed, device)
 
 
 def named_columns(row: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:

@@ -82,11 +82,7 @@ class TrainingRequest:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """In JSON types, for another process.
-
-        Raises:
-            EquidpError: where the options do not build the algorithm.
-        """
+        """In JSON types, for another process. Raises EquidpError where the options do not build the algorithm."""
         if identity_of(algorithm_settings(self.algorithm.name, self.options).build()) != identity_of(self.algorithm):
             raise EquidpError(
                 f"training.devices={self.training.devices} needs the options that {self.algorithm.name} was built from."

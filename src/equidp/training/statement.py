@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from equidp.accounting.accounted import Accounted
-from equidp.accounting.events import Event, counted, merged
+from equidp.accounting.events import counted, merged
 from equidp.accounting.plan import Plan
 from equidp.data.membership import size_sentence, split_sentence
 from equidp.data.records import Membership
@@ -62,7 +62,8 @@ def privacy_statement(
     accounted = _accounted(algorithm, plan, outcome)
     spent, published = accounted.epsilon(), algorithm.published_epsilon(plan, outcome)
     assert published is not None
-    declared, curve = _declares_records(algorithm, plan), accounted.trade_off()
+    one_more = algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1))
+    declared, curve = one_more.records == plan.records, accounted.trade_off()  # N is a setting, the same for any data
     size = size_sentence(membership, privacy.unit, plan.records, by_unit=privacy.by_unit)
     if declared:
         size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
@@ -136,11 +137,6 @@ def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any
     }
 
 
-def _declares_records(algorithm: Algorithm, plan: Plan) -> bool:
-    """Whether N is a setting, the same for any data."""
-    return algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1)).records == plan.records
-
-
 def _adjacency(privacy: PrivacySettings, *, declared: bool) -> str:
     """Between which training parts ε holds."""
     whole = " with all its records" if privacy.by_unit else ""
@@ -180,15 +176,6 @@ def _by_declared_sizes(membership: Membership | None, plan: Plan, privacy: Priva
     return membership.expects(by_unit=privacy.by_unit) == plan.records
 
 
-def _capped(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> tuple[Event, ...]:
-    """The most that a run which may stop early can have charged, whenever it stopped.
-
-    The last life may have taken as many candidates as the cap allows; earlier lives took at most what is charged.
-    """
-    alone = algorithm.covers(plan, outcome.events, outcome.steps)
-    return algorithm.events(plan) if alone else merged((*algorithm.events(plan), *outcome.events))
-
-
 def _accounted(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Accounted:
     """Of a finished run: its plan, cap or budget; its ledger, where a crash made it charge more."""
     planned, budget = algorithm.events(plan), algorithm.budget(plan)
@@ -198,7 +185,9 @@ def _accounted(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Accounted:
     if algorithm.fixed and due <= charged and due.keys() == charged.keys():
         return Accounted(plan, outcome.events, planned, None)  # repeated steps of a resumed run, each charged again
     if algorithm.acceptance.may_stop and charged.keys() <= due.keys():
-        return Accounted(plan, _capped(algorithm, plan, outcome), planned, None)
+        # the last life may have taken as many candidates as the cap allows, whenever it stopped; earlier lives took at
+        # most what is charged
+        return Accounted(plan, merged((*planned, *outcome.events)), planned, None)
     raise EquidpError(
         "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "
         "This is a bug: please report it with the settings."

@@ -67,13 +67,7 @@ MOST_POINTS = 10_000
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of a grid.
-
-    Attributes:
-        changes: settings that it gives, by dotted name.
-        settings: all settings of its training.
-        plan: its plan, noise included.
-    """
+    """One combination of a grid: what it changes, by dotted name; all its settings; its plan, noise included."""
 
     changes: Mapping[str, Any]
     settings: Settings
@@ -114,10 +108,7 @@ class Tuning:
 
 
 def plan_tuning(train: Records, settings: Settings) -> Tuning:
-    """Fix grid, noise and ε.
-
-    Args:
-        train: the training part, without the validation part; of it only public sizes are used.
+    """Fix grid, noise and ε; of the training part, without the validation part, only public sizes are used.
 
     Raises:
         EquidpError: no law of the number of trials, a grid that cannot be trained, or a target that cannot be met.

@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from equidp.data.cells import codes, numbers, require
-from equidp.data.columns import (
-    Categorical,
-    Numeric,
-    band_ids,
-    bands,
-    encode,
-    feature_names,
-)
+from equidp.data.columns import Categorical, Numeric, band_ids, bands, encode, feature_names
 from equidp.data.raw_files import PublishedFile, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source

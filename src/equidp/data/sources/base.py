@@ -75,10 +75,12 @@ class Source(ABC):
         Raises:
             EquidpError: a file is missing, corrupt or not the provider's; the message says where to get it.
         """
-        raw_dir, outcome = Path(raw_dir), ""
+        raw_dir, outcome = Path(raw_dir), "data.options.download is off"
         found = self.search(raw_dir)
         if found is None:
-            outcome = self._try_download(raw_dir)
+            if self.options.download:
+                _, reason = attempt(lambda: self.download(raw_dir))
+                outcome = reason or "the automatic download did not bring it"
             found = self.search(raw_dir)
         if found is None:
             raise missing(raw_dir, self.wanted(raw_dir), download=outcome)
@@ -185,9 +187,3 @@ class Source(ABC):
         if word not in levels:
             raise unknown_name(f"value of {setting} for dataset {self.name!r}", word, levels)
         return levels[word]
-
-    def _try_download(self, raw_dir: Path) -> str:
-        if not self.options.download:
-            return "data.options.download is off"
-        _, reason = attempt(lambda: self.download(raw_dir))
-        return reason or "the automatic download did not bring it"

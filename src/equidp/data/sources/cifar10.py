@@ -52,10 +52,7 @@ class Cifar10(Source):
     name = "cifar10"
     unit_names = ("image",)
     sizes = (5_000,) * 10
-    layouts = (
-        tuple(PublishedFile(f"{FOLDER}/{name}", PAGE, md5=md5) for name, md5 in BATCHES.items()),
-        (PACKED,),
-    )
+    layouts = (tuple(PublishedFile(f"{FOLDER}/{name}", PAGE, md5=md5) for name, md5 in BATCHES.items()), (PACKED,))
 
     def read(self, files: RawFiles) -> Records:
         """Images uint8 `[60000, 3, 32, 32]`, the provider's training part first."""
@@ -119,9 +116,8 @@ def _operands(path: Path) -> Iterator[bytes | int]:
 
 
 def _read_batches(files: RawFiles) -> list[tuple[Tensor, Tensor]]:
-    batches = {name: read_batch(files.paths[f"{FOLDER}/{name}"]) for name in BATCHES}
-    test = batches.pop("test_batch")
-    pixels, labels = zip(*batches.values(), strict=True)
+    *train, test = (read_batch(files.paths[f"{FOLDER}/{name}"]) for name in BATCHES)
+    pixels, labels = zip(*train, strict=True)
     return [(torch.cat(pixels), torch.cat(labels)), test]
 
 

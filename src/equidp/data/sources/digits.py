@@ -13,13 +13,7 @@ from equidp.data.sources.base import Source
 CLASSES = tuple("0123456789")
 BRIGHTEST = 16
 SCHEMA = Schema(
-    name="digits",
-    kind="image",
-    shape=(1, 8, 8),
-    classes=CLASSES,
-    groupings={"class": CLASSES},
-    mean=(0.0,),
-    sd=(1.0,),
+    name="digits", kind="image", shape=(1, 8, 8), classes=CLASSES, groupings={"class": CLASSES}, mean=(0.0,), sd=(1.0,)
 )
 
 

@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from equidp.data.cells import codes, numbers, require
-from equidp.data.columns import (
-    Categorical,
-    Numeric,
-    band_ids,
-    encode,
-    feature_names,
-)
+from equidp.data.columns import Categorical, Numeric, band_ids, encode, feature_names
 from equidp.data.raw_files import PublishedFile, RawFiles
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
@@ -40,9 +34,7 @@ ACTIVITY = {
     )
 }
 ONE_HOT: Mapping[str, Categorical] = {
-    "household_position": Categorical(
-        categories=("1110", "1121", "1122", "1131", "1132", "1140", "1210", "1220"),
-    ),
+    "household_position": Categorical(categories=("1110", "1121", "1122", "1131", "1132", "1140", "1210", "1220")),
     "household_size": Categorical(categories=("111", "112", "113", "114", "125", "126")),
     "prev_residence_place": Categorical(categories=("1", "2")),
     "citizenship": Categorical(categories=("1", "2", "3")),

@@ -47,9 +47,7 @@ PACKED = PublishedFile(
     f"{FOLDER}/ham10000_28x28.npz", PAGE, "4c7001c8df9baf51831ca408fddb7b257242b6345d6efd54c53766f567aabd77"
 )
 TAR = PublishedFile(
-    f"{FOLDER}/ham10000_200x150_jpeg.tar.xz",
-    PAGE,
-    "9be56c310eea566fb8fefeff7e4ec0b5950e00fc7a6426a4489c3a0ee0f855ad",
+    f"{FOLDER}/ham10000_200x150_jpeg.tar.xz", PAGE, "9be56c310eea566fb8fefeff7e4ec0b5950e00fc7a6426a4489c3a0ee0f855ad"
 )
 IMAGES = PublishedFile(FOLDER, PAGE, contains="the images as <image_id>.jpg, in any subfolder")
 PACKED_SIDE = 28
@@ -156,13 +154,9 @@ class Ham10000(Source):
         if images.suffix == ".npz":
             return _packed_pixels(images, ids, self.options.size, where)
         position = {image_id: i for i, image_id in enumerate(ids)}
-        encoded = _in_folder(images) if images.is_dir() else _in_tar(images)
-        found = _placed(encoded, position, images, where)
+        files = ((path.stem, path) for path in image_files(images)) if images.is_dir() else _in_tar(images)
+        found = _placed(files, position, images, where)
         return decode_all(found, len(ids), side=self.options.size, title="HAM10000 images")
-
-
-def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
-    yield from ((path.stem, path) for path in image_files(folder))
 
 
 def _in_tar(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -10,6 +10,7 @@ import json
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -97,7 +98,6 @@ class Imdb(Source):
         super().__init__(options)
         self._listed: tuple[str, ...] = ()
         self._known: dict[str, int] = {}
-        self._tokenizer: Tokenizer | None = None
 
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The provider's folder, else the packed file; also the list of words, if one is asked for."""
@@ -112,7 +112,10 @@ class Imdb(Source):
         if self.options.words:
             wanted = self._wanted_words(raw_dir)
             if (path := find(raw_dir, wanted)) is None:
-                raise _no_words(raw_dir, wanted)
+                why = missing(raw_dir, wanted, download="there is no automatic download").message
+                raise EquidpError(
+                    f"{why} Or leave data.options.words out: ids are then hashed, and words may share one."
+                )
             found["words"] = path
             digests.append(verified(path, wanted, verify=self.options.verify))
         if self.options.tokenizer:
@@ -150,7 +153,7 @@ class Imdb(Source):
         label_ids = torch.tensor(labels, dtype=torch.int64)
         groups = {"class": label_ids, "length_band": band_ids(torch.tensor(lengths), LENGTH_EDGES)}
         return Records(
-            self._tokens().ids([TAG.sub(" ", text) for text in texts]) if self.options.tokenizer else torch.stack(ids),
+            self._tokens.ids([TAG.sub(" ", text) for text in texts]) if self.options.tokenizer else torch.stack(ids),
             label_ids,
             groups,
             self.schema,
@@ -161,7 +164,7 @@ class Imdb(Source):
     @property
     def schema(self) -> Schema:
         """Token ids of a tokenizer, of a hashed vocabulary, or of a list's words once they are read."""
-        tokens = self._tokens() if self.options.tokenizer else None
+        tokens = self._tokens if self.options.tokenizer else None
         return Schema(
             name=self.name,
             kind="text",
@@ -195,14 +198,13 @@ class Imdb(Source):
             row = frame.index[int(absent.to_numpy().argmax())]
             raise EquidpError(f"the given table, row {row}, column 'text': the text is missing; leave the row out.")
         if self.options.tokenizer:
-            return self._tokens().ids([TAG.sub(" ", str(text)) for text in frame["text"]])
+            return self._tokens.ids([TAG.sub(" ", str(text)) for text in frame["text"]])
         ids = [self._ids(words(str(text))) for text in frame["text"]]
         return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
 
+    @cached_property
     def _tokens(self) -> Tokenizer:
-        if self._tokenizer is None:  # a review's verdict is at its end
-            self._tokenizer = Tokenizer(Path(self.options.tokenizer), self.options.length, "last")
-        return self._tokenizer
+        return Tokenizer(Path(self.options.tokenizer), self.options.length, "last")  # a review's verdict is at its end
 
     def _know(self, listed: tuple[str, ...]) -> None:
         self._listed, self._known = listed, ids_of(listed)
@@ -213,11 +215,6 @@ class Imdb(Source):
         if not self._known:
             raise EquidpError(f"The words of {self.options.words} are not read yet: read the reviews first.")
         return listed_ids(found, self._known, self.options.length)
-
-
-def _no_words(raw_dir: Path, wanted: PublishedFile) -> EquidpError:
-    message = missing(raw_dir, wanted, download="there is no automatic download").message
-    return EquidpError(f"{message} Or leave data.options.words out: ids are then hashed, and words may share one.")
 
 
 def _read_folder(folder: Path) -> Iterator[Review]:

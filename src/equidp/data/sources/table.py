@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ class Table(Source):
     name = "table"
     Options = TableOptions
     tasks = ("classification", "regression", "counts", "multilabel", "ordinal")
-    _tokenizer: Tokenizer | None = None
 
     @property
     def task(self) -> str:
@@ -81,7 +81,7 @@ class Table(Source):
         if self.options.text:
             kind = {"kind": "text", "shape": (self.options.length,), "vocabulary": self.options.vocabulary}
             if self.options.tokenizer:
-                kind |= {"vocabulary": self._tokens().vocabulary, "tokenizer": self._tokens().digest}
+                kind |= {"vocabulary": self._tokens.vocabulary, "tokenizer": self._tokens.digest}
         else:
             names = feature_names(self.options.declared)
             kind = {"kind": "tabular", "shape": (len(names),), "feature_names": names}
@@ -161,14 +161,13 @@ class Table(Source):
             return encode(frame, self.options.declared, where)
         texts = [str(text) for text in frame[self.options.text]]
         if self.options.tokenizer:
-            return self._tokens().ids(texts)
+            return self._tokens.ids(texts)
         ids = [token_ids(words(text), self.options.vocabulary, self.options.length) for text in texts]
         return torch.tensor(ids, dtype=torch.int64).reshape(-1, self.options.length)
 
+    @cached_property
     def _tokens(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer(Path(self.options.tokenizer), self.options.length, "first")
-        return self._tokenizer
+        return Tokenizer(Path(self.options.tokenizer), self.options.length, "first")
 
     def _fetched(self) -> pd.DataFrame:
         if self.options.connection:
@@ -200,11 +199,7 @@ class Table(Source):
         frame, signs = cells(frame, self.options.na_values), (self.options.decimal, self.options.thousands)
         if signs == (".", ""):
             return frame
-        every = [
-            *self.options.declared.items(),
-            *self.options.groups.items(),
-            *self.options.outcomes.items(),
-        ]
+        every = [*self.options.declared.items(), *self.options.groups.items(), *self.options.outcomes.items()]
         numeric = {getattr(declared, "column", "") or name for name, declared in every if declared.numeric}
         changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in numeric}
         return frame.assign(**changed)

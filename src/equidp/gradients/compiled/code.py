@@ -76,13 +76,7 @@ class Operands:
 
 
 class Code:
-    """The machine code of one geometry.
-
-    Args:
-        kernel: the geometry.
-        registers: the processor's.
-        openmp: what `openmp` found.
-    """
+    """The machine code of one geometry, for a processor's registers and what `openmp` found."""
 
     def __init__(self, kernel: Kernel, registers: Registers, openmp: Mapping[str, Any]) -> None:
         self.kernel = kernel

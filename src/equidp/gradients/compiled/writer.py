@@ -16,11 +16,9 @@ ASKED = ("omp_get_thread_num", "omp_get_num_threads")
 
 @dataclass(frozen=True)
 class Registers:
-    """What a processor holds of a tile.
+    """What a processor holds of a tile: floats of a vector; rows at most.
 
-    Attributes:
-        lanes: floats of a vector.
-        inputs: rows of a tile at most; with two vectors of outputs each they leave room for what they are made of.
+    With two vectors of outputs each they leave room for what they are made of.
     """
 
     lanes: int

@@ -83,12 +83,17 @@ class Combination:
 class Running:
     """A part at work during one run. Whatever it remembers is in its state."""
 
+    remembered: ClassVar[tuple[str, ...]] = ()
+    """Attributes that the state is made of: tensors and plain JSON values, enough to continue."""
+
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain JSON values, enough to continue."""
-        return {}
+        """What is `remembered`, by name."""
+        return {name: getattr(self, name) for name in self.remembered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
+        for name in self.remembered:
+            setattr(self, name, state[name])
 
     def shown(self) -> dict[str, float]:
         """Figures for the history that may be published: settings, counts of steps, noised values."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -66,6 +65,8 @@ class ExponentialAverage(Released):
 class Averaging(Releasing):
     """An exponential average during one run."""
 
+    remembered = ("average", "taken")
+
     def __init__(self, part: ExponentialAverage, run: Run) -> None:
         super().__init__(run)
         self.part = part
@@ -80,11 +81,3 @@ class Averaging(Releasing):
     def weights(self) -> Tensor:
         """θ̄, `[d]`."""
         return self.average
-
-    def state_dict(self) -> dict[str, Any]:
-        """θ̄ and t."""
-        return {"average": self.average, "taken": self.taken}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
-        self.average, self.taken = state["average"], state["taken"]

@@ -53,11 +53,7 @@ IDENTITIES: dict[str, Callable[[str, Asked], str]] = {
 
 
 def check_name(network: str) -> tuple[str, str]:
-    """Library and name.
-
-    Raises:
-        EquidpError: for another form, or another library.
-    """
+    """Library and name. Raises EquidpError for another form, or another library."""
     library, sign, name = network.partition(":")
     if sign and library not in OPENERS:
         raise unknown_name("library in model.options.network", library, OPENERS)
@@ -73,8 +69,6 @@ def open_network(asked: Asked, schema: Schema, *, files: bool = True) -> Network
     """The network for a dataset's raw images, or for the tokens of its own tokenizer; frozen.
 
     Args:
-        asked: library and name, weights, size of images, precision, views.
-        schema: of the records.
         files: False for a network that gets trained weights: the files may be missing.
 
     Raises:

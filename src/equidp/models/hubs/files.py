@@ -47,11 +47,7 @@ def _pickle(path: Path, setting: str) -> EquidpError:
 
 
 def read_weights(path: Path, setting: str) -> dict[str, Tensor]:
-    """Weights by name, in float32.
-
-    Raises:
-        EquidpError: a file is missing, a pickle or damaged.
-    """
+    """Weights by name, in float32. Raises EquidpError where a file is missing, a pickle or damaged."""
     state: dict[str, Tensor] = {}
     for file in weight_files(path, setting):
         try:
@@ -74,8 +70,6 @@ def load_fitting(body: nn.Module, state: Mapping[str, Tensor], left_out: tuple[s
     """Put weights into a network that has lost its last layers.
 
     Args:
-        body: the network.
-        state: weights by name.
         left_out: names of the lost layers, whose weights may be there.
         what: file and network, for messages.
 

@@ -41,11 +41,6 @@ def choose(body: nn.Module, trainable: Trainable, *, rank: int, alpha: float, ta
         )
 
 
-def frozen_statistics(body: nn.Module) -> list[str]:
-    """Names of the BatchNorms, whose statistics stay as they are."""
-    return [name for name, module in body.named_modules() if isinstance(module, BATCH_NORMS)]
-
-
 def is_norm(module: nn.Module) -> bool:
     """Whether a layer normalises, by its class: torch's own and those that libraries derive or write anew."""
     return isinstance(module, (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)) or any(

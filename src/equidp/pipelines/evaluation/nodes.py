@@ -15,15 +15,15 @@ from equidp.errors import EquidpError, listed_names
 from equidp.evaluation.histogram import Noised, noised_histogram
 from equidp.evaluation.metrics import metrics_document
 from equidp.evaluation.noised import released_figures
-from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
-from equidp.mechanism.secure import SecureRandom
+from equidp.mechanism.noise import derived_seed
 from equidp.parameters import Settings
 from equidp.pipelines.training.nodes import group_arrays
 from equidp.reporting.tables import BASELINE
-from equidp.system.files import durable, private, replacing
+from equidp.system.files import write_private
 from equidp.tasks import task_of
 from equidp.tasks.base import Task
 from equidp.training.conclusion import HISTOGRAM
+from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 
 DISJOINT = ("hash", "provider")
@@ -46,9 +46,8 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
     figures = task.evaluate(scores, test.labels.numpy(), groups, units=_units(test), **positive)
     if said := task.guessing(figures):  # here, of each model once, however many are compared with the baseline
         _tell_of_guessing(algorithm, said, task)
-    if (
-        algorithm == BASELINE and test.schema.classes
-    ):  # part of every run, and the part is the same for all its algorithms
+    # the baseline is part of every run, and the part is the same for all its algorithms
+    if algorithm == BASELINE and test.schema.classes:
         _tell_of_absent_classes(test, part)
     return figures | ({"evaluated_on": part} if part != "test" else {})
 
@@ -133,11 +132,6 @@ def _released_once(
                 f"{path}: noised figures of other scores were released before this run was interrupted; further ones "
                 "would cost their ε again. Begin anew with resume=false, and count both."
             )
-    random: RandomSource
-    if settings.privacy.secure:
-        random = SecureRandom("cpu")
-    else:
-        random = SeededRandom(derived_seed(settings.seed, f"figures/{algorithm}"), "cpu")
     noised = noised_histogram(
         scores,
         test.labels.numpy(),
@@ -145,13 +139,10 @@ def _released_once(
         classes=test.schema.classes,
         bins=entry["bins"],
         noise_multiplier=entry["mechanism"]["noise_multiplier"],
-        random=random,
+        random=random_source(settings.privacy, derived_seed(settings.seed, f"figures/{algorithm}")),
         units=_units(test) if settings.privacy.by_unit else None,
     )
-    with replacing(path) as part, open(part, "x", opener=private, encoding="utf-8") as file:
-        json.dump({"of": found.hexdigest(), "histogram": noised.to_dict()}, file)
-        file.flush()
-        durable(file.fileno())
+    write_private(path, json.dumps({"of": found.hexdigest(), "histogram": noised.to_dict()}).encode())
     return noised
 
 

@@ -13,18 +13,14 @@ def create_pipeline(algorithm: str) -> Pipeline:
     evaluate, own = given(nodes.evaluate_groups, algorithm=algorithm), given(metrics_document, baseline=None)
     scores, evaluation, metrics = (f"{algorithm}.{kind}" for kind in ("scores", "evaluation", "metrics"))
     measure = (evaluate, [scores, "test", "settings"], evaluation, f"evaluate_{algorithm}")
-    if (
-        algorithm == BASELINE
-    ):  # its figures are exact functions of training records: no noise on test counts covers them
+    if algorithm == BASELINE:  # exact functions of training records: no noise on test counts covers them
         return wired([measure, (own, evaluation, metrics, f"metrics_of_{algorithm}")], "evaluation")
     both = [evaluation, f"{BASELINE}.evaluation", scores, f"{BASELINE}.scores", "test", "settings"]
-    release, read = (
-        given(nodes.release_figures, algorithm=algorithm),
-        [scores, "test", "train", f"{algorithm}.workplace"],
-    )
+    release = given(nodes.release_figures, algorithm=algorithm)
+    read = [scores, "test", "train", f"{algorithm}.workplace", "settings"]
     rows = [
         measure,
         (nodes.cost_against_baseline, both, metrics, f"cost_of_privacy_{algorithm}"),
-        (release, [*read, "settings"], f"{algorithm}.metrics_release", f"release_figures_{algorithm}"),
+        (release, read, f"{algorithm}.metrics_release", f"release_figures_{algorithm}"),
     ]
     return wired(rows, "evaluation")

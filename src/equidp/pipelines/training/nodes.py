@@ -26,15 +26,7 @@ from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.tasks import task_of
-from equidp.training import (
-    TrainingRequest,
-    groups_of,
-    plan_run,
-    predict,
-    privacy_statement,
-    train_model,
-    units_in,
-)
+from equidp.training import TrainingRequest, groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.networks import imposed
 from equidp.training.statement import figures_entry

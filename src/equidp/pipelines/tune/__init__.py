@@ -1,5 +1,3 @@
 """Tune: one of several trainings, chosen under differential privacy."""
 
 from equidp.pipelines.tune.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]

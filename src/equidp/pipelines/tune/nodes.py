@@ -19,8 +19,7 @@ from equidp.data.records import Records, Split
 from equidp.errors import EquidpError
 from equidp.evaluation.histogram import Noised, noised_histogram
 from equidp.mechanism.algorithm import Algorithm
-from equidp.mechanism.noise import RandomSource, SeededRandom, derived_seed
-from equidp.mechanism.secure import SecureRandom
+from equidp.mechanism.noise import derived_seed
 from equidp.models.weights import Weights, load_weights, network_of, save_weights
 from equidp.parameters import Settings
 from equidp.pipelines.evaluation.nodes import release_figures
@@ -31,11 +30,12 @@ from equidp.pipelines.training.nodes import group_arrays, model_card, score_test
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
-from equidp.system.files import durable, private, replacing
+from equidp.system.files import write_private
 from equidp.training import TrainingRequest, predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
 from equidp.training.conclusion import HISTOGRAM
 from equidp.training.digests import fingerprint
+from equidp.training.preparation import random_source
 from equidp.training.statement import figures_entry
 from equidp.training.tuning import Point, Tuning, beyond_plan, plan_tuning, score, tuned_statement
 
@@ -77,7 +77,11 @@ def choose_model(
     single = settings.privacy.model_copy(update=dict.fromkeys(("trials_law", "trials_mean", "trials_shape")))
     once = dataclasses.replace(settings, privacy=single)
     _announce(tuning, once)
-    _refuse_unfinished(workplace, settings)
+    if (workplace / DRAWN).is_file() and not settings.resume:
+        raise EquidpError(
+            f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one a "
+            "run_label, and add up the ε of both."
+        )
     due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
     if tuning.score_event is not None:
         due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
@@ -224,20 +228,6 @@ def _announce_figures(settings: Settings) -> None:
         logger.info("tune: for a %s of the test part released figures cost ε = %s.", settings.privacy.unit, cost)
 
 
-def _random(settings: Settings, purpose: str) -> RandomSource:
-    if settings.privacy.secure:
-        return SecureRandom("cpu")
-    return SeededRandom(derived_seed(settings.seed, f"tune/{purpose}"), "cpu")
-
-
-def _refuse_unfinished(workplace: Path, settings: Settings) -> None:
-    if (workplace / DRAWN).is_file() and not settings.resume:
-        raise EquidpError(
-            f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one a "
-            "run_label, and add up the ε of both."
-        )
-
-
 def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) -> list[int]:
     """Which point each trial takes, drawn once; on disk before the first trial begins.
 
@@ -259,12 +249,12 @@ def _drawn(workplace: Path, tuning: Tuning, parts: Split, settings: Settings) ->
         return list(kept["points"])
     points = list(range(len(tuning.points)))
     if tuning.score_event is not None:
-        random = _random(settings, "drawn")
+        random = random_source(settings.privacy, derived_seed(settings.seed, "tune/drawn"))
         count = tuning.plan.trials.draw(float(random.uniform(1)))
         points = (random.uniform(count).numpy() * len(tuning.points)).astype(int).tolist()
     for folder in workplace.glob(f"{FOLDER}-*"):  # what a finished tuning left, if it ended while it forgot
         shutil.rmtree(folder)
-    _write(path, {"asked": asked.hexdigest(), "points": points})
+    write_private(path, json.dumps({"asked": asked.hexdigest(), "points": points}).encode())
     return list(points)
 
 
@@ -292,7 +282,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         "beyond_plan": [event.to_dict() for event in beyond_plan(point.plan, of, name, ledger)],
     }
     save_weights(weights, folder / MODEL)
-    _write(folder / TRIAL, found)  # last: a trial that has it is whole
+    write_private(folder / TRIAL, json.dumps(found).encode())  # last: a trial that has it is whole
     return found
 
 
@@ -317,14 +307,6 @@ def _scored(weights: Weights, validation: Records, tuning: Tuning, settings: Set
         classes=validation.schema.classes,
         bins=len(validation.schema.classes),
         noise_multiplier=0.0 if tuning.score_event is None else tuning.score_event.noise_multiplier,
-        random=_random(settings, f"score/{number}"),
+        random=random_source(settings.privacy, derived_seed(settings.seed, f"tune/score/{number}")),
         units=units.numpy() if units is not None and settings.privacy.by_unit else None,
     )
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole, durable, and for its owner alone."""
-    with replacing(path) as part, open(part, "x", opener=private, encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        durable(file.fileno())

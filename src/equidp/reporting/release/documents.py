@@ -21,12 +21,7 @@ from equidp.reporting.release.reidentification import annex
 
 
 def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """Every file of the folder by its name.
-
-    Args:
-        facts: what may go out.
-        tensors: the released weights by name.
-    """
+    """Every file of the folder by its name, of what may go out and the released weights by name."""
     metadata = {"config": json.dumps(config(facts)), "format": "pt"}
     weights = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
     model = _told(facts, weights)

@@ -155,8 +155,7 @@ def released_facts(
     """The facts that may go out.
 
     Args:
-        card: what the model's file says of the model.
-        parameters: number of the model's parameters.
+        card: what the model's file says of the model, which has so many `parameters`.
         privacy: `privacy.json`.
         settings: what the user asked for, and what the user states.
         metrics: `metrics.json`, read only for `release.unprotected=test`.
@@ -256,23 +255,16 @@ def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     }
     task = kind_of(metrics)
     found = _figures({**metrics, "groups": groups}, task.metrics)
-    return _rounded(found) if task.most == 1 else _shortened(found)  # a small fraction tells its denominator
+    return _rounded(found, "f" if task.most == 1 else "g")  # a small fraction tells its denominator
 
 
-def _shortened(figures: Any) -> Any:
-    """Nested figures with `DECIMALS` digits that count."""
+def _rounded(figures: Any, form: str = "f") -> Any:
+    """Nested figures with `DECIMALS` each; by `g` with so many digits that count."""
     if isinstance(figures, dict):
-        return {name: _shortened(value) for name, value in figures.items()}
-    return float(f"{figures:.{DECIMALS}g}") if isinstance(figures, float) else figures
-
-
-def _rounded(figures: Any) -> Any:
-    """Nested figures with `DECIMALS` each."""
-    if isinstance(figures, dict):
-        return {name: _rounded(value) for name, value in figures.items()}
+        return {name: _rounded(value, form) for name, value in figures.items()}
     if isinstance(figures, list):
-        return [_rounded(value) for value in figures]
-    return round(figures, DECIMALS) if isinstance(figures, float) else figures
+        return [_rounded(value, form) for value in figures]
+    return float(f"{figures:.{DECIMALS}{form}}") if isinstance(figures, float) else figures
 
 
 def _released(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,12 +36,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Document:
-    """A title, what it is for, and lines by topic.
-
-    Attributes:
-        warning: why it is not for publication, or None.
-        extra: further entries of the JSON form.
-    """
+    """A title, what it is for, lines by topic, why it is not for publication, and further entries of the JSON form."""
 
     title: str
     purpose: str

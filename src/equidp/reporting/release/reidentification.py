@@ -163,9 +163,7 @@ def _made(facts: Facts) -> list[Line]:
             {"epsilon": facts.privacy["epsilon"], "delta": facts.privacy["delta"]},
         ),
         Line(
-            "outputs",
-            "What does the model give out?",
-            f"{facts.words.answer}. It generates no text, image or record.",
+            "outputs", "What does the model give out?", f"{facts.words.answer}. It generates no text, image or record."
         ),
         Line(
             "means",

@@ -93,16 +93,13 @@ class Machines:
 
 
 def train(
-    job: Mapping[str, Any],
-    split: Split,
-    devices: int,
-    on_epoch: Evaluation | None,
+    job: Mapping[str, Any], split: Split, devices: int, on_epoch: Evaluation | None
 ) -> tuple[dict[str, Tensor], pd.DataFrame, dict[str, Any]]:
     """Train on `devices` ranks; weights, history and privacy statement.
 
     Args:
         job: what `TrainingRequest.to_dict` tells, and whether to show progress.
-        on_epoch: called here after every epoch, with the row and the weights; returns further columns.
+        on_epoch: called here after every epoch.
 
     Raises:
         EquidpError: where a rank fails or is killed.

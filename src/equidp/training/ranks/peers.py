@@ -125,12 +125,7 @@ class Peers:
 
 
 class SharedRandom:
-    """Coins of one's own, noise and decisions of rank 0.
-
-    Args:
-        own: this rank's streams.
-        peers: the ranks.
-    """
+    """Coins of one's own, noise and decisions of rank 0."""
 
     def __init__(self, own: RandomSource, peers: Peers) -> None:
         self.own, self.peers = own, peers

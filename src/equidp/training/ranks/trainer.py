@@ -57,11 +57,7 @@ class ParallelTrainer(Trainer):
         return trainer
 
     def train(
-        self,
-        on_epoch: EpochCallback | None = None,
-        *,
-        on_step: Callable[[], None] | None = None,
-        progress: bool = True,
+        self, on_epoch: EpochCallback | None = None, *, on_step: Callable[[], None] | None = None, progress: bool = True
     ) -> list[dict[str, float]]:
         """As on one process; callbacks and the progress bar are rank 0's alone."""
 

@@ -48,7 +48,8 @@ def work(folder: str) -> None:
     except FollowedError:
         pass
     except EquidpError as error:
-        _tell_failure(Path(folder), error)
+        with contextlib.suppress(FileExistsError), (Path(folder) / FAILURE).open("x") as file:
+            json.dump({"message": error.message, "exit_code": error.exit_code}, file)
         sys.exit(error.exit_code)
     except Exception:
         time.sleep(AFTERMATH_SECONDS)
@@ -99,8 +100,3 @@ def _evaluating(folder: Path, address: str | None) -> Iterator[EpochCallback | N
             return reply["columns"]
 
         yield on_epoch
-
-
-def _tell_failure(folder: Path, error: EquidpError) -> None:
-    with contextlib.suppress(FileExistsError), (folder / FAILURE).open("x") as file:
-        json.dump({"message": error.message, "exit_code": error.exit_code}, file)
