@@ -291,6 +291,7 @@ def test_a_pretended_gpu_makes_the_noise_itself(size: int, monkeypatch: pytest.M
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_a_gpu_gives_the_asked_gaussian_on_the_grid() -> None:
     size, random = (1 << 23) + 5, SecureRandom("cuda")
     noised = random.perturb(torch.full((size,), 5.0, device="cuda"), sensitivity=0.5, noise_multiplier=3.0)
