@@ -275,6 +275,14 @@ def test_threads_fill_every_word_once_with_a_key_of_their_own(size: int, monkeyp
     assert stats.binomtest(bits, 64 * size).pvalue > SURE
 
 
+def test_a_draw_after_the_end_of_the_main_thread_has_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secure, "ZEROS", bytes(64))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    random = SecureRandom("cpu")
+    random._threads.shutdown()  # as the interpreter does
+    assert len(set(random.words(1000).tolist())) == 1000
+
+
 @pytest.mark.parametrize("size", [3, 5000])
 def test_a_pretended_gpu_makes_the_noise_itself(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secure, "GPU_CHUNK", 1 << 11)

@@ -61,8 +61,8 @@ LARGEST = 2.0**52
 
 CHUNK = 1 << 16
 """Numbers noised at once: few enough for caches to hold what their noise is made of, enough for several threads."""
-GPU_CHUNK = 1 << 22
-"""The same on a GPU, which is quick with many: 128 MiB of words."""
+GPU_CHUNK = (1 << 22) - 1
+"""The same on a GPU, which is quick with many: with their room just 128 MiB of words, as torch pins powers of two."""
 
 ZEROS = bytes(1 << 19)
 """What is encrypted to give the key stream, so much at once."""
@@ -179,7 +179,11 @@ class SecureRandom:
         drawn = torch.empty(size + SPARE, dtype=torch.int64, device="cpu", pin_memory=self.device.type == "cuda")
         memory, share = drawn.numpy().data.cast("B"), WORD * -(-size // number)
         parts = [memory[i * share : (i + 1) * share + WORD * SPARE] for i in range(number)]
-        list((map if number == 1 else self._threads.map)(_fill, self._streams, parts))
+        try:
+            filled = (map if number == 1 else self._threads.map)(_fill, self._streams, parts)
+        except RuntimeError:  # the main thread has ended, after which no pool takes work
+            filled = map(_fill, self._streams, parts)
+        list(filled)
         return drawn[:size]
 
     def _begin(self) -> None:

@@ -124,6 +124,7 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         durable(file.fileno())
+    sync_folder(path.parent)  # or a power cut could lose the name of what was charged
 
 
 @contextmanager

@@ -168,7 +168,6 @@ class Journal:
             names = (self.path.with_name(f"{self.path.stem}-abandoned-{n}.jsonl") for n in itertools.count(1))
             aside = next(name for name in names if not name.exists())
             write_private(aside, content)
-            sync_folder(self.path.parent)
             self._file.truncate(0)
             self.abandoned = aside
 
