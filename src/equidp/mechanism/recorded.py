@@ -132,7 +132,7 @@ class RecordedSteps:
             "a record stands for more than its gradient": type(trainer.contributing) is Contributing,
             "its loss changes from step to step": type(trainer.pursuing) is Pursuing,
             "its update has a memory of its own": type(trainer.updating) is Updating,
-            "noise is made of numbers of the CPU": self._generator is not None,
+            "the bits of its noise come from the CPU": self._generator is not None,
             "its side release is no sum over records": side is None or side.additive,
             "its side release is not at every step": side is None
             or len(algorithm.release_steps(trainer.plan)) == trainer.plan.steps,
