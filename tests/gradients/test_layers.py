@@ -325,6 +325,15 @@ def test_a_gram_sum_below_zero_is_rounding_of_a_norm_that_is_not() -> None:
     assert gram_norms(left, right, 4).tolist() == pytest.approx([SLACK * 4], rel=1e-5)
 
 
+def test_a_gram_sum_that_was_rounded_upwards_is_within_its_overstatement() -> None:
+    """Positions that cancel, and every product above 0 one last digit larger, as another processor may round it."""
+    signs = torch.ones(1, 16, 4).index_fill(1, torch.arange(8), -1.0)
+    term = Products([torch.ones(1, 16, 4)], [signs])
+    ((left, right),) = term.grams()
+    upwards = torch.where(left * right > 0, left * (1 + 2**-23), left)
+    assert gram_norms(left, right, term.width) < gram_norms(upwards, right, term.width) <= term.overstatement()
+
+
 def test_where_a_gram_sum_begins_to_be_raised_it_does_not_jump() -> None:
     """At a thousandth of the terms' size, by a few last digits of a product: no norm may move by a thousandth."""
     products = torch.tensor([0.998 - 2**-22, 0.998 + 2**-22])

@@ -16,7 +16,7 @@ from torch.nn.grad import conv2d_weight
 
 from equidp.gradients import compiled
 from equidp.gradients.precision import as_precise_as_norms
-from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of, raised
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_overstatement, norms_of, raised
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -178,11 +178,8 @@ class Convolutions(Term):
     def overstatement(self) -> Tensor:
         if self._positions > MANY:
             return super().overstatement()
-        sizes = [
-            self.kernel.seen * summed([_squares(x) for x in self.images]),
-            summed(list(map(_squares, self.backprops))),
-        ]
-        return gram_slack(self.kernel.fan_in + self.kernel.channels[1]) * sizes[0] * sizes[1]
+        inputs, backprops = (summed(list(map(_squares, part))) for part in (self.images, self.backprops))
+        return gram_overstatement(self.kernel.seen * inputs * backprops, self.width)
 
     def _form(self, start: int, stop: int, out: Tensor) -> None:
         """Write the gradients of some records, summed over the calls, to `out [m, numel]`."""

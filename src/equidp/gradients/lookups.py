@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equidp.gradients.rounding import alike, gram_norms, gram_slack, norms_of, raised
+from equidp.gradients.rounding import alike, gram_norms, gram_overstatement, norms_of, raised
 from equidp.gradients.terms import MANY, Term, pieces, scaled, silenced
 
 
@@ -32,7 +32,7 @@ class Lookups(Term):
         positions = self.ids.shape[1]
         if positions > MANY:
             return super().overstatement()
-        return gram_slack(self.backprops.shape[2]) * positions * norms_of(self.backprops).sum(1)
+        return gram_overstatement(positions * norms_of(self.backprops).sum(1), self.backprops.shape[2])
 
     def _read_rows(self, some: slice) -> Tensor:
         """`[m, P·D]`: gradients of the rows that a record reads, others left out; with all digits."""

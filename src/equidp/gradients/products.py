@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equidp.gradients import compiled
 from equidp.gradients.compiled import CompiledGradients
-from equidp.gradients.rounding import LOST, alike, gram_norms, gram_slack, norms_of
+from equidp.gradients.rounding import LOST, alike, gram_norms, gram_overstatement, norms_of
 from equidp.gradients.terms import (
     MANY,
     Term,
@@ -85,7 +85,7 @@ class Products(Term):
         return (norms_of(self.inputs).sqrt() * norms_of(self.backprops).sqrt()).sum(1)
 
     def overstatement(self) -> Tensor:
-        return gram_slack(sum(self._widths)) * norms_of(self.inputs).sum(1) * norms_of(self.backprops).sum(1)
+        return gram_overstatement(norms_of(self.inputs).sum(1) * norms_of(self.backprops).sum(1), self.width)
 
     @property
     def width(self) -> int:

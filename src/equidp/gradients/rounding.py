@@ -89,6 +89,14 @@ def gram_slack(width: int) -> float:
     return max(SLACK, PER_PRODUCT * width)
 
 
+def gram_overstatement(size: Tensor, width: int) -> Tensor:
+    """`[b]`: by how much `gram_norms` may be too large, where terms of this size cancel.
+
+    It raises a sum by what rounding may have taken from it; rounding may have added as much, more on some processors.
+    """
+    return 2 * gram_slack(width) * size
+
+
 def gram_norms(left: Tensor, right: Tensor, width: int) -> Tensor:
     """`[b]`: Σ_pq left·right of two Gram matrices `[b, P, P]`, raised where cancellation may have made it too small.
 
