@@ -514,16 +514,22 @@ class TestDisk:
         with pytest.raises(EquidpError, match=reason):
             write_checkpoint(tmp_path / CHECKPOINT_FILE, EMPTY, SETTINGS)
 
-    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-    def test_a_device_that_is_really_full(self, tmp_path: Path) -> None:
-        path = tmp_path / CHECKPOINT_FILE
-        path.with_name(f"{path.name}.{os.getpid()}.tmp").symlink_to("/dev/full")
-        with pytest.raises(EquidpError, match="disk is full"):
-            write_checkpoint(path, EMPTY, SETTINGS)
-        assert os.listdir(tmp_path) == []
+    def test_a_write_that_the_system_cuts_short(self, tmp_path: Path) -> None:
+        resource = pytest.importorskip("resource", reason="no limits of a process on this system")
+        path, (soft, hard) = tmp_path / CHECKPOINT_FILE, resource.getrlimit(resource.RLIMIT_FSIZE)
+        write_checkpoint(path, EMPTY, SETTINGS)
+        before = path.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, hard))
+        try:
+            with pytest.raises(EquidpError, match=r"Cannot write .*: File too large"):
+                write_checkpoint(path, EMPTY, SETTINGS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert os.listdir(tmp_path) == [CHECKPOINT_FILE]
+        assert path.read_bytes() == before
 
     def test_what_a_killed_process_left_half_written_is_cleared(self, tmp_path: Path) -> None:
-        (tmp_path / f"{CHECKPOINT_FILE}.4711.tmp").write_bytes(b"half")
+        (tmp_path / f".{CHECKPOINT_FILE}.0815.part").write_bytes(b"half")
         live(tmp_path)
         assert sorted(os.listdir(tmp_path)) == [CHECKPOINT_FILE, JOURNAL_FILE]
 

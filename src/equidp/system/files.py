@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import IO
 
@@ -173,6 +174,11 @@ def unfinished(path: Path) -> Path:
     The name is random, because containers that share a folder can have equal process ids.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def unfinished_of(path: Path) -> str:
+    """A pattern of the names, beside `path`, under which killed processes left its new content unfinished."""
+    return f".{escape(path.name)}.*.part"
 
 
 def storage_error(path: Path, error: OSError | SafetensorError) -> EquidpError:

@@ -41,7 +41,7 @@ from equidp.gradients import fused
 from equidp.mechanism.device import driver_version
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.trainer import EpochCallback
-from equidp.system.files import durable, private, storage_error, sync_folder
+from equidp.system.files import unfinished_of, write_private
 from equidp.system.interrupts import handling
 from equidp.system.threads import alone
 from equidp.training.journal import BLOCK, Journal, JournaledLedger, refuse_other_settings
@@ -234,7 +234,7 @@ class Checkpointer:
         self._journal.close()
 
     def _open(self, resume: bool) -> Saved | None:
-        for leftover in self.path.parent.glob(f"{self.path.name}.*.tmp"):  # what a killed process left half-written
+        for leftover in self.path.parent.glob(unfinished_of(self.path)):  # what a killed process left half-written
             leftover.unlink(missing_ok=True)
         if not resume:
             self.path.unlink(missing_ok=True)
@@ -327,19 +327,7 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], settings: Mapping[s
     tensors: dict[str, Tensor] = {}
     body = json.dumps({"settings": settings, "content": _pack(dict(content), tensors, "")})
     metadata = {"format": FORMAT, "body": body, "digest": _digest(body, tensors)}
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb", opener=private) as file:
-            file.write(safetensors.torch.save(tensors, metadata))
-            file.flush()
-            durable(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise storage_error(path, error) from error
+    write_private(path, safetensors.torch.save(tensors, metadata))
 
 
 def charged_until_now(folder: Path) -> tuple[int | None, tuple[Event, ...]]:
