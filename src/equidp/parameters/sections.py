@@ -313,7 +313,7 @@ class ModelSettings(Block):
     name: str = "mlp"
     """Registry name of the model."""
     options: dict[str, Any] = {}
-    """Options of the model family: see *Models* at the end of this page."""
+    """Options of the model: see [models](settings-models.md#models)."""
 
     @field_validator("name")
     @classmethod
