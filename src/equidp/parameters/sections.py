@@ -130,8 +130,8 @@ class PrivacySettings(Block):
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Target ε; the noise is solved for."""
     epsilon_as: Literal["sound", "published"] = "sound"
-    """Which ε meets the target: `sound`, the guaranteed one, or `published`, as the algorithm's paper counts; then the
-    sound ε is reported beside it."""
+    """Which ε meets the target: `sound`, the guaranteed one, or `published`, as the algorithm's paper counts; the sound
+    ε may then be larger."""
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     """The noise, given directly; ε is then reported."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
