@@ -478,7 +478,7 @@ def summary(tables: Mapping[str, Sequence[Row]]) -> str:
         lines.append(f"| {label} | {' | '.join(cells)} |")
     told = (
         f"Accuracy of the worst group. Mean and difference are over the {len(seeds)} seeds that all have, each the "
-        f"mean of the data sets; p is corrected by Holm for the {len(others)} published algorithms shown."
+        f"mean of the data sets;\np is corrected by Holm for the {len(others)} published algorithms shown."
     )
     return "\n".join([*lines, "", told])
 

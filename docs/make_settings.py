@@ -21,24 +21,24 @@ DOCS = Path(__file__).parent
 
 HEAD = """# Settings
 
-Made by `python docs/make_settings.py`; do not edit. These are the defaults in code. Each dataset's preset
-(`conf/base/parameters/presets.yml`) comes over them, then blocks of the same names in the `conf/base` of a project of
-your own and in `conf/local`, then `--params`:
-`kedro run --pipeline=dpsgd_f --params=dataset=adult,privacy.epsilon=3,training.epochs=5`. Of `privacy.epsilon` and
-`privacy.noise_multiplier` exactly one is given; giving one replaces a preset's other. An unknown name is refused with
-the nearest valid one.
+Made by `python docs/make_settings.py`; do not edit. These are the defaults in code. Each of the following overrides
+what is before it: the dataset's preset (`conf/base/parameters/presets.yml`), blocks of the same names in the
+`conf/base` of your own project, those in `conf/local`, and `--params`:
+`kedro run --pipeline=dpsgd_f --params=dataset=adult,privacy.epsilon=3,training.epochs=5`. Give exactly one of
+`privacy.epsilon` and `privacy.noise_multiplier`; it also replaces the other one of a preset. An unknown name is refused
+with the nearest valid one.
 
-Of one algorithm alone: [settings of the algorithms](settings-algorithms.md). Of one model, and where the papers'
-presets have their values from: [models and presets](settings-models.md).
+Settings of a single algorithm: [settings of the algorithms](settings-algorithms.md). Options of a single model, and the
+sources of the papers' presets: [models and presets](settings-models.md).
 
 | setting | default | what it is |
 |---|---|---|
 | `dataset` | `digits` | name of a preset |
-| `seed` | `0` | of split, initial weights, batches and noise |
-| `raw_dir` | `data/01_raw` | where raw files lie; `EQUIDP_RAW_DIR` sets it too |
-| `run_label` | | a level in the output path when set |
+| `seed` | `0` | seed of split, initial weights, batches and noise |
+| `raw_dir` | `data/01_raw` | folder of the raw files; `EQUIDP_RAW_DIR` sets it too |
+| `run_label` | | if set, one more level in the output path |
 | `resume` | `false` | continue what an interrupted run left |
-| `algorithm` | `dpsgd_f` | what the pipelines `audit`, `tune` and `release` take |
+| `algorithm` | `dpsgd_f` | algorithm of the pipelines `audit`, `tune` and `release` |
 """
 
 ALGORITHMS_HEAD = """# Settings of the algorithms

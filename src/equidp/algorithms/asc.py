@@ -166,8 +166,8 @@ class ASC(AlgorithmSettings):
     clip_norm: Positive = 1.0
     """C, the largest group's bound and the noise's."""
     rate_limit: AtLeastOne = 2.0
-    """ρ: the ledger's sampling rate over B/N; a group sampled more often is clipped as much shorter. 1 gives no group
-    more weight in the sum than it has, but less variance; more costs noise."""
+    """ρ: the sampling rate that is charged, over B/N; a group that is sampled more often than that is clipped as much
+    shorter. 1 gives no group more weight in the sum, only less variance; more than 1 costs noise."""
     steepness: Steepness = 1.0
     """η: rates are in proportion to exp(η·loss)."""
     loss_limit: Positive = 3.0

@@ -343,9 +343,10 @@ class DPIS(AlgorithmSettings):
     clip_norm: Positive = 1.0
     """C_1, the first epoch's bound."""
     proposal_multiplier: Annotated[float, Field(ge=1)] = 5.0
-    """k: how far above the last seen norm a record is proposed; k·b gradients are computed per step."""
+    """k: how far above its last seen norm a record is proposed; k·b gradients are computed per step."""
     norm_floor: Positive | None = None
-    """g_L, which keeps records of small gradients in sight; 0.01·C_e unless given."""
+    """g_L, the least norm that a record is proposed with, so that those with small gradients are not forgotten;
+    0.01·C_e unless given."""
     first_phase_fraction: Fraction = 0.8
     """a_E: the share of epochs in which later ones are budgeted for at their worst."""
     count_noise_fraction: Positive = 0.02
@@ -359,9 +360,10 @@ class DPIS(AlgorithmSettings):
     external_clip_norm: Positive | None = None
     """C*, the bound within that mean; 4·C_1 unless given."""
     declared_records: Annotated[int, Field(ge=1)] | None = None
-    """N_0, a public number near the number of records, where that number itself is to be protected (groups.csv and the
-    pages show the sizes of groups all the same, files of sgd and of other algorithms N, and where the test part is
-    drawn, the number of test records, in metrics.json and MLflow, is `data.test_fraction` of all: keep them inside)."""
+    """N_0, a public number near the number of records; give it if that number itself is to be protected. Then keep
+    inside what reveals it: groups.csv and the pages (sizes of groups), files of sgd and of other algorithms (N), and,
+    if the test part is drawn, the number of test records in metrics.json and MLflow, which is `data.test_fraction` of
+    all."""
 
     def build(self) -> Algorithm:
         """Importance sampling, constant length, noise within a budget."""

@@ -65,7 +65,8 @@ class DPSGDLevel(AlgorithmSettings):
     adjustment: Adjustment = 1.0
     """τ, how far the loss allows for the classes' shares and margins: 0 is DP-SGD."""
     margin: Margin = 4.0
-    """κ, how much more a class is allowed for whose gradients are all above C than one with none: 0 for rare only."""
+    """κ, how much more the loss allows for a class whose gradients are all above C than for one without any; 0: only
+    for rare classes."""
 
     def build(self) -> Algorithm:
         """Flat clipping of the gradients of an adjusted loss."""

@@ -105,14 +105,15 @@ class DPSGDQuantile(AlgorithmSettings):
     clip_learning_rate: Positive = 0.2
     """η_C."""
     count_noise_multiplier: NoiseLevel | None = None
-    """σ_b, noise on the count; B/20 unless given; a ratio such as "10x" is to the noise multiplier."""
+    """σ_b, noise on the count; unless given B/20, in `dpsgd_bounded` B/10; a ratio such as "10x" is to the noise
+    multiplier."""
     min_clip_norm: NotNegative = 0.0
     """C_min, a floor under the bound."""
     centred: bool = False
     """Count each record as ±½: half the sensitivity, so σ_b counts double."""
     counts_below: Positive = 1.0
-    """κ: count gradients within κ·C, which then follows the quantile. Below 1 the count is free from σ_b = σ/√(1 − κ²)
-    on ("1.16x" at 0.5), unless it is centred."""
+    """κ: count gradients within κ·C, which then follows the quantile. Unless it is centred, the count costs no ε if σ_b
+    is at least σ/√(1 − κ²) with κ below 1 ("1.16x" at 0.5); in `soft_adaclip` at least σ·cosh(κ) ("1.55x" at 1)."""
 
     def build(self) -> Algorithm:
         """Flat clipping at an adapted bound."""

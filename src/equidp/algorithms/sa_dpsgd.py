@@ -236,8 +236,8 @@ class SADPSGD(AlgorithmSettings):
     max_rejections: Annotated[int, Field(ge=0)] = 10
     """μ_0: after so many refusals in a row a candidate is accepted anyway (5 on CIFAR-10)."""
     energy: Literal["public", "private", "test"] = "public"
-    """What J is the loss of: `public` records, `private` (noised) ones, or `test` records as in the paper, for
-    reproduction alone: test figures are then of a selection on them, and no secure run may have them."""
+    """Whose loss is J: that of `public` records, of `private` ones (noised), or of `test` records as in the paper, only
+    to reproduce it: test records then decide on the model, and a secure run refuses it."""
     energy_records: Count = 1024
     """Public or test records in J, or expected size of the private sample."""
     energy_noise_multiplier: NoiseLevel = "10x"
@@ -247,7 +247,8 @@ class SADPSGD(AlgorithmSettings):
     stop_on: Literal["candidates", "published_epsilon"] = "candidates"
     """Stop after T candidates, or when the paper's count of accepted steps reaches `published_epsilon`."""
     published_epsilon: Positive | None = None
-    """That figure. It is not a guarantee; the run's ε is that of the most candidates it could have taken."""
+    """The paper's ε at which the run stops. It is not a guarantee; the run's ε is that of the most candidates it could
+    have taken."""
 
     @model_validator(mode="after")
     def _annealing_holds(self) -> Self:

@@ -18,7 +18,7 @@ class SGD(AlgorithmSettings):
     """Settings of the baseline."""
 
     learning_rate: Positive | None = None
-    """Step size of the baseline alone; null: `training.learning_rate`, as everybody's."""
+    """Step size of the baseline alone; null: `training.learning_rate`, like every other algorithm."""
 
     def build(self) -> Algorithm:
         """All weights 1, no noise."""

@@ -50,23 +50,23 @@ class DataSettings(Block):
     source: str = ""
     """Registry name of the source; the dataset's own name unless given."""
     task: str = ""
-    """What is predicted: `classification`, `ordinal`, `regression`, `counts` or `multilabel`; the source's own
-    unless given. A `table` tells it by what it declares of its label."""
+    """What is predicted: `classification`, `ordinal`, `regression`, `counts` or `multilabel`; unless given, the
+    source's own. Of a `table` it follows from what is declared of the label."""
     groups: Annotated[tuple[str, ...], BeforeValidator(listed)] = ("class",)
     """Groupings to report, `sex+race+sex*race`; the first is the partition that group-aware algorithms use."""
     positive_class: Annotated[str, BeforeValidator(_as_text)] = ""
-    """Class whose selection rate, true and false positive rate and predictive value are told per group; of two classes
-    the second unless given, of more none."""
+    """Class whose selection rate, true and false positive rate and predictive value are reported per group. Unless
+    given: the second of two classes; of more classes none."""
     keep: dict[str, Annotated[Number, Field(gt=0)]] = {}
-    """Unbalancing of the training part: class name → count, or fraction below 1. By `hash` a count is the expected one,
-    of the class's declared size."""
+    """Unbalancing of the training part: class name → count, or fraction below 1. By `hash` the count is an expected
+    one, and needs the class's declared size."""
     membership: Literal["hash", "strata"] = "hash"
-    """Who trains: by `hash`, each record's own identity and a public key decide, and parts have random sizes; `strata`
-    draws exact sizes, and one record more in the table exchanges many training records: for the papers' tables."""
+    """Which records train. `hash`: each record's own identity and a public key decide, and sizes are random. `strata`,
+    for the papers' tables: sizes are exact, but one more record in the table exchanges many training records."""
     id: str = ""
-    """Column with an id for each record of a `table` or an `image_folder`: its identity; else its content is."""
+    """Column of a `table` or an `image_folder` with each record's id, its identity; without one its content is."""
     key: Annotated[str, BeforeValidator(_as_text)] = ""
-    """What the public key is made of; empty: of the seed, so that every seed has parts of its own."""
+    """Text that the public key is made of; empty: the seed, so that every seed has parts of its own."""
     accept_strata: bool = False
     """Let a secure run take `strata`, although its ε then does not hold for the table."""
     split_by: str = "record"
@@ -130,27 +130,28 @@ class PrivacySettings(Block):
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Target ε; the noise is solved for."""
     epsilon_as: Literal["sound", "published"] = "sound"
-    """Which ε meets the target: `sound`, the guaranteed one, or `published`, as the algorithm's paper counts; then the
-    sound ε is whatever it comes to."""
+    """Which ε meets the target: `sound`, the guaranteed one, or `published`, as the algorithm's paper counts; the sound
+    ε may then be larger."""
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     """The noise, given directly; ε is then reported."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ; keep it below one over the number of training records."""
     unit: str = "record"
-    """What one person's influence is bounded as: one record, or all records of one unit (or `lesion`, `person`, …)."""
+    """Whose influence is bounded: that of one record, or that of all records of one unit (or `lesion`, `person`, …)."""
     secure: bool = False
     """Noise and sampling from a cryptographic generator; no seed."""
     max_trials: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """At most so many trainings on these records, fixed before the first; ε is that of all of them together."""
+    """The most trainings on these records, fixed before the first; ε is that of all of them together."""
     trials_law: Literal["geometric", "negative_binomial", "poisson"] | None = None
-    """Instead: the law that the number of trainings was drawn from before the first, `geometric`, `negative_binomial`
-    or `poisson`; ε is that of the choice and the chosen model, where nothing else of them is ever shown."""
+    """Instead of `max_trials`: the law from which the number of trainings was drawn before the first, `geometric`,
+    `negative_binomial` or `poisson`. ε is that of the choice and the chosen model, if nothing else of the trainings is
+    ever shown."""
     trials_mean: Annotated[float, Field(ge=1, le=1_000_000)] | None = None
     """The mean of that law, of a number that is at least 1 (drawn again while it is 0)."""
     trials_shape: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     """η of `negative_binomial` (0: logarithmic, 1: geometric); null: 0.5."""
     total_epsilon: Annotated[float, Field(gt=0)] | None = None
-    """Most that all secure runs on this data set may come to, at `delta`: a run beyond is refused; null: no limit."""
+    """Largest total ε of all secure runs on this data set, at `delta`; a run beyond it is refused; null: no limit."""
     ledger: Annotated[str, BeforeValidator(_as_text)] = ""
     """A name that data sets share if the same people are in them: their runs then have one total."""
     evaluation: FiguresSettings = FiguresSettings()
@@ -210,24 +211,24 @@ class TrainingSettings(Block):
     optimizer: str | None = None
     """`sgd`, `momentum` (0.9), `adam` or `adamw`; it sees the noisy mean alone. null: the algorithm's own, or `sgd`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Of `momentum`; null: 0.9."""
+    """Momentum of the optimiser `momentum`; null: 0.9."""
     weight_decay: Annotated[float, Field(ge=0, le=HUGE)] | None = None
     """λ, added to the update as λ·θ, with `adamw` apart from the moments; null: 0, with `adamw` 0.01."""
     adam_epsilon: Positive | None = None
     """Added to the root in the denominator of `adam` and `adamw`; null: 1e-8."""
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    """Of the learning rate: `constant`, `cosine` (towards 0), or `step`, by steps down."""
+    """How the learning rate changes: `constant`, `cosine` (towards 0), or `step` (down in steps)."""
     schedule_at: Annotated[tuple[Probability, ...] | None, BeforeValidator(listed)] = None
     """Shares of the run, `0.5+0.75`, at which `step` lowers the rate; null: these two."""
     schedule_factor: Probability | None = None
     """What `step` multiplies the rate by each time; null: 0.1."""
     average: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """β: the released weights are an exponential moving average of the trained ones, β_t = min(β,
-    (1 + t)/(10 + t)); null: the trained ones."""
+    """β: the released weights are an exponential moving average of the trained ones, β_t = min(β, (1 + t)/(10 + t));
+    null: the trained ones."""
     augmentations: Annotated[int, Field(ge=0, le=1024)] = 0
     """m: a record's gradient is the mean over m random views of it, then bounded; 0: of the record itself."""
     augmentation_kinds: Annotated[tuple[str, ...] | None, BeforeValidator(listed)] = None
-    """What makes a view random: `flip+crop` for images, `noise` for tables; null: all there is for the data."""
+    """What makes a view random: `flip+crop` for images, `noise` for tables; null: all kinds for the data."""
     augmentation_padding: Annotated[int, Field(ge=1)] | None = None
     """Pixels that images are padded by, by reflection, before a `crop`; null: 4."""
     augmentation_noise: Positive | None = None
@@ -237,13 +238,12 @@ class TrainingSettings(Block):
     devices: Annotated[int, Field(ge=1)] = 1
     """Processes of data-parallel training."""
     physical_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """At most so many units, with all their views, in memory at once; beyond rounding the result does not depend on
-    it."""
+    """The most units, with all their views, in memory at once; it changes the result by rounding only."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16` runs the model in mixed precision; norms and sums stay in float32."""
     cuda_graphs: bool | None = None
-    """Replay whole steps as CUDA graphs, once they have come to what steps afresh come to. null: on a GPU whose memory
-    holds a step twice, unless `deterministic`."""
+    """Replay whole steps as CUDA graphs, after a check that they give what ordinary steps give. null: on a GPU whose
+    memory holds a step twice, unless `deterministic`."""
     deterministic: bool = False
     """On a GPU, kernels that add in a fixed order (slower), so that a resumed run repeats its steps, as on a CPU."""
     diagnostics: bool = False
@@ -252,10 +252,11 @@ class TrainingSettings(Block):
     """What of a pretrained network (`model.name=backbone`) is trained besides its head: nothing (`head`, the default),
     biases, normalisations, adapters of low rank, or everything; statistics of BatchNorm always stay."""
     loss: str | None = None
-    """Of each record; null: the task's own. Of classification `cross_entropy`; of regression `squared`, or `huber`; of
-    counts `poisson`; of several labels `binary_cross_entropy`, the mean over them, or `binary_cross_entropy_sum`."""
+    """Loss of each record; null: the first of its task. Classification: `cross_entropy`; ordered classes:
+    `cumulative_cross_entropy`; regression: `squared`, `huber`; counts: `poisson`; several labels:
+    `binary_cross_entropy` (mean over them), `binary_cross_entropy_sum`."""
     huber_delta: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Error from which `huber` is linear, as a share of the target's range; null: 0.1."""
+    """The error above which `huber` is linear, as a share of the target's range; null: 0.1."""
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
     """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
 
@@ -313,7 +314,7 @@ class ModelSettings(Block):
     name: str = "mlp"
     """Registry name of the model."""
     options: dict[str, Any] = {}
-    """Options of the model family: see *Models* at the end of this page."""
+    """Options of the model: see [models](settings-models.md#models)."""
 
     @field_validator("name")
     @classmethod
@@ -329,11 +330,11 @@ class AuditSettings(Declared):
     """What is audited and how hard. A count of 0 leaves that attack out."""
 
     gradient_canaries: Count = 10_000
-    """Canaries with a prescribed gradient each; fewer than some thousands find no ordinary fault."""
+    """Canaries with a prescribed gradient each; with less than some thousands an audit finds no ordinary fault."""
     input_canaries: Count = 1_000
     """Training records given a wrong label; at most half of the training part is taken."""
     guesses: Count | None = None
-    """Canaries guessed about, half of them "in"; fixed in advance; null: one in twenty."""
+    """Canaries about which a guess is made, half of them "in"; fixed in advance; null: one in twenty."""
     delta: Probability | None = None
     """δ at which the claim is audited; null: 0.3 per number of canaries, where the one-run bound is strongest."""
     confidence: Probability = 0.95
@@ -343,7 +344,7 @@ class AuditSettings(Declared):
     reference_models: Count = 4
     """Non-private models of the reference-model attack, in pairs that halve the pool; 0: loss threshold only."""
     membership_records: Annotated[int, Field(ge=100)] = 2_000
-    """At most so many members, and non-members, of each group are attacked."""
+    """The most members, and the most non-members, of each group that are attacked."""
     resamples: Annotated[int, Field(ge=20)] = 200
     """Bootstrap resamples behind each interval."""
 
@@ -371,7 +372,7 @@ class TuneSettings(Block):
     grid: dict[str, Any] = {}
     """Values of each setting, `tune.grid.training.learning_rate=0.1+0.5`; every trial draws one of all combinations."""
     box: dict[str, Any] = {}
-    """Ranges, `tune.box.training.learning_rate=0.05+2`, or `0.05+2+log`; between whole ends whole numbers."""
+    """Ranges, `tune.box.training.learning_rate=0.05+2`, or `0.05+2+log`; if both ends are whole, only whole numbers."""
     points: Annotated[int, Field(ge=1)] = 32
     """Points of the box, each with every combination of the grid."""
     sampler: str = "halton"
@@ -408,7 +409,7 @@ class ReportSettings(Block):
     tags: dict[str, Annotated[str, BeforeValidator(str)]] = {}
     """Only runs with these tags, such as {sweep: demo}."""
     runs: Annotated[int, Field(ge=1, le=50_000)] = 200
-    """At most so many, the newest; MLflow gives 50,000 and no more."""
+    """The most runs, the newest first; MLflow gives no more than 50,000."""
 
 
 class ReleaseSettings(Block):
@@ -417,7 +418,7 @@ class ReleaseSettings(Block):
     documents: bool | None = None
     """Whether a run writes `release/`; null: a secure run does, any other does not."""
     unprotected: Annotated[tuple[Literal["test", "audit"], ...], BeforeValidator(listed)] = ()
-    """Exact figures to publish without protection, `test+audit`: of the test records; an audit's of real records."""
+    """Exact figures to publish unprotected, `test+audit`: of the test records; an audit's figures of real records."""
     curator: str = ""
     """Who releases the model, and how to reach them."""
     purpose: str = ""
