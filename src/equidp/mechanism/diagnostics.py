@@ -10,7 +10,7 @@ from torch import Tensor
 
 HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "gradient_norm": (0.0, *(2.0**k for k in range(-8, 8))),
-    "cosine": tuple(k / 10 for k in range(-10, 10)),
+    "cosine": tuple(k / 50 for k in range(-50, 50)),
 }
 """Lower edges of the bins in which diagnostics count records' norms and steps' cosines; the last bin is open."""
 

@@ -76,7 +76,7 @@ def diagnostic_distribution(
         last: so many epochs at the end are added up.
     """
     name, prefix = DIAGNOSTICS[quantity], f"nonprivate/{quantity}_histogram/"
-    chart = figure(f"Distribution of the {name}, last {last} epochs (not private)", f"{name}, from", "share")
+    chart = figure(f"{capital(name)}, last {last} epochs (not private)", f"{name}, from", "share")
     shares = {algorithm: _binned_shares(history, prefix, last) for algorithm, history in histories.items()}
     table = looks(histories)
     edges = sorted({edge for of in shares.values() for edge, share in of.items() if share > 0})
