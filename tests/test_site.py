@@ -22,7 +22,7 @@ HEADINGS = ("The step", "When to use it", "Settings", "ε")
 
 def test_the_site_builds_with_every_warning_an_error(tmp_path: Path) -> None:
     """Links within the site and to its sections are checked by this, and docstrings of the API."""
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(
         build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     )
@@ -71,11 +71,18 @@ def test_a_page_is_short(page: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "custom"])
 def test_an_algorithm_has_a_page_that_the_overview_leads_to(name: str) -> None:
     overview = (DOCS / "algorithms.md").read_text(encoding="utf-8")
-    (place,) = re.findall(rf"\[`{name}`\]\((algorithms/\w+\.md)\)", overview)
-    page = (DOCS / place).read_text(encoding="utf-8")
+    places = re.findall(rf"\[`{name}`\]\((algorithms/\w+\.md)\)", overview)
+    assert len(places) == 1, f"docs/algorithms.md has {len(places)} rows that begin with {name}: give it one"
+    assert (DOCS / places[0]).is_file(), f"write the page docs/{places[0]}"
+    page = (DOCS / places[0]).read_text(encoding="utf-8")
     assert f"`{name}`" in page.splitlines()[0]
     assert [title for title in HEADINGS if f"\n## {title}\n" not in page] == []
-    # the settings that the page names are the algorithm's, with the names that its class has
-    named = set(re.findall(r"`(\w+)` (?:\([^)]*\) )?=", page.partition("\n## Settings\n")[2].partition("\n## ")[0]))
+    # the settings that the page names are the algorithm's, with the names and the numbers that its class has
+    section = page.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    named = re.findall(r"`(\w+)` (?:\([^)]*\) )?=(?:\s(-?\d+(?:\.\d+)?(?:e-?\d+)?)(?!\d|\.\d|[·/]))?", section)
     known = {field for other in ALGORITHMS.values() for field in other.model_fields} | {"adaptive_clip"}
-    assert named <= known
+    assert {field for field, _ in named} <= known
+    of_page = [kind for other, kind in ALGORITHMS.items() if f"`{other}`" in page.splitlines()[0]]
+    for field, number in named:
+        defaults = {kind.model_fields[field].default for kind in of_page if field in kind.model_fields}
+        assert not number or not defaults or float(number) in defaults, f"{field} is {defaults} by default"

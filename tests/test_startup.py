@@ -35,6 +35,8 @@ REFUSED = {
     "run --params=max_clip_norm=3": "Unknown setting 'max_clip_norm'. Did you mean '<algorithm>.options.max_clip_no",
     "run --params=report.fonts=3": "Unknown setting 'report.fonts'.",
     "run --params=dataset=digit": "Unknown dataset 'digit'. Did you mean 'digits'?",
+    "sweep --algorithms=dpsgd,dpsdg --datasets=digits": "Unknown algorithm 'dpsdg'. Did you mean 'dpsgd'?",
+    "sweep --algorithms=dpsgd --datasets=digits,adlut": "Unknown dataset 'adlut'. Did you mean 'adult'?",
     "run --params=algorithm=dpsdg --pipelines=audit": "Unknown algorithm 'dpsdg'. Did you mean 'dpsgd'?",
 }
 

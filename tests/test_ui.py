@@ -30,7 +30,7 @@ def test_of_a_server_elsewhere_the_addresses_are_told_and_nothing_is_started(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a server was started"))
     assert ui.serve("http://mlflow.example.org:5000", "7", "127.0.0.1", 5000) == 0
-    first, charts, runs = capsys.readouterr().out.splitlines()
-    assert first.endswith("http://mlflow.example.org:5000/#/experiments/7/runs?viewStateShareKey=equidp-means")
+    runs, means, charts = capsys.readouterr().out.splitlines()
+    assert means.endswith("http://mlflow.example.org:5000/#/experiments/7/runs?viewStateShareKey=equidp-means")
     assert charts.endswith("equidp-means&compareRunsMode=CHART")
     assert runs.endswith("equidp-runs")

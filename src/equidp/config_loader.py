@@ -102,6 +102,10 @@ class EquidpConfigLoader(OmegaConfigLoader):
         self["parameters"]  # resolved once, and errors worded as for every other part of the configuration
         return self._settings
 
+    def datasets(self) -> frozenset[str]:
+        """Names of data sets: those with a preset, and the sources."""
+        return frozenset(map(str, self._read("parameters").get("presets") or ())) | SOURCES.keys()
+
     def _read(self, key: str) -> dict[str, Any]:
         """The project's settings over the package's: block by block where the merge is soft, by name otherwise."""
         if self._packaged is None or key == "credentials" or key in self:

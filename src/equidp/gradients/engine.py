@@ -80,11 +80,11 @@ class GradientEngine:
             features: `[b, …]`, or with m views of every record `[m·b, …]`, a first view of all b, then a second one; b
                 may be 0.
             labels: `[b, …]`.
-            owners: `[b]` int64 ids 0…U−1, ascending, of the unit each record belongs to. Norms and weights are then per
-                unit, and a unit's gradient is the mean of its records' gradients.
-            iterates: replaces each gradient by `Σ c·∇f(θ; x)` over the `(θ, c)` given; θ is a flat `[d]` vector of
-                parameters or None for the current ones. The parameters are as before afterwards.
-            views: m; a record's gradient is then the mean of its views' gradients.
+            asked: `owners`, `[b]` int64 ids 0…U−1, ascending, of the unit each record belongs to: norms and weights are
+                then per unit, and a unit's gradient is the mean of its records' gradients. `iterates`: replaces each
+                gradient by `Σ c·∇f(θ; x)` over the `(θ, c)` given; θ is a flat `[d]` vector of parameters or None for
+                the current ones; the parameters are as before afterwards. `views`, m: a record's gradient is then the
+                mean of its views' gradients.
 
         Returns:
             `[b]` (or `[U]`) float32. What is not finite stays so: the caller masks it.

@@ -112,8 +112,13 @@ class Project:
         Raises:
             EquidpError: for any name or value that does not exist, before anything runs.
         """
-        points = tqdm(list(grid.points()), desc="settings", unit="cell", delay=2, leave=False, disable=None)
-        found = (self.cell(algorithm, overrides) for algorithm, overrides in points)
+        points = list(grid.points())
+        # all names first: the settings of a cell take seconds to import
+        refuse_unknown("algorithm", (algorithm for algorithm, _ in points), ALGORITHMS)
+        if datasets := dict.fromkeys(str(of["dataset"]) for _, of in points if "dataset" in of):
+            refuse_unknown("dataset", datasets, self.configure({}).datasets())
+        shown = tqdm(points, desc="settings", unit="cell", delay=2, leave=False, disable=None)
+        found = (self.cell(algorithm, overrides) for algorithm, overrides in shown)
         return list({cell.key: cell for cell in found}.values())
 
     def cell(self, algorithm: str, overrides: Mapping[str, Any]) -> Cell:

@@ -100,7 +100,7 @@ class Adult(Source):
         """Fetch the joined table from OpenML with scikit-learn's client."""
         from sklearn.datasets import fetch_openml
 
-        frame = fetch_openml("adult", version=2, as_frame=True, parser="auto").frame
+        frame = fetch_openml("adult", version=2, as_frame=True, parser="auto", n_retries=0).frame
         target = Path(raw_dir) / "adult" / "adult.openml.csv"
         with replacing(target) as part:
             frame.rename(columns={"class": "income"})[list(NAMES)].to_csv(part, index=False, na_rep=MISSING)
