@@ -32,7 +32,8 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-viz: $(STAMP)            ## the pipelines in the browser; docs/looking.md has the address of an overview
+viz: $(STAMP)            ## the pipelines in the browser; prints the address of an overview
+	@echo "The parts alone, on one screen: http://127.0.0.1:4141/?pid=compare&types=nodes&expandAllPipelines=false"
 	$(BIN)/kedro viz run --host 127.0.0.1 $(ARGS)
 
 ui: $(STAMP)             ## the runs in MLflow's UI, on 127.0.0.1
