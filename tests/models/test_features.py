@@ -42,12 +42,29 @@ def test_scattering_is_normalised_per_record_and_group() -> None:
     assert float(spread[:, 0].min()) > 0.98
 
 
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_scattering_is_normalised_by_photographs_and_by_nothing_of_the_records(dataset: str) -> None:
+    tiles = features.photographs(*SCHEMAS[dataset].shape)
+    assert tiles.shape == (60, *SCHEMAS[dataset].shape)
+    assert -1e-6 < float(tiles.min()) < 0.01 < 0.9 < float(tiles.max()) < 1 + 1e-6  # interpolation rounds
+    mapped = feature_map("scatter", SCHEMAS[dataset], {"photographs": True})
+    of_tiles = mapped(tiles * 255)  # as pictures are stored, but for the rounding
+    assert float(of_tiles.mean((0, 2, 3)).abs().max()) < 1e-4
+    torch.testing.assert_close(of_tiles.std((0, 2, 3)), torch.ones(len(of_tiles[0])), rtol=1e-3, atol=0)
+    assert not mapped.state_dict().keys() & {"mean", "sd"}  # they follow from the option
+    plain = feature_map("scatter", SCHEMAS[dataset], {"groups": 0})
+    images = records(dataset).features
+    torch.testing.assert_close(mapped(images) * mapped.sd + mapped.mean, plain(images), rtol=1e-4, atol=1e-5)
+
+
 RESNET = "torchvision:resnet18"
 
 
-@pytest.mark.parametrize("name", ["scatter", "network"])
+@pytest.mark.parametrize("name", ["scatter", "photographs", "network"])
 def test_each_records_features_depend_on_it_alone(name: str, weights_file: Path) -> None:
     given = {"network": RESNET, "weights": str(weights_file), "size": 32} if name == "network" else {}
+    if name == "photographs":
+        name, given = "scatter", {"photographs": True}
     whole = records("cifar10")
     together = extract(whole, name, given).features
     alone = torch.cat([extract(whole.take(torch.tensor([i])), name, given).features for i in range(5)])
@@ -69,7 +86,7 @@ def test_a_head_gives_the_same_logits_on_extracted_features_as_on_raw_images(nam
 
 def test_models_say_what_they_are_trained_on(options: dict) -> None:
     assert model_features("logistic", {}) is None
-    assert model_features("scatter_cnn", {"groups": 9}) == ("scatter", {"scales": 2, "groups": 9})
+    assert model_features("scatter_cnn", {"groups": 9}) == ("scatter", {"scales": 2, "groups": 9, "photographs": False})
     name, given = model_features("backbone", options["backbone"])
     assert (name, given["network"], given["size"]) == ("network", RESNET, 32)
     assert model_features("backbone", {**options["backbone"], "trainable": "bias"}) is None
@@ -108,6 +125,7 @@ def test_fingerprints_follow_options_and_weights(weights_file: Path, tmp_path: P
     prints = [
         fingerprint("scatter"),
         fingerprint("scatter", {"groups": 9}),
+        fingerprint("scatter", {"photographs": True}),
         *(fingerprint("network", {"network": RESNET, "weights": str(path)}) for path in (weights_file, other)),
         fingerprint("network", {"network": "torchvision:resnet34", "weights": str(weights_file)}),
     ]

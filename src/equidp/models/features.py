@@ -70,21 +70,26 @@ class ScatterOptions(FeatureOptions):
     Attributes:
         scales: J of the scattering transform; each scale halves the image.
         groups: of the normalisation over channels; 0 for none.
+        photographs: normalise by public photographs in place of the groups.
     """
 
     scales: Annotated[int, Field(ge=1, le=4)] = 2
     groups: Annotated[int, Field(ge=0)] = 27
+    photographs: bool = False
 
 
 class Scatter(FeatureMap):
-    """Scattering transform (Oyallon & Mallat), normalised within groups of each record's own channels.
+    """Scattering transform (Oyallon & Mallat), normalised within groups of each record's own channels (Tramèr & Boneh
+    2021), or each channel by its mean and standard deviation over the two photographs that come with scikit-learn.
 
-    Tramèr & Boneh 2021; their variant with statistics of the private data is left out, as it would cost privacy.
-    Half floats are stored: the values are of order one, and there are up to 81 per pixel and channel.
+    These are of nobody's data. Tramèr & Boneh's variant with statistics of the private data is left out, as it would
+    cost privacy. Half floats are stored: the values are of order one, and there are up to 81 per pixel and channel.
     """
 
     Options = ScatterOptions
     dtype = torch.float16
+    mean: Tensor
+    sd: Tensor
 
     def __init__(self, schema: Schema, options: ScatterOptions) -> None:
         super().__init__()
@@ -97,20 +102,42 @@ class Scatter(FeatureMap):
         self.scattering = ScatteringTorch2D(J=options.scales, shape=(height, width))
         with torch.no_grad():
             shape = self._scattered(torch.zeros((1, channels, height, width))).shape[1:]
-        self.groups = options.groups
+        self.groups = 0 if options.photographs else options.groups
         if self.groups and shape[0] % self.groups:
             raise EquidpError(
                 f"groups={self.groups} does not divide the {shape[0]} channels of the scattering transform."
             )
         self.schema = dataclasses.replace(schema, shape=tuple(shape), mean=(), sd=())
+        mean, sd = torch.zeros(shape[0]), torch.ones(shape[0])
+        if options.photographs:
+            with torch.no_grad():
+                values = self._scattered(photographs(channels, height, width)).transpose(0, 1).flatten(1)
+            mean, sd = values.mean(1), values.std(1)
+        self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
+        self.register_buffer("sd", sd.view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """`[batch, channels·81, height/4, width/4]` for two scales."""
-        scattered = self._scattered(images.float() / 255)
+        scattered = (self._scattered(images.float() / 255) - self.mean) / self.sd
         return nn.functional.group_norm(scattered, self.groups) if self.groups else scattered
 
     def _scattered(self, images: Tensor) -> Tensor:
         return self.scattering(images.contiguous()).flatten(1, 2)
+
+
+def photographs(channels: int, height: int, width: int) -> Tensor:
+    """`[n, channels, height, width]`, 0 to 1: tiles of scikit-learn's two photographs, seen from two distances."""
+    from sklearn.datasets import load_sample_images
+
+    tiles = []
+    for picture in load_sample_images().images:
+        image = torch.tensor(picture).permute(2, 0, 1).unsqueeze(0) / 255
+        image = image if channels == image.shape[1] else image.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+        for down, across in ((2, 3), (4, 6)):
+            size = (down * height, across * width)
+            small = nn.functional.interpolate(image, size=size, mode="bilinear", antialias=True)
+            tiles += [tile for row in small.split(height, 2) for tile in row.split(width, 3)]
+    return torch.cat(tiles)
 
 
 class NetworkOptions(FeatureOptions):

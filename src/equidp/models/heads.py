@@ -64,9 +64,12 @@ class ScatterHeadOptions(HeadOptions):
     groups: Annotated[int, Field(ge=0)] = 27
     """Groups of channels within which each record is normalised; 0 for no normalisation."""
 
+    photographs: bool = False
+    """Normalise each channel by its mean and standard deviation over two public photographs, in place of the groups."""
+
     def feature_options(self) -> dict[str, Any]:
-        """Scales and groups."""
-        return {"scales": self.scales, "groups": self.groups}
+        """Scales, groups and photographs."""
+        return {"scales": self.scales, "groups": self.groups, "photographs": self.photographs}
 
 
 class ScatterHead(Head):
