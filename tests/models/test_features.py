@@ -45,7 +45,7 @@ def test_scattering_is_normalised_per_record_and_group() -> None:
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
 def test_scattering_is_normalised_by_photographs_and_by_nothing_of_the_records(dataset: str) -> None:
     tiles = features.photographs(*SCHEMAS[dataset].shape)
-    assert tiles.shape == (60, *SCHEMAS[dataset].shape)
+    assert tiles.shape == (184, *SCHEMAS[dataset].shape)
     assert -1e-6 < float(tiles.min()) < 0.01 < 0.9 < float(tiles.max()) < 1 + 1e-6  # interpolation rounds
     mapped = feature_map("scatter", SCHEMAS[dataset], {"photographs": True})
     of_tiles = mapped(tiles * 255)  # as pictures are stored, but for the rounding

@@ -111,8 +111,8 @@ class Scatter(FeatureMap):
         mean, sd = torch.zeros(shape[0]), torch.ones(shape[0])
         if options.photographs:
             with torch.no_grad():
-                values = self._scattered(photographs(channels, height, width)).transpose(0, 1).flatten(1)
-            mean, sd = values.mean(1), values.std(1)
+                values = self._scattered(photographs(channels, height, width))
+            mean, sd = values.mean((0, 2, 3)), values.std((0, 2, 3))
         self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
         self.register_buffer("sd", sd.view(-1, 1, 1), persistent=False)
 
@@ -126,18 +126,19 @@ class Scatter(FeatureMap):
 
 
 def photographs(channels: int, height: int, width: int) -> Tensor:
-    """`[n, channels, height, width]`, 0 to 1: tiles of scikit-learn's two photographs, seen from two distances."""
+    """`[n, channels, height, width]`, 0 to 1: windows of scikit-learn's two photographs, seen from two distances."""
     from sklearn.datasets import load_sample_images
 
-    tiles = []
+    windows = []
     for picture in load_sample_images().images:
         image = torch.tensor(picture).permute(2, 0, 1).unsqueeze(0) / 255
         image = image if channels == image.shape[1] else image.mean(1, keepdim=True).expand(-1, channels, -1, -1)
-        for down, across in ((2, 3), (4, 6)):
-            size = (down * height, across * width)
+        for times in (2, 4):
+            size = (times * height, round(times * width * image.shape[3] / image.shape[2]))
             small = nn.functional.interpolate(image, size=size, mode="bilinear", antialias=True)
-            tiles += [tile for row in small.split(height, 2) for tile in row.split(width, 3)]
-    return torch.cat(tiles)
+            cut = small.unfold(2, height, height // 2).unfold(3, width, width // 2)
+            windows.append(cut.permute(0, 2, 3, 1, 4, 5).flatten(0, 2))
+    return torch.cat(windows)
 
 
 class NetworkOptions(FeatureOptions):
