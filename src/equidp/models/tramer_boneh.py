@@ -1,7 +1,8 @@
 """Networks on scatter features as Tramèr and Boneh print them (2021, "Differentially Private Learning Needs Better …").
 
-DPIS and its baseline DP-SGD-HF train them. The features are normalised within groups of each record's own channels, or by two
-public photographs; the variant of the paper that normalises by noised statistics of the private data is left out.
+DPIS and its baseline DP-SGD-HF train them. The features are normalised within groups of each record's own channels, or
+by two public photographs; the variant of the paper that normalises by noised statistics of the private data is left
+out.
 """
 
 from __future__ import annotations
