@@ -14,7 +14,8 @@ import itertools
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """As Kedro's; parameters are resolved once and kept."""
-        try:
+        with self._in_a_sentence():
             if key == "parameters" and key not in self:
                 self._settings = self._resolved()
                 self["parameters"] = self._settings.to_dict()
@@ -85,6 +86,17 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 )
             found = self._read(key)
             return checked(found) if key == "mlflow" else found
+
+    def refuse_wrong_names(self) -> None:
+        """Raise EquidpError for a data set or a block of settings that there is not: all that needs no long import."""
+        with self._in_a_sentence():
+            self._layered()
+
+    @contextmanager
+    def _in_a_sentence(self) -> Iterator[None]:
+        """What the block finds wrong in a file, as an EquidpError that says where."""
+        try:
+            yield
         except OmegaConfBaseException as error:
             place = f" ({error.full_key})" if error.full_key else ""
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
@@ -101,10 +113,6 @@ class EquidpConfigLoader(OmegaConfigLoader):
         """All settings as the object that nodes are given; `self["parameters"]` is the same in plain values."""
         self["parameters"]  # resolved once, and errors worded as for every other part of the configuration
         return self._settings
-
-    def datasets(self) -> frozenset[str]:
-        """Names of data sets: those with a preset, and the sources."""
-        return frozenset(map(str, self._read("parameters").get("presets") or ())) | SOURCES.keys()
 
     def _read(self, key: str) -> dict[str, Any]:
         """The project's settings over the package's: block by block where the merge is soft, by name otherwise."""

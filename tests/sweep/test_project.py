@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from kedro.framework.startup import bootstrap_project
+
+from equidp.cli import project_at
 from equidp.errors import EquidpError
 from equidp.options import dotted
 from equidp.sweep.grid import choose_grid, grid_from, nested
@@ -140,6 +144,24 @@ def test_wrong_names_are_refused_before_anything_runs(here: Project, algorithm, 
         here.cell(algorithm, {**SHORT, **overrides})
 
     assert words in error.value.message
+
+
+def test_names_are_looked_for_with_the_settings_of_their_cells(project: Path) -> None:
+    """Several data sets: one that only --params knows, paths that need --params, and files that are broken."""
+    bootstrap_project(project)
+    own, asked = project_at(project), {"datasets": "digits,mine", "algorithms": "dpsgd"}
+    file = project / "conf" / "local" / "parameters_own.yml"
+    file.parent.mkdir(exist_ok=True)
+    made = "presets.mine.data.source=digits,presets.mine.privacy.epsilon=3"
+    cells = own.cells(choose_grid({}, None, {**asked, "params": dotted(nested(made))}))
+    assert [cell.dataset for cell in cells] == ["digits", "mine"]
+    file.write_text("raw_dir: ${runtime_params:raw_dir}\n", encoding="utf-8")
+    grid = choose_grid({}, None, {**asked, "datasets": "digits,diabetes_bands", "params": {"raw_dir": "/tmp/x"}})
+    assert len(own.cells(grid)) == 2
+    for text, words in {"a: [1": "parameters_own.yml", "presets:": "presets: is empty in a file"}.items():
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(EquidpError, match=words):
+            own.cells(choose_grid({}, None, {**asked, "datasets": "digits,diabetes_bands"}))
 
 
 def test_only_what_differs_is_told(here: Project):

@@ -22,6 +22,7 @@ from equidp.accounting.events import Event
 from equidp.errors import EquidpError
 from equidp.mechanism.noise import RandomSource, SeededRandom
 from equidp.mechanism.secure import SecureRandom
+from equidp.system import files
 from equidp.training import checkpoint
 from equidp.training.checkpoint import (
     CHECKPOINT_FILE,
@@ -512,6 +513,21 @@ class TestDisk:
         with pytest.raises(EquidpError, match=reason):
             Checkpointer(tmp_path, SETTINGS)
         with pytest.raises(EquidpError, match=reason):
+            write_checkpoint(tmp_path / CHECKPOINT_FILE, EMPTY, SETTINGS)
+
+    def test_a_file_where_the_folder_should_be(self, tmp_path: Path) -> None:
+        (tmp_path / "runs").write_text("mine")
+        for folder in (tmp_path / "runs", tmp_path / "runs" / "one"):
+            with pytest.raises(EquidpError, match="a file stands where a folder should be"):
+                write_checkpoint(folder / CHECKPOINT_FILE, EMPTY, SETTINGS)
+        assert (tmp_path / "runs").read_text() == "mine"
+
+    def test_a_folder_whose_names_are_not_made_durable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(folder: Path) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(files, "sync_folder", refuse)
+        with pytest.raises(EquidpError, match=r"Cannot write .*: Input/output error"):
             write_checkpoint(tmp_path / CHECKPOINT_FILE, EMPTY, SETTINGS)
 
     def test_a_write_that_the_system_cuts_short(self, tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ from equidp.options import Declared, checked_options
 logger = logging.getLogger(__name__)
 
 BATCH = 256
+AT_ONCE = 8
+"""Windows of photographs that are scattered at a time."""
+
 MOST_BYTES = 8 * 2**30
 """Extracted features beyond this are refused: they would not fit the memory of the machines this runs on."""
 BACKBONE_FEATURE = "backbone."
@@ -110,8 +113,9 @@ class Scatter(FeatureMap):
         self.schema = dataclasses.replace(schema, shape=tuple(shape), mean=(), sd=())
         mean, sd = torch.zeros(shape[0]), torch.ones(shape[0])
         if options.photographs:
-            with torch.no_grad():
-                values = self._scattered(photographs(channels, height, width))
+            with torch.no_grad():  # a few at a time: scattered images are many times as large
+                parts = [self._scattered(some) for some in photographs(channels, height, width).split(AT_ONCE)]
+            values = torch.cat(parts)
             mean, sd = values.mean((0, 2, 3)), values.std((0, 2, 3))
         self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
         self.register_buffer("sd", sd.view(-1, 1, 1), persistent=False)

@@ -115,8 +115,8 @@ class Project:
         points = list(grid.points())
         # all names first: the settings of a cell take seconds to import
         refuse_unknown("algorithm", (algorithm for algorithm, _ in points), ALGORITHMS)
-        if datasets := dict.fromkeys(str(of["dataset"]) for _, of in points if "dataset" in of):
-            refuse_unknown("dataset", datasets, self.configure({}).datasets())
+        for overrides in list({str(of.get("dataset")): of for _, of in points}.values())[1:]:
+            self.configure(nested(params_text(overrides))).refuse_wrong_names()
         shown = tqdm(points, desc="settings", unit="cell", delay=2, leave=False, disable=None)
         found = (self.cell(algorithm, overrides) for algorithm, overrides in shown)
         return list({cell.key: cell for cell in found}.values())

@@ -116,7 +116,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise storage_error(path, error) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # no folder, or one that may not be written: the first reason is told
+            part.unlink(missing_ok=True)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -125,7 +126,10 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         durable(file.fileno())
-    sync_folder(path.parent)  # or a power cut could lose the name of what was charged
+    try:
+        sync_folder(path.parent)  # or a power cut could lose the name of what was charged
+    except OSError as error:
+        raise storage_error(path, error) from error
 
 
 @contextmanager
