@@ -79,10 +79,12 @@ def test_an_algorithm_has_a_page_that_the_overview_leads_to(name: str) -> None:
     assert [title for title in HEADINGS if f"\n## {title}\n" not in page] == []
     # the settings that the page names are the algorithm's, with the names and the numbers that its class has
     section = page.partition("\n## Settings\n")[2].partition("\n## ")[0]
-    named = re.findall(r"`(\w+)` (?:\([^)]*\) )?=(?:\s(-?\d+(?:\.\d+)?(?:e-?\d+)?)(?!\d|\.\d|[·/]))?", section)
+    value = r"-?\d+(?:\.\d+)?(?:e-?\d+)?(?!\d|\.\d|[·/])|\"\d+x\""
+    named = re.findall(rf"`(\w+)`\s(?:\([^)]*\)\s)?=(?:\s`?({value}))?", section)
     known = {field for other in ALGORITHMS.values() for field in other.model_fields} | {"adaptive_clip"}
     assert {field for field, _ in named} <= known
     of_page = [kind for other, kind in ALGORITHMS.items() if f"`{other}`" in page.splitlines()[0]]
-    for field, number in named:
+    for field, told in named:
         defaults = {kind.model_fields[field].default for kind in of_page if field in kind.model_fields}
-        assert not number or not defaults or float(number) in defaults, f"{field} is {defaults} by default"
+        given = told.strip('"') if told.endswith('"') else float(told or 0)
+        assert not told or not defaults or given in defaults, f"{field} is {defaults} by default"
