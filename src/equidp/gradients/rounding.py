@@ -92,7 +92,8 @@ def gram_slack(width: int) -> float:
 def gram_overstatement(size: Tensor, width: int) -> Tensor:
     """`[b]`: by how much `gram_norms` may be too large, where terms of this size cancel.
 
-    It raises a sum by what rounding may have taken from it; rounding may have added as much, more on some processors.
+    It raises a sum by what rounding may have taken from it; rounding may as well have added so much. How much it really
+    adds or takes depends on the processor.
     """
     return 2 * gram_slack(width) * size
 

@@ -113,7 +113,7 @@ class Project:
             EquidpError: for any name or value that does not exist, before anything runs.
         """
         points = list(grid.points())
-        # all names first: the settings of a cell take seconds to import
+        # all names first, as a cell takes seconds to import; the first data set's are looked at by its own first cell
         refuse_unknown("algorithm", (algorithm for algorithm, _ in points), ALGORITHMS)
         for overrides in list({str(of.get("dataset")): of for _, of in points}.values())[1:]:
             self.configure(nested(params_text(overrides))).refuse_wrong_names()
