@@ -100,6 +100,7 @@ class Adult(Source):
         """Fetch the joined table from OpenML with scikit-learn's client."""
         from sklearn.datasets import fetch_openml
 
+        # a retry waits, and warns on lines of its own, before the one sentence that says what to do
         frame = fetch_openml("adult", version=2, as_frame=True, parser="auto", n_retries=0).frame
         target = Path(raw_dir) / "adult" / "adult.openml.csv"
         with replacing(target) as part:
