@@ -62,7 +62,9 @@ def visit(browser: sync_api.Browser, path: Path, width: int) -> Visit:
     seen.page.on("dialog", lambda dialog: (seen.complaints.append(dialog.message), dialog.dismiss()))
     seen.page.on("request", lambda request: seen.requests.append(request.url))
     seen.page.goto(seen.url)
-    seen.page.wait_for_function("document.querySelectorAll('.chart:not(:has(.main-svg))').length === 0")
+    # not `wait_for_function`, which evaluates a string: the page's own policy forbids that after the first try, so
+    # that a chart which was drawn late failed the test
+    sync_api.expect(seen.page.locator(".chart:not(:has(.main-svg))")).to_have_count(0, timeout=30_000)
     return seen
 
 
