@@ -11,7 +11,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.session.store import BaseSessionStore
 from kedro.io import DatasetError
 
-from equidp.system import interrupts
+from equidp.system import collection, interrupts
 
 interrupts.end_quietly()  # before what takes seconds to import
 
@@ -48,7 +48,8 @@ class Session(KedroSession):
         # before the pipelines are imported, which takes seconds
         refuse_unknown("pipeline", named.get("pipeline_names") or (), PIPELINES)
         try:
-            return super().run(*args, **named)
+            with collection.held_back():
+                return super().run(*args, **named)
         except ValueError as error:
             if not str(error).startswith(FILTERED_AWAY):
                 raise

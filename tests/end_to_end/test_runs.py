@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import re
 import shutil
 import sys
 from pathlib import Path
 
+import click
 import dp_accounting as dp
 import mlflow
 import numpy as np
@@ -25,6 +27,7 @@ from tests.end_to_end.kedro_project import (
     bootstrapped,
     kedro_run,
     mlflow_runs,
+    nested,
     own_project,
     read_json,
     report_folder,
@@ -37,8 +40,10 @@ from equidp.hooks.guard import LOCK
 from equidp.hooks.print import print_groups
 from equidp.hooks.record import run_name
 from equidp.pipeline_registry import DEMONSTRATION
+from equidp.pipelines.training import nodes
 from equidp.reporting.privacy_report import privacy_report
 from equidp.settings import Session
+from equidp.training import train_model
 
 PRIVATE = sorted(set(ALGORITHMS) - {"sgd"})
 FEW = ["dp_adambc", "dpis", "dpsgd", "dpsgd_level", "psasc_momentum", "sa_dpsgd"]
@@ -74,6 +79,23 @@ def test_a_private_pipeline_leaves_one_run_and_all_files_and_a_target_epsilon_is
     assert min(found) == pytest.approx(privacy["epsilon"], rel=1e-6)
     assert 2.97 <= min(found) <= 3.0
     assert privacy["delta"] < 1 / privacy["records"]
+
+
+def test_a_command_collects_garbage_while_it_trains(project, monkeypatch):
+    collecting: list[bool] = []
+
+    def noted(*args, **named):
+        collecting.append(gc.isenabled())
+        return train_model(*args, **named)
+
+    bootstrapped(project)
+    monkeypatch.setattr(nodes, "train_model", noted)
+    try:
+        with click.Context(click.Command("run")), Session.create(project, runtime_params=nested(QUICK)) as session:
+            session.run(pipeline_names=["sgd"])
+    finally:
+        gc.unfreeze()
+    assert collecting == [True]
 
 
 @pytest.mark.parametrize("algorithms", SHARED_SESSIONS, ids=["few", "every other", "the rest"])

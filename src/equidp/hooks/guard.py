@@ -18,7 +18,7 @@ from kedro.pipeline import Pipeline
 
 from equidp.config_loader import EquidpConfigLoader, project_is_at
 from equidp.errors import EquidpError, unknown_name
-from equidp.system import interrupts
+from equidp.system import collection, interrupts
 from equidp.system.files import REFUSALS, locked, remove, storage_error
 from equidp.system.notebooks import without_ipython
 
@@ -149,6 +149,7 @@ class GuardHook:
         for name in pipeline.datasets():  # a wrong entry of the catalog is refused now, not after hours of training
             catalog.get(name, fallback_to_runtime_pattern=True)
         self._hold(pipeline, catalog)
+        collection.settle()
         self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)
         with interrupts.waiting(), without_ipython():
             return (yield)
