@@ -84,6 +84,50 @@ def test_the_command_line_holds_for_every_part():
     assert {algorithm for algorithm, _ in points} == {"dpsgd", "naive", "dpsgd_f"}
 
 
+PAPERS = {
+    "papers": {
+        "seeds": 2,
+        "grids": [
+            {"algorithms": ["dpsgd"], "datasets": ["relu", "relu_2"]},
+            {"algorithms": ["auto_s", "sa_dpsgd"], "datasets": ["tanh", "tanh_2"]},
+        ],
+    }
+}
+
+
+def test_of_a_sweep_of_parts_the_command_line_keeps_algorithms_and_datasets_and_makes_no_others():
+    kept = choose_grid(PAPERS, "papers", {"datasets": "tanh_2,relu", "algorithms": "dpsgd,sa_dpsgd", "seeds": "1"})
+
+    assert [(name, settings["dataset"]) for name, settings in kept.points()] == [
+        ("dpsgd", "relu"),
+        ("sa_dpsgd", "tanh_2"),
+    ]
+    assert {settings["seed"] for _, settings in kept.points()} == {0}
+
+
+def test_an_axis_that_no_part_has_is_given_to_all():
+    points = choose_grid(GRIDS, "two", {"datasets": "digits"}).points()
+    assert {settings["dataset"] for _, settings in points} == {"digits"}
+    bare = {"x": {"grids": [{"algorithms": ["dpsgd"]}, {"algorithms": ["naive"]}]}}
+    assert [s["dataset"] for _, s in choose_grid(bare, "x", {"datasets": "adult"}).points()] == ["adult", "adult"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"datasets": "tanh,adult"}, "No part of sweep 'papers' has the dataset 'adult'; they have relu, relu_2, tanh"),
+        ({"algorithms": "naive"}, "has the algorithm 'naive'; they have dpsgd, auto_s, sa_dpsgd."),
+        ({"algorithms": "dpsgd", "datasets": "tanh"}, "No part of sweep 'papers' has all of that"),
+        ({"datasets": " , "}, "Sweep setting datasets=' , ': give at least one value"),
+    ],
+)
+def test_what_no_part_of_a_sweep_has_is_refused(given, words):
+    with pytest.raises(EquidpError) as error:
+        choose_grid(PAPERS, "papers", given)
+
+    assert words in error.value.message
+
+
 def test_wrong_names_and_values_are_refused():
     with pytest.raises(EquidpError, match=r"Unknown sweep 'tow'\. Did you mean 'two'"):
         choose_grid(GRIDS, "tow", {})

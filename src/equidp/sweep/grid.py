@@ -126,17 +126,49 @@ def _refuse_param(name: str, value: Any, grid: Grid) -> None:
         )
 
 
+NAMES = {"algorithms": "algorithm", "datasets": "dataset"}
+"""Axes that belong together in a part of a sweep, and one of their names."""
+
+
 def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, Any]) -> Grid:
     """The named grid with what was given on the command line in place of its own.
 
+    In a sweep of parts, though, given algorithms and datasets choose among those of each part. In place of them they
+    would make runs that no part has, such as an algorithm on the preset that is another one's.
+
     Raises:
-        EquidpError: for a name that is not in the configuration, or whose value is not a mapping.
+        EquidpError: for a name that is not in the configuration or in no part of the sweep, or whose value is not a
+            mapping.
     """
     if name is not None and name not in grids:
         raise unknown_name("sweep", name, grids)
     axes = {key: value for key, value in given.items() if key != "params" and value is not None}
-    base = {} if name is None else grids[name]
-    return grid_from(_over(base, axes, given.get("params") or {}, f"sweep {name!r}"))
+    base, where = {} if name is None else grids[name], f"sweep {name!r}"
+    kept = {key: axes.pop(key) for key in NAMES if key in axes} if isinstance(base, Mapping) and "grids" in base else {}
+    grid = grid_from(_over(base, axes, given.get("params") or {}, where))
+    return _kept(grid, grid_from(kept), where) if kept else grid
+
+
+def _kept(grid: Grid, wanted: Grid, where: str) -> Grid:
+    """The parts of a grid, each with what it has of the wanted names, or with all of them if it names none."""
+    parts, left = list(grid.parts()), []
+    for key in wanted.model_fields_set:
+        there = dict.fromkeys(name for part in parts for name in getattr(part, key))
+        for name in getattr(wanted, key):
+            if there and name not in there:
+                raise EquidpError(f"No part of {where} has the {NAMES[key]} {name!r}; they have {', '.join(there)}.")
+    for part in parts:
+        own = {
+            key: [name for name in getattr(wanted, key) if name in (getattr(part, key) or getattr(wanted, key))]
+            for key in wanted.model_fields_set
+        }
+        if all(own.values()):
+            left.append({**part.model_dump(exclude_unset=True), **own})
+    if not left:
+        raise EquidpError(
+            f"No part of {where} has all of that: `--dry-run` without it prints the cells that there are."
+        )
+    return grid.model_copy(update={"grids": tuple(left)})
 
 
 def _over(part: Any, axes: Mapping[str, Any], params: Mapping[str, Any], where: str) -> dict[str, Any]:
