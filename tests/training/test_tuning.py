@@ -171,11 +171,11 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     honest = nodes.train_model
     begun = []
 
-    def killed(request: TrainingRequest, parts: Split) -> Any:
+    def killed(request: TrainingRequest, parts: Split, **how: Any) -> Any:
         begun.append(request.workplace)
         if len(begun) == 2:
             raise Crash
-        return honest(request, parts)
+        return honest(request, parts, **how)
 
     monkeypatch.setattr(nodes, "train_model", killed)
     place = tmp_path / "killed"
