@@ -281,7 +281,7 @@ def score_sees_nothing_but_noised_counts(digits: Any, given: Settings, monkeypat
     monkeypatch.setattr(nodes, "network_of", lambda weights: None)
     found = []
     for scores in (right, right.roll(1, dims=0)):
-        monkeypatch.setattr(nodes, "predict", lambda network, features, scores=scores: scores)
+        monkeypatch.setattr(nodes, "predict", lambda network, features, scores=scores, **how: scores)
         noised = nodes._scored(None, digits, tuning, given, 0)  # type: ignore[arg-type]
         found.append(nodes.score(noised, "accuracy", "class"))
     return found[0] == found[1]

@@ -303,7 +303,7 @@ def _scored(weights: Weights, validation: Records, tuning: Tuning, settings: Set
     """The histogram of the validation part, noised unless the choice is exact: predicted classes alone, as scores need
     no more.
     """
-    scores: np.ndarray = predict(network_of(weights), validation.features).numpy()
+    scores: np.ndarray = predict(network_of(weights), validation.features, alike=settings.privacy.secure).numpy()
     units = validation.unit
     return noised_histogram(
         scores,
