@@ -33,6 +33,8 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
     released = read_json(folder / "release" / "privacy.json")
     choice = read_json(folder / "tune.json")
     assert released["epsilon"] == choice["epsilon"]
+    assert released["epsilon_published"]["value"] < released["epsilon"]
+    assert released["epsilon_published"]["guarantee"] is False
     assert released["tuning"]["chosen"] == choice["chosen"]
     assert released["evaluation"]["trials"] == {"max": 1}
     assert not (folder / "nonprivate").exists()
