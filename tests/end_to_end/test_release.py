@@ -102,6 +102,8 @@ def test_findings_of_an_audit_made_since_go_out_with_a_finished_run(project):
     assert "No audit of this training is at hand" in texts(folder)["reidentification.md"]
     kedro_run(project, "audit", **QUICK, **weak, algorithm="dpsgd")
     kedro_run(project, "release", algorithm="dpsgd")
+    assert '"correct"' not in texts(folder)["reidentification.json"]  # by the seed it tells how many records there are
+    kedro_run(project, "release", algorithm="dpsgd", **{"release.unprotected": "audit"})
     found = json.loads(texts(folder)["reidentification.json"])["topics"]
     (line,) = [lines["audit"] for lines in found.values() if "audit" in lines]
     assert line["value"]["canaries"] == 500

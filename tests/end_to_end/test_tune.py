@@ -33,6 +33,8 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
     released = read_json(folder / "release" / "privacy.json")
     choice = read_json(folder / "tune.json")
     assert released["epsilon"] == choice["epsilon"]
+    assert released["epsilon_published"]["value"] < released["epsilon"]
+    assert released["epsilon_published"]["guarantee"] is False
     assert released["tuning"]["chosen"] == choice["chosen"]
     assert released["evaluation"]["trials"] == {"max": 1}
     assert not (folder / "nonprivate").exists()
@@ -58,3 +60,19 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
     for told in ("Settings were chosen without privacy (tune.exact)", "nonprivate/trials", "every combination once"):
         assert told in page
     assert "with noise" not in page[page.index('id="choice"') : page.index('id="trials"')]
+
+
+def test_nothing_that_a_private_tuning_prints_tells_how_many_trials_there_were(
+    project: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    # of a trial of noise 1 and the geometric law of mean 4 the choice costs ε = 7.8 at δ = 1e-6, and 15 or more for
+    # whoever knows K, too: so neither bars nor lines may be counted
+    said = []
+    for seed in (1, 2, 5):  # which draw 2, 1 and 14 trials
+        caplog.clear()
+        kedro_run(project, "tune", **QUICK | LAW | {"seed": seed, "data.key": "one", "privacy.trials_mean": 8})
+        printed = capsys.readouterr()
+        said.append((printed.err, [record.getMessage() for record in caplog.records]))
+        assert "trains 650" not in caplog.text
+    assert said[0] == said[1] == said[2]
+    assert "epoch" not in said[0][0]

@@ -7,10 +7,12 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from equidp.data.records import Records, Schema
 from equidp.parameters import DataSettings, Settings
 from equidp.pipelines.evaluation.nodes import cost_against_baseline, evaluate_groups
+from equidp.pipelines.training import nodes
 
 LABELS = (0, 0, 0, 1)
 
@@ -78,3 +80,32 @@ def test_several_records_of_one_unit_widen_the_intervals():
     single = widths(None)
     assert widths(torch.arange(80)) == pytest.approx(single)
     assert all(wide > 1.5 * narrow for wide, narrow in zip(widths(torch.arange(80) // 10), single, strict=True))
+
+
+class ByBatchSize(nn.Linear):
+    """What a library does: another kernel for another number of rows, here one that cuts off bits."""
+
+    scored_at_once = 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if len(x) % self.scored_at_once == 0 else (64 * x).floor() / 64)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 48])
+def test_scores_that_are_released_do_not_depend_on_how_many_other_records_there_are(size, monkeypatch):
+    # else the noised histogram of a secure run would move by more than the sensitivity that its noise is made for
+    torch.manual_seed(0)
+    network, features = ByBatchSize(40, 2), torch.rand(size + 1, 40)
+    schema = Schema(name="made", kind="tabular", shape=(40,), classes=("no", "yes"), groupings={"class": ("no", "yes")})
+    monkeypatch.setattr(nodes, "network_of", lambda *args: network)
+
+    def scores(count: int, secure: bool) -> np.ndarray:
+        privacy = SimpleNamespace(secure=secure, evaluation=SimpleNamespace(epsilon=1.0))
+        given = cast(Settings, SimpleNamespace(privacy=privacy, training=SimpleNamespace(device="cpu")))
+        labels = torch.zeros(count, dtype=torch.int64)
+        test = Records(features[:count], labels, {"class": labels}, schema)
+        return nodes.score_test(None, test, given)  # type: ignore[arg-type]
+
+    assert np.array_equal(scores(size, True), scores(size + 1, True)[:size])
+    if size == 15:  # with one more its only pass is whole: the test would tell
+        assert not np.array_equal(scores(size, False), scores(size + 1, False)[:size])

@@ -15,6 +15,7 @@ from torch import Tensor
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan, Segment
+from equidp.accounting.trials import Trials
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.data.records import Membership, Records, Schema, Split
@@ -209,6 +210,23 @@ def test_exact_figures_and_predictable_noise_are_stated() -> None:
     assert (plain["diagnostics_published"], watched["diagnostics_published"]) == ([], ["nonprivate/*"])
     assert (plain["secure"], plain["seed"]) == (True, None)
     assert (watched["secure"], watched["seed"]) == (False, 7)
+
+
+@pytest.mark.parametrize(
+    ("trials", "steps", "bounds"),
+    [
+        pytest.param(Trials(), 36, True, id="one training"),
+        pytest.param(Trials(), 100, False, id="64 steps again"),
+        pytest.param(Trials(20), 36, False, id="one of twenty"),
+        pytest.param(Trials(1, "geometric", 3.0), 36, False, id="the best of some"),
+    ],
+)
+def test_the_published_figure_of_one_training_is_no_bound_on_more(trials: Trials, steps: int, bounds: bool) -> None:
+    plan, spent = dataclasses.replace(PLAN, trials=trials), Outcome((Event(1 / 12, 1.0, steps),), 36, 36)
+    settings: dict[str, Any] = {"privacy": PrivacySettings(noise_multiplier=1.0), "training": TrainingSettings()}
+    found = privacy_statement(algorithm_settings("dpsgd").build(), plan, spent, **settings, seed=7)
+    assert found["epsilon_published"]["guarantee"] is bounds
+    assert bounds == (found["epsilon_published"]["value"] >= found["epsilon"])
 
 
 @pytest.mark.parametrize("library", ["kymatio", "numpy", "opacus", "scipy", "torchvision"])

@@ -171,11 +171,11 @@ def test_a_tuning_that_was_killed_goes_on_with_the_trials_it_drew(tmp_path: Any,
     honest = nodes.train_model
     begun = []
 
-    def killed(request: TrainingRequest, parts: Split) -> Any:
+    def killed(request: TrainingRequest, parts: Split, **how: Any) -> Any:
         begun.append(request.workplace)
         if len(begun) == 2:
             raise Crash
-        return honest(request, parts)
+        return honest(request, parts, **how)
 
     monkeypatch.setattr(nodes, "train_model", killed)
     place = tmp_path / "killed"
@@ -281,7 +281,7 @@ def score_sees_nothing_but_noised_counts(digits: Any, given: Settings, monkeypat
     monkeypatch.setattr(nodes, "network_of", lambda weights: None)
     found = []
     for scores in (right, right.roll(1, dims=0)):
-        monkeypatch.setattr(nodes, "predict", lambda network, features, scores=scores: scores)
+        monkeypatch.setattr(nodes, "predict", lambda network, features, scores=scores, **how: scores)
         noised = nodes._scored(None, digits, tuning, given, 0)  # type: ignore[arg-type]
         found.append(nodes.score(noised, "accuracy", "class"))
     return found[0] == found[1]

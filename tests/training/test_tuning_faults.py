@@ -56,10 +56,10 @@ def life(place: Path, death: str, resume: bool) -> None:
         if at == death:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def training(request: TrainingRequest, parts: Split) -> Any:
+    def training(request: TrainingRequest, parts: Split, **how: Any) -> Any:
         assert request.workplace is not None
         trial[0] = place / f"{request.workplace.name}.steps"
-        found = train(request, parts)
+        found = train(request, parts, **how)
         trial[0] = Path()
         return found
 

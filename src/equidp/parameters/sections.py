@@ -418,7 +418,7 @@ class ReleaseSettings(Block):
     documents: bool | None = None
     """Whether a run writes `release/`; null: a secure run does, any other does not."""
     unprotected: Annotated[tuple[Literal["test", "audit"], ...], BeforeValidator(listed)] = ()
-    """Exact figures to publish unprotected, `test+audit`: of the test records; an audit's figures of real records."""
+    """Exact figures to publish unprotected, `test+audit`: of the test records; an audit's figures."""
     curator: str = ""
     """Who releases the model, and how to reach them."""
     purpose: str = ""

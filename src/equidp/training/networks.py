@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss
+from equidp.gradients.shape import padded
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.noise import derived_seed
@@ -88,16 +89,23 @@ def scored_at_once(network: nn.Module, features: Tensor) -> int:
 
 
 @torch.no_grad()
-def predict(network: nn.Module, features: Tensor, schema: Schema | None = None) -> Tensor:
-    """Predictions `[n, outputs]` on the CPU, by the schema's task, scored in batches; else class probabilities."""
+def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, *, alike: bool = False) -> Tensor:
+    """Predictions `[n, outputs]` on the CPU, by the schema's task, scored in batches; else class probabilities.
+
+    Args:
+        alike: every pass has the same number of rows, those at the end of nobody. Libraries choose a kernel by it, and
+            two round differently: else one record less could move others' scores across the edge of a bin.
+    """
     final = (lambda outputs: torch.softmax(outputs.float(), dim=1)) if schema is None else task_of(schema).predict
     where = next(network.parameters()).device
     features = _resident(features, where)
     was_training = network.training
     network.eval()
-    parts = [final(network(chunk.to(where))) for chunk in features.split(scored_at_once(network, features))]
+    rows = scored_at_once(network, features)
+    chunks = (padded(chunk, rows) if alike else chunk for chunk in features.split(rows))
+    parts = [final(network(chunk.to(where))) for chunk in chunks]
     network.train(was_training)
-    return torch.cat(parts).cpu()
+    return torch.cat(parts)[: len(features)].cpu()
 
 
 _HELD: list[tuple[weakref.ref[Tensor], Tensor]] = []

@@ -62,6 +62,8 @@ def privacy_statement(
     accounted = _accounted(algorithm, plan, outcome)
     spent, published = accounted.epsilon(), algorithm.published_epsilon(plan, outcome)
     assert published is not None
+    # it is of one training, none of whose steps was repeated: of more it bounds nothing
+    bounds = published.guarantee and plan.trials.single and accounted.run == accounted.planned
     one_more = algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1))
     declared, curve = one_more.records == plan.records, accounted.trade_off()  # N is a setting, the same for any data
     size = size_sentence(membership, privacy.unit, plan.records, by_unit=privacy.by_unit)
@@ -73,7 +75,7 @@ def privacy_statement(
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
-        "epsilon_published": dataclasses.asdict(published),
+        "epsilon_published": dataclasses.asdict(published) | {"guarantee": bounds},
         "epsilon_replace_one": accounted.replace_one(),
         "epsilon_fixed_before_training": algorithm.fixed,
         "target_epsilon": privacy.epsilon,

@@ -174,6 +174,7 @@ def tuned_statement(
         "epsilon": epsilon.value,
         "epsilon_rdp": epsilon.rdp,
         "epsilon_pld": epsilon.pld,
+        "epsilon_published": {**privacy["epsilon_published"], "guarantee": False},  # of one training, not of the choice
         "epsilon_replace_one": accounted.replace_one(),
         "target_epsilon": target,
         "target_epsilon_as": None if target is None else "sound",

@@ -114,7 +114,8 @@ def score_test(weights: Weights, test: Records, settings: Settings) -> np.ndarra
     not published.
     """
     network = network_of(weights, choose_device(settings.training.device))
-    return predict(network, test.features, test.schema).numpy()
+    protected = settings.privacy.secure and settings.privacy.evaluation.epsilon is not None
+    return predict(network, test.features, test.schema, alike=protected).numpy()
 
 
 def group_arrays(records: Records, groups: tuple[str, ...]) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:

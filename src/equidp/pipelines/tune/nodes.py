@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.tuning_page import tuning_page
 from equidp.sweep.apart import Apart, alone
 from equidp.system.files import write_private
+from equidp.system.logs import held_back
 from equidp.training import TrainingRequest, predict, train_model
 from equidp.training.charging import CHARGED, enter, enter_more, of_law, repeated
 from equidp.training.conclusion import HISTOGRAM
@@ -141,7 +143,8 @@ def _every_score(
         return number, point, parts, folder, tuning, settings
 
     def finish(number: int) -> None:
-        found = _trial(*before(number))  # of one that is finished, what it left
+        with nullcontext() if settings.tune.exact else held_back("equidp", below=logging.CRITICAL):
+            found = _trial(*before(number))  # of one that is finished, what it left
         beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
         scores[number] = found["score"]
 
@@ -219,6 +222,8 @@ def _announce(tuning: Tuning, settings: Settings) -> None:
     )
     if settings.tune.workers > 1:
         logger.info("tune: trials are trained by %d processes, which print into the workplace.", settings.tune.workers)
+    else:  # whoever counts what they print knows K, and ε is of a choice among an unknown number
+        logger.info("tune: trials print nothing, as their number is not told.")
     _announce_figures(settings)
 
 
@@ -271,7 +276,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         resume=folder.exists(),  # left by an earlier life of this tuning alone
         checkpoint_every=of.operation.checkpoint_every or 1,  # what a secure run does again is charged again
     )
-    trained = train_model(request, parts)
+    trained = train_model(request, parts, progress=settings.tune.exact)
     weights = Weights(trained.weights, model_card(name, parts.train, of))
     noised = _scored(weights, parts.test, tuning, settings, number)
     ledger = [Event.from_dict(event) for event in trained.privacy["ledger"]]
@@ -298,7 +303,7 @@ def _scored(weights: Weights, validation: Records, tuning: Tuning, settings: Set
     """The histogram of the validation part, noised unless the choice is exact: predicted classes alone, as scores need
     no more.
     """
-    scores: np.ndarray = predict(network_of(weights), validation.features).numpy()
+    scores: np.ndarray = predict(network_of(weights), validation.features, alike=settings.privacy.secure).numpy()
     units = validation.unit
     return noised_histogram(
         scores,

@@ -6,7 +6,9 @@ the source (they name files), digests and dates of files. The documents are writ
 them can hold more. A key that is not named here does not go out: who adds one to a run's documents decides it here.
 
 Two kinds of exact figures go out where the user asks for them by `release.unprotected`, and the documents then say that
-nothing protects them: the model's figures of the test records, and an audit's figures of real records.
+nothing protects them: the model's figures of the test records, and an audit's figures. How many guesses about canaries
+are right depends on the private records, too: on what they add to the sums, and by the order of the random numbers at
+least on how many there are. An audit's noise comes from the seed, so whoever has the seed reads that off the number.
 """
 
 from __future__ import annotations
@@ -213,8 +215,8 @@ def _audit(
 ) -> dict[str, Any] | None:
     """The findings that may go out, if they are of a training with the run's algorithm, settings, N, B, T and noise.
 
-    Gradient canaries are records of the auditor's own: what was guessed about them goes out. Mislabelled records and
-    membership inference are of real records, and go out only where the user asks; the baseline's figures never do.
+    An audit trains on the private records with noise from a seed, and no ε covers it: canaries and membership inference
+    go out only where the user asks; the baseline's figures never do.
     """
     if not audit or audit["algorithm"] != privacy["algorithm"]:
         return None
@@ -226,9 +228,10 @@ def _audit(
         return None
     found = {name: audit[name] and _only(audit[name], CANARIES) for name in ("gradient_canaries", "input_canaries")}
     if not exact:
-        # whether mislabelled records refute ε does go out: a claim that fell is withdrawn
-        known = found["input_canaries"]
-        found["input_canaries"] = None if not known or known["consistent"] else {"consistent": False}
+        # that canaries refute ε does go out: a claim that fell is withdrawn
+        found = {
+            name: None if not known or known["consistent"] else {"consistent": False} for name, known in found.items()
+        }
     attacks = (audit.get("membership") or {}).get(privacy["algorithm"], {}) if exact else {}
     return found | {
         "confidence": audit["confidence"],

@@ -141,10 +141,8 @@ def unprotected(facts: Facts) -> Line:
         quantities.append("the test records: their exact losses decided which steps were taken")
     if facts.exact_metrics:
         quantities.append("the exact figures of the test records, which the curator chose to publish")
-    if facts.audit:
-        quantities.append("an audit's count of right guesses about records of the auditor's own")
-        if facts.audit["membership"]:
-            quantities.append("the audit's exact figures of real records, which the curator chose to publish")
+    if facts.audit and any(facts.audit[kind] for kind in ("gradient_canaries", "input_canaries", "membership")):
+        quantities.append("what an audit found: figures that the curator chose to publish, or that ε was refuted")
     return Line(
         "unprotected",
         "Unprotected quantities",

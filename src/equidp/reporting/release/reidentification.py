@@ -26,6 +26,11 @@ NOT_AUDITED = (
     "then writes this folder again."
 )
 
+INSIDE = (
+    "Measured inside, if the audit did so: the figures are exact functions of private records, and are left out. The "
+    "setting release.unprotected=audit publishes them without protection."
+)
+
 
 def annex(facts: Facts) -> Document:
     """The annex."""
@@ -97,7 +102,7 @@ def _measured(facts: Facts) -> list[Line]:
 
 def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: str) -> Line:
     if not found:
-        return Line(key, question, "The audit left this attack out.", open=True)
+        return Line(key, question, INSIDE, open=True)
     if "epsilon_lower_bound" not in found:
         refuted = "REFUTED: this attack, on a training with the same plan, showed more than the ε that is claimed."
         return Line(key, question, refuted, dict(found))
@@ -122,8 +127,7 @@ def _membership(audit: Mapping[str, Any]) -> Line:
         return Line(
             "membership",
             question,
-            "Measured inside, if the audit did so: the figures are exact functions of private records, and are left "
-            "out. The setting release.unprotected=audit publishes them without protection.",
+            INSIDE,
             open=True,
         )
     rows = [("attack", "group", "AUC", "recognised at 1 % false alarms")]
