@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
 import pytest
 import torch
 from tests.models.conftest import SCHEMAS, batch
+from torch import Tensor
 
 from equidp.data import storage
-from equidp.data.records import Records
+from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
 from equidp.models import build_model, features, model_features
 from equidp.models.features import extract, feature_map, fingerprint
@@ -69,6 +71,26 @@ def test_each_records_features_depend_on_it_alone(name: str, weights_file: Path)
     together = extract(whole, name, given).features
     alone = torch.cat([extract(whole.take(torch.tensor([i])), name, given).features for i in range(5)])
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
+
+
+class ByRows(features.FeatureMap):
+    """What a library does: another kernel for another number of rows, here one that cuts off bits."""
+
+    def __init__(self, schema: Schema, options: features.FeatureOptions) -> None:
+        super().__init__()
+        self.schema = dataclasses.replace(schema, mean=(), sd=())
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images / (255 if len(images) == self.rows else 256)
+
+
+@pytest.mark.parametrize("n", [1, features.BATCH, features.BATCH + 1])
+def test_every_pass_has_the_same_rows_as_kernels_of_other_sizes_round_differently(n: int, monkeypatch) -> None:
+    monkeypatch.setitem(features.FEATURES, "by_rows", ByRows)
+    fewer, more = records("digits", n), records("digits", n + 1)
+    fewer = dataclasses.replace(fewer, features=more.features[:n])
+    assert torch.equal(extract(fewer, "by_rows").features, extract(more, "by_rows").features[:n])
+    assert torch.equal(extract(fewer, "by_rows").features, fewer.features / 255)
 
 
 @pytest.mark.parametrize("name", ["scatter_linear", "scatter_cnn", "backbone"])

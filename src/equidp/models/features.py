@@ -45,20 +45,23 @@ class FeatureMap(nn.Module):
         schema: of the extracted features.
         dtype: they are stored in.
         kinds: of stored features that it takes.
+        rows: of every pass, records of nobody included. Libraries choose a kernel by it, and two round differently: in
+            a shorter pass one record less would change the others' features.
     """
 
     Options: ClassVar[type[FeatureOptions]] = FeatureOptions
     dtype: ClassVar[torch.dtype] = torch.float32
     kinds: ClassVar[tuple[str, ...]] = ("image",)
     schema: Schema
+    rows: int = BATCH
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """Features, float32."""
 
     def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Positions and stored features of some records at a time."""
-        for index in torch.arange(len(features)).split(BATCH):
+        """Positions and stored features of `rows` records, or fewer, at a time."""
+        for index in torch.arange(len(features)).split(self.rows):
             yield index, features[index]
 
     @classmethod
@@ -176,6 +179,7 @@ class NetworkFeatures(FeatureMap):
         from equidp.models.hubs import open_network  # late: other maps need not wait for it
 
         self.network = open_network(options, schema)
+        self.rows = self.network.rows
         names = tuple(f"{BACKBONE_FEATURE}{i}" for i in range(self.network.width))
         raw = dataclasses.replace(schema, mean=(), sd=(), vocabulary=0, words=(), tokenizer="")
         self.schema = dataclasses.replace(raw, kind="tabular", shape=(self.network.width,), feature_names=names)
@@ -255,7 +259,8 @@ def extract(
     features = torch.empty((len(records), *mapped.schema.shape), dtype=mapped.dtype)
     with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", disable=None) as bar:
         for index, chunk in mapped.chunks(records.features):
-            features[index] = mapped(chunk.to(device)).to("cpu", mapped.dtype)
+            whole = nn.functional.pad(chunk, (0, 0) * (chunk.dim() - 1) + (0, mapped.rows - len(chunk)))
+            features[index] = mapped(whole.to(device))[: len(chunk)].to("cpu", mapped.dtype)
             bar.update(len(index))
     return dataclasses.replace(records, features=features, schema=mapped.schema)
 

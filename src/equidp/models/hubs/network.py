@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
 
-IMAGES, TEXTS = 32, 32
+ROWS = 32
 """Records at a time where features are only computed: few, so that memory stays small at 224 pixels."""
 STEP = 32
 """Lengths are rounded up to a multiple of it, so that a text's result depends on its own length alone."""
@@ -38,6 +38,7 @@ class Network(nn.Module):
 
     width: int = 0
     kind: ClassVar[str] = "image"
+    rows: ClassVar[int] = ROWS
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -85,8 +86,8 @@ class Network(nn.Module):
         self.width = found.shape[1]
 
     def chunks(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Positions and features of some records at a time."""
-        for index in torch.arange(len(features)).split(IMAGES):
+        """Positions and features of `rows` records, or fewer, at a time."""
+        for index in torch.arange(len(features)).split(self.rows):
             yield index, features[index]
 
     def train(self, mode: bool = True) -> Network:
@@ -170,5 +171,5 @@ class TextNetwork(Network):
         """Texts of like length together, without most of their padding."""
         lengths = ((features > 0).sum(1).clamp(min=1) + STEP - 1) // STEP * STEP
         for length in lengths.unique().tolist():
-            for index in (lengths == length).nonzero().squeeze(1).split(TEXTS):
+            for index in (lengths == length).nonzero().squeeze(1).split(self.rows):
                 yield index, features[index, :length]
