@@ -143,7 +143,7 @@ def _every_score(
         return number, point, parts, folder, tuning, settings
 
     def finish(number: int) -> None:
-        with nullcontext() if settings.tune.exact else held_back("equidp", below=logging.CRITICAL):
+        with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
             found = _trial(*before(number))  # of one that is finished, what it left
         beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
         scores[number] = found["score"]
@@ -161,6 +161,14 @@ def _every_score(
     for number in range(len(drawn)):
         finish(number)
     return [scores[number] for number in sorted(scores)], [event for of in beyond.values() for event in of]
+
+
+def _tells(settings: Settings) -> bool:
+    """Whether trials print: whoever counts what they print knows K, and ε is of a choice among an unknown number.
+
+    With a seed K is no secret, and no choice without privacy has an ε.
+    """
+    return settings.tune.exact or not settings.privacy.secure
 
 
 def _every_trial(tuning: Tuning, drawn: list[int], scores: list[float], settings: Settings) -> dict[str, Any]:
@@ -222,7 +230,7 @@ def _announce(tuning: Tuning, settings: Settings) -> None:
     )
     if settings.tune.workers > 1:
         logger.info("tune: trials are trained by %d processes, which print into the workplace.", settings.tune.workers)
-    else:  # whoever counts what they print knows K, and ε is of a choice among an unknown number
+    elif not _tells(settings):
         logger.info("tune: trials print nothing, as their number is not told.")
     _announce_figures(settings)
 
@@ -276,7 +284,7 @@ def _trial(number: int, point: Point, parts: Split, folder: Path, tuning: Tuning
         resume=folder.exists(),  # left by an earlier life of this tuning alone
         checkpoint_every=of.operation.checkpoint_every or 1,  # what a secure run does again is charged again
     )
-    trained = train_model(request, parts, progress=settings.tune.exact)
+    trained = train_model(request, parts, progress=_tells(settings))
     weights = Weights(trained.weights, model_card(name, parts.train, of))
     noised = _scored(weights, parts.test, tuning, settings, number)
     ledger = [Event.from_dict(event) for event in trained.privacy["ledger"]]
