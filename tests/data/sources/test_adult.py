@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pandas as pd
@@ -140,6 +141,16 @@ def test_a_failed_download_ends_in_the_advice(tmp_path: Path, monkeypatch) -> No
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
     with pytest.raises(EquidpError, match=r"is missing.*the automatic download failed: OSError: no route to host\)"):
         source("adult").locate(tmp_path)
+
+
+def test_without_a_network_the_client_itself_ends_in_the_advice(tmp_path: Path, monkeypatch, recwarn) -> None:
+    def refused(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    with pytest.raises(EquidpError, match=r"is missing.*the automatic download failed: URLError: .*no network"):
+        source("adult").locate(tmp_path)
+    assert not list(recwarn)
 
 
 def test_a_joined_table_without_a_column_names_it(tmp_path: Path) -> None:

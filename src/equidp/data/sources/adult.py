@@ -7,6 +7,7 @@ therefore incomplete. 40 features, without the protected attributes, as in the D
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -100,8 +101,10 @@ class Adult(Source):
         """Fetch the joined table from OpenML with scikit-learn's client."""
         from sklearn.datasets import fetch_openml
 
-        # a retry waits, and warns on lines of its own, before the one sentence that says what to do
-        frame = fetch_openml("adult", version=2, as_frame=True, parser="auto", n_retries=0).frame
+        with warnings.catch_warnings():
+            # it tries again at least once, and warns of it on lines of its own before the one sentence that helps
+            warnings.filterwarnings("ignore", message="A network error occurred")
+            frame = fetch_openml("adult", version=2, as_frame=True, parser="auto", n_retries=1).frame
         target = Path(raw_dir) / "adult" / "adult.openml.csv"
         with replacing(target) as part:
             frame.rename(columns={"class": "income"})[list(NAMES)].to_csv(part, index=False, na_rep=MISSING)
