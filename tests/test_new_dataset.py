@@ -41,8 +41,17 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
     }
     assert data["groups"] == ["age", "sex"]
     assert "# unit: patient_id " in draft(tmp_path / "t.csv", tmp_path, "mine", "")
+    assert "# not taken, as it is called like an identifier: patient_id" in draft(
+        tmp_path / "t.csv", tmp_path, "mine", ""
+    )
     assert "surgery" not in str(data)
     assert "61" not in str(data)
+
+
+def test_an_index_of_bodies_is_a_feature_and_one_of_rows_is_none(tmp_path: Path) -> None:
+    columns = "Barthel-Index;Körpergewichtsindex;row_index;PatientIndex;Index;y"
+    features = drafted(tmp_path, f"{columns}\n1;2;3;4;5;no\n")["options"]["features"]
+    assert list(features) == ["Barthel-Index", "Körpergewichtsindex"]
 
 
 @pytest.mark.parametrize(

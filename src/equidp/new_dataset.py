@@ -26,7 +26,12 @@ MARK = "FROM_CODEBOOK"
 SENSITIVE = re.compile(
     r"sex|gender|geschlecht|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)|^alter$", re.IGNORECASE
 )
-IDENTIFYING = re.compile(r"(^|[_.\s-])(id|nr|no|key|uuid)$|^(id|name|patient|person|subject)$|_?index$", re.IGNORECASE)
+IDENTIFYING = re.compile(
+    r"(^|[_.\s-])(id|nr|no|key|uuid)$|^(id|name|patient|person|subject|index)$"
+    r"|^(row|record|case|patient|person|subject)[_.\s-]?index$",
+    re.IGNORECASE,
+)
+"""A body mass index, say, is a feature."""
 DATE = r"\d{1,2}\.\d{1,2}\.\d+"
 """Which is a number to pandas where a point groups thousands."""
 
@@ -50,9 +55,10 @@ presets:
         # class_map: {{bad: ["1"], good: ["2"]}}        names for coded values; class_edges: [50] cuts a number
         missing: error          # `drop` leaves out rows with a missing feature or label; or keep them: `unknown: true`
                                 # of categories, `missing: 75` of a number
-        # unit: {ids}          the column whose rows are one person's; then split_by: unit above, unit: unit in privacy
+        # unit: {id}          the column whose rows are one person's; name it as `split_by` beside
+                                # `groups`, too, and as `unit` in `privacy`: without, ε is of one row
         features:
-{features}        groups:
+{features}{ids}        groups:
 {groups}    model: {{name: logistic}}
     privacy: {{epsilon: 3.0, delta: 1.0e-5}}          # δ below 1 / the number of rows
     training: {{epochs: 20, batch_size: 256, learning_rate: 0.1}}          # the check proposes a rate
@@ -79,10 +85,12 @@ def draft(path: Path, raw_dir: Path, name: str, label: str) -> str:
     label, marked = label or list(columns)[-1], not label
     others = {column: kind for column, kind in columns.items() if column != label}
     groups = {column: kind for column, kind in others.items() if SENSITIVE.search(column)}
-    features = {c: kind for c, kind in others.items() if c not in groups and not IDENTIFYING.search(c)}
+    ids = [column for column in others if IDENTIFYING.search(column)]
+    features = {column: kind for column, kind in others.items() if column not in groups and column not in ids}
     return DRAFT.format(
         mark=MARK,
-        ids=", ".join(filter(IDENTIFYING.search, others)) or "…",
+        id=_text(next(iter(ids), "…")),
+        ids=f"          # not taken, as it is called like an identifier: {', '.join(map(_text, ids))}\n" if ids else "",
         name=name,
         reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
         path=_text(path.resolve().relative_to(raw_dir.resolve()).as_posix()),
