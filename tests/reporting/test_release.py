@@ -26,6 +26,7 @@ from equidp.parameters import PrivacySettings, ReleaseSettings, TrainingSettings
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release import facts as what_goes_out
 from equidp.reporting.release import release_files, released_facts, wanted
+from equidp.reporting.release.card import figure_tables
 from equidp.reporting.release.lines import as_json
 from equidp.reporting.release.registry import registry_entry
 from equidp.training import privacy_statement
@@ -441,3 +442,21 @@ def test_the_run_is_not_changed_by_its_documents():
 def test_the_page_about_the_folder_names_every_file():
     page = (Path(__file__).parents[2] / "docs" / "release.md").read_text(encoding="utf-8")
     assert [name for name in files() if f"`{name}`" not in page] == []
+
+
+def test_the_card_tells_how_far_noise_reaches_and_of_whom_too_little_is_known():
+    noisy = {
+        "overall": {"accuracy": 0.66666, "balanced_accuracy": None},
+        "groups": {"sex": {"f": {"accuracy": 1.0, "balanced_accuracy": None}}},
+        "intervals": {
+            "overall": {"accuracy": [0.6431, 0.6914], "balanced_accuracy": None},
+            "groups": {"sex": {"f": {"accuracy": [0.0, 1.0], "balanced_accuracy": None}}},
+        },
+        "left_out": {"sex": ["f"]},
+    }
+    overall, by_sex, few = figure_tables(noisy)
+    assert "| 0.667 (0.643 to 0.691) | – |" in overall
+    assert "| f | 1.000 (0.000 to 1.000) | – |" in by_sex
+    assert few == "Not known to have 10 records or more, so a figure of theirs says little: f."
+    exact = {name: noisy[name] for name in ("overall", "groups")}
+    assert "| 0.667 | – |" in figure_tables(exact)[0]

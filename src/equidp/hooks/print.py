@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+INSIDE = (
+    "These figures are exact: they stay inside, like report.html. What may go out is in release/, its figures with noise."
+)
+
+
 class PrintHook:
     """Shows the user the results."""
 
@@ -46,6 +51,8 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
 
         results = [{name: catalog.load(f"{name}.{kind}") for name in finished} for kind in ("metrics", "privacy")]
         print_table(results_table(*results), Console())
+        if any(of["secure"] for of in results[1].values()):
+            terminal().print(INSIDE, highlight=False)
     if tuple(names) == ("ingestion",):
         print_groups(catalog.load("groups"), written_to(catalog, "groups"))
     for name in sorted(pipeline.outputs()):

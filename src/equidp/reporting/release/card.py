@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 import yaml
 
+from equidp.data.records import MIN_TEST_RECORDS
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
@@ -58,7 +60,7 @@ def header(facts: Facts) -> dict[str, Any]:
     }
     # those with noise where there are any, else the exact ones that the user asked for
     overall = (facts.metrics or facts.exact_metrics or {}).get("overall", {})
-    if figures := {name: value for name, value in overall.items() if value is not None}:
+    if figures := {name: value for name, value in overall.items() if value is not None and name != "records"}:
         found["metrics"] = list(figures)
         values = [{"type": name, "value": value} for name, value in figures.items()]
         dataset = {"name": facts.dataset, "type": facts.dataset}
@@ -84,18 +86,31 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
 
 
 def figure_tables(metrics: Any) -> list[str]:
-    """Tables of figures, overall and of every grouping's groups."""
+    """Tables of figures, overall and of every grouping's groups, with 95 % intervals where they were released."""
     names = [name for name in METRIC_TITLES if name in metrics["overall"]]
     header = tuple(METRIC_TITLES[name] for name in names)
-    found = [markdown_table([header, [_number(metrics["overall"][name]) for name in names]])]
+    intervals = metrics.get("intervals") or {"overall": {}, "groups": {}}
+
+    def row(figures: Mapping[str, Any], ends: Mapping[str, Any]) -> list[str]:
+        return [_number(figures.get(name), ends.get(name)) for name in names]
+
+    found = [markdown_table([header, row(metrics["overall"], intervals["overall"])])]
     for grouping, groups in metrics["groups"].items():
-        rows = [[group, *(_number(figures.get(name)) for name in names)] for group, figures in groups.items()]
+        known = intervals["groups"].get(grouping, {})
+        rows = [[group, *row(figures, known.get(group, {}))] for group, figures in groups.items()]
         found.append(markdown_table([(grouping, *header), *rows]))
+        if few := metrics.get("left_out", {}).get(grouping):
+            found.append(
+                f"Not known to have {MIN_TEST_RECORDS} records or more, so a figure of theirs says little: "
+                f"{', '.join(map(markdown_text, few))}."
+            )
     return found
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+def _number(value: float | None, interval: Sequence[float] | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
 
 
 def _names(names: Any) -> str:
