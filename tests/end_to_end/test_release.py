@@ -20,7 +20,7 @@ def texts(folder) -> dict[str, str]:
     return {path.name: path.read_bytes().decode("utf-8", errors="replace") for path in folder.iterdir()}
 
 
-def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_removes_it(project, capsys):
+def test_a_secure_run_writes_what_may_go_out_and_no_later_run_removes_it(project, capsys):
     kedro_run(project, "dpsgd", **{**QUICK, "privacy.secure": True, "privacy.evaluation.epsilon": 1})
 
     folder = report_folder(project, "dpsgd") / "release"
@@ -54,16 +54,21 @@ def test_a_secure_run_writes_what_may_go_out_and_a_later_one_in_research_mode_re
     for secret in private:
         assert [name for name, text in found.items() if secret in text] == [], secret
 
-    kedro_run(project, "dpsgd", **QUICK)
-    assert not folder.exists()
-    assert not (folder.parent / "metrics_release.json").exists()
+    for mode in (False, True):
+        for resume in (False, True):  # there is nothing to resume
+            with pytest.raises(EquidpError, match=r"dpsgd.seed=0 holds the results of a secure run, whose ε is spent"):
+                kedro_run(project, "dpsgd", **QUICK, **{"privacy.secure": mode}, resume=resume)
+    assert texts(folder) == found
+    kedro_run(project, "dpsgd", **QUICK, run_label="other")
+    assert texts(folder) == found
     assert "dpsgd.release" not in capsys.readouterr().out
     assert "release" not in {item.path for item in MlflowClient().list_artifacts(mlflow_runs(project)[-1].info.run_id)}
 
-    kedro_run(project, "release", algorithm="dpsgd")
-    assert f"finished.release: {folder}" in capsys.readouterr().out
+    kedro_run(project, "release", algorithm="dpsgd", run_label="other")
+    other = folder.parent / "other" / "release"
+    assert f"finished.release: {other}" in capsys.readouterr().out
     assert len(mlflow_runs(project)) == 2
-    found = texts(folder)
+    found = texts(other)
     assert all(json.loads(text)["for_publication"] is False for name, text in found.items() if name.endswith(".json"))
     assert "Research mode" in found["README.md"]
 

@@ -9,6 +9,7 @@ import pytest
 from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.accounting.trials import Trials
+from equidp.errors import EquidpError
 
 QUICK: dict[str, Any] = {
     "algorithm": "dpsgd",
@@ -22,7 +23,7 @@ QUICK: dict[str, Any] = {
 LAW = {"privacy.trials_law": "geometric", "privacy.trials_mean": 2}
 
 
-def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
+def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
     project: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     secure = {"privacy.secure": True, "privacy.evaluation.epsilon": 1.0}
@@ -53,6 +54,9 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_takes_it_away(
     assert logged.params["tune.grid.training.learning_rate"] == "0.5+2.0"
     assert {"released/accuracy", "released/epsilon"} <= logged.metrics.keys()
 
+    with pytest.raises(EquidpError, match=r"tuned.seed=0 holds the results of a secure run, whose ε is spent"):
+        kedro_run(project, "tune", **QUICK, **{"tune.exact": True})
+    folder.rename(folder.with_name("kept"))
     kedro_run(project, "tune", **QUICK, **{"tune.exact": True})
     assert "validation part: ε" not in capsys.readouterr().out
     assert "a choice without privacy, for research" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
@@ -74,6 +75,21 @@ def tunes(pipeline: Pipeline) -> bool:
 def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
     """The pipelines that were asked for."""
     return tuple(run_params.get("pipeline_names") or ["__default__"])
+
+
+def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> None:
+    """Refuse to train over a secure model: its ε is spent, and nothing makes the same model again."""
+    for model in (name for name in pipeline.all_outputs() if name.endswith(".model")):
+        name, said = model.removesuffix(".model"), {}
+        statement, workplace = written_to(catalog, f"{name}.privacy"), catalog.load(f"{name}.workplace")
+        with suppress(OSError, ValueError):  # without one, or with half of one, there is no release either
+            said = json.loads(statement.read_text(encoding="utf-8"))
+        goes_on = resume and workplace.is_dir() and any(workplace.iterdir())
+        if said.get("secure") and not goes_on:
+            raise EquidpError(
+                f"{statement.parent} holds the results of a secure run, whose ε is spent, and this run would remove "
+                "them. Give this run a place of its own by --params=run_label=…, or move that folder away."
+            )
 
 
 def refusal_in(error: BaseException | None) -> EquidpError | None:
@@ -149,6 +165,7 @@ class GuardHook:
         for name in pipeline.datasets():  # a wrong entry of the catalog is refused now, not after hours of training
             catalog.get(name, fallback_to_runtime_pattern=True)
         self._hold(pipeline, catalog)
+        _refuse_to_lose(pipeline, catalog, self._settings.resume)
         collection.settle()
         self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)
         with interrupts.waiting(), without_ipython():

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-INSIDE = (
-    "These figures are exact: they stay inside, like report.html. What may go out is in release/, its figures with noise."
-)
+INSIDE = "These figures are exact and stay inside, like report.html. What may go out is in release/."
 
 
 class PrintHook:
