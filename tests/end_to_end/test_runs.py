@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import os
 import re
 import shutil
 import sys
@@ -411,6 +412,20 @@ def test_a_file_where_a_folder_should_be_is_named(project):
     shutil.rmtree(project / "data")
     (project / "data").write_text("")
     with pytest.raises(EquidpError, match=r"Cannot write .*data.08_reporting.*: a file stands where a folder"):
+        kedro_run(project, "dpsgd", **QUICK)
+
+
+def test_where_results_cannot_be_written_nothing_is_trained(project, monkeypatch):
+    monkeypatch.setattr(nodes, "train_model", lambda *args, **named: pytest.fail("trained"))
+    place = project / "data" / "08_reporting" / "digits" / "dpsgd"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("")
+    with pytest.raises(EquidpError, match=r"Cannot write .*digits.dpsgd.seed=0.*: a file stands where a folder"):
+        kedro_run(project, "dpsgd", **QUICK)
+    place.unlink()
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "08_reporting" not in str(path) and allowed(path, mode))
+    with pytest.raises(EquidpError, match=r"Cannot write .*digits.dpsgd.seed=0.*: writing there is not allowed"):
         kedro_run(project, "dpsgd", **QUICK)
 
 

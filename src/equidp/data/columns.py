@@ -247,8 +247,8 @@ def refuse_guessed(column: pd.Series, declared: Named | Numeric, thousands: str,
     if changed.any():
         at = int(np.flatnonzero(floats)[changed.argmax()])
         raise EquidpError(
-            f"{where}, row {column.index[at]}, column {column.name!r}: {cells[at]} {may_be}; give the column as text "
-            "(pandas: dtype=str, keep_default_na=False)."
+            f"{where}, row {column.index[at]}, column {column.name!r}: {cells[at]} {may_be}; give the column as text, "
+            "as the file has it (pandas.read_csv with dtype=str, keep_default_na=False)."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -92,6 +93,19 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
             )
 
 
+def _refuse_unwritable(pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Refuse folders that nothing can be written to: it would be found after the training, and ε be spent."""
+    for name in sorted(pipeline.all_outputs()):
+        if (path := str(_entry(catalog, name).get("filepath", ""))) and "://" not in path:
+            folder, number = next(folder for folder in Path(path).parents if folder.exists()), 0
+            if not folder.is_dir():
+                number = errno.ENOTDIR
+            elif not os.access(folder, os.W_OK | os.X_OK):
+                number = errno.EACCES
+            if number:
+                raise storage_error(Path(path), OSError(number, os.strerror(number)))
+
+
 def refusal_in(error: BaseException | None) -> EquidpError | None:
     """The refusal that an error is, or was caused by; None where there is none."""
     while error is not None and not isinstance(error, EquidpError):
@@ -166,6 +180,7 @@ class GuardHook:
             catalog.get(name, fallback_to_runtime_pattern=True)
         self._hold(pipeline, catalog)
         _refuse_to_lose(pipeline, catalog, self._settings.resume)
+        _refuse_unwritable(pipeline, catalog)
         collection.settle()
         self._catalog, self._made, self._trained = catalog, pipeline.all_outputs(), algorithms_in(pipeline)
         with interrupts.waiting(), without_ipython():

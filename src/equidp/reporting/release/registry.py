@@ -154,7 +154,9 @@ def unprotected(facts: Facts) -> Line:
 def accounting(facts: Facts) -> Line:
     """How ε was computed, and how to check it."""
     privacy = facts.privacy
-    if privacy.get("epsilon_fixed_before_training", True):
+    if "law" in (privacy.get("trials") or {}):
+        how = "that of the choice among a random number of trials and of the chosen model, by Rényi DP"
+    elif privacy.get("epsilon_fixed_before_training", True):
         how = "the smaller of Rényi DP and privacy loss distributions over all events, which were fixed before training"
     else:
         how = "that of a cap or a budget fixed before training, as the events depended on outputs"

@@ -22,8 +22,8 @@ OTHER_ATTACKS = Line(
     open=True,
 )
 NOT_AUDITED = (
-    "No audit of this training is at hand. The pipeline audit makes one, with the run's settings; the pipeline release "
-    "then writes this folder again."
+    "No audit of this training is at hand. The pipeline audit makes one, with the run's settings, `run_label` and the "
+    "word for the unit included; the pipeline release then writes this folder again."
 )
 
 INSIDE = (
