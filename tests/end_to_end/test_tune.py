@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
+import mlflow
+import numpy as np
 import pytest
+from mlflow import MlflowClient
 from tests.end_to_end.kedro_project import kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.accounting.trials import Trials
@@ -50,7 +54,14 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
         assert told in page
     assert "All other figures of this page are exact" not in page
     assert "nonprivate" not in page[page.index("<main>") : page.index('id="privacy"')]
-    logged = mlflow_runs(project)[-1].data
+    run = mlflow_runs(project)[-1]
+    scores = mlflow.pyfunc.load_model(f"runs:/{run.info.run_id}/model").predict(np.zeros((3, 1, 8, 8), dtype=np.uint8))
+    assert scores.shape == (3, 10)
+    client = MlflowClient()
+    assert {Path(file.path).name for file in client.list_artifacts(run.info.run_id, "release")} == {
+        path.name for path in (folder / "release").iterdir()
+    }
+    logged = run.data
     assert logged.params["tune.grid.training.learning_rate"] == "0.5+2.0"
     assert {"released/accuracy", "released/epsilon"} <= logged.metrics.keys()
 

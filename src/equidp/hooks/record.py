@@ -172,6 +172,7 @@ class RunRecorder:
                     runs.log_artifact(owner, path)
         if "tuned.metrics_release" in made and (released := catalog.load("tuned.metrics_release")):
             runs.log_metrics(TUNE, overall(flat_released(released)))
+        _log_model(TUNE, "tuned", made, catalog)
         for algorithm in algorithms_in(pipeline):
             if algorithm in runs.tracked():
                 _log_algorithm(algorithm, made, catalog, inside=self._inside)
@@ -281,11 +282,16 @@ def _log_algorithm(name: str, made: set[str], catalog: DataCatalog, *, inside: b
     if f"{name}.{RELEASED}" in made and (released := catalog.load(f"{name}.{RELEASED}")):
         runs.log_metrics(name, overall(flat_released(released)))
         runs.log_artifact(name, written_to(catalog, f"{name}.{RELEASED}"))
+    _log_model(name, name, made, catalog)
+
+
+def _log_model(owner: str, name: str, made: set[str], catalog: DataCatalog) -> None:
+    """The folder that may go out, and the model itself, to load and score with."""
     if f"{name}.{RELEASE}" in made and (folder := written_to(catalog, f"{name}.{RELEASE}")).is_dir():
-        runs.log_artifact(name, folder, RELEASE)  # a run without one wrote none
+        runs.log_artifact(owner, folder, RELEASE)  # a run without one wrote none
     if f"{name}.model" in made:
         beside = [f"{name}.{kind}" for kind in ("privacy", "statement") if f"{name}.{kind}" in made]
-        runs.log_model(name, written_to(catalog, f"{name}.model"), [written_to(catalog, one) for one in beside])
+        runs.log_model(owner, written_to(catalog, f"{name}.model"), [written_to(catalog, one) for one in beside])
 
 
 def _bounds(findings: Mapping[str, Any]) -> dict[str, float]:
