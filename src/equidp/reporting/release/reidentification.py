@@ -25,6 +25,7 @@ NOT_AUDITED = (
     "No audit of this training is at hand. The pipeline audit makes one, with the run's settings, `run_label` and the "
     "word for the unit included; the pipeline release then writes this folder again."
 )
+NOT_OF_A_CHOICE = "No audit is of the choice among trials, and none of the chosen training was made."
 
 INSIDE = (
     "Measured inside, if the audit did so: the figures are exact functions of private records, and are left out. The "
@@ -90,7 +91,8 @@ def _measured(facts: Facts) -> list[Line]:
     audit = facts.audit
     if audit is None:
         missing = {"audit": "Lower bound on ε by an attack", "membership": "Membership inference per group"}
-        return [*(Line(key, question, NOT_AUDITED, open=True) for key, question in missing.items()), OTHER_ATTACKS]
+        said = NOT_OF_A_CHOICE if "tuning" in facts.privacy else NOT_AUDITED
+        return [*(Line(key, question, said, open=True) for key, question in missing.items()), OTHER_ATTACKS]
     planted = "Lower bound on ε by an attack with planted gradients"
     lines = [_canaries("audit", planted, audit["gradient_canaries"], "records of the auditor's own")]
     if audit["input_canaries"]:
