@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
+import pandas as pd
 import pytest
 import torch
 import yaml
 from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load
+from tests.data.sources.tiny import write_tiny
 
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Schema
+from equidp.data.sources import source
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import build_model
@@ -220,7 +223,7 @@ def test_the_code_of_the_card_loads_the_model(tmp_path, monkeypatch):
     for name, content in found.items():
         (tmp_path / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", found["README.md"].decode(), flags=re.S)
+    code, *_ = re.findall(r"```python\n(.*?)```", found["README.md"].decode(), flags=re.S)
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)
     inputs = torch.rand(5, 3)
@@ -460,3 +463,24 @@ def test_the_card_tells_how_far_noise_reaches_and_of_whom_too_little_is_known():
     assert few == "Not known to have 10 records or more, so a figure of theirs says little: f."
     exact = {name: noisy[name] for name in ("overall", "groups")}
     assert "| 0.667 | – |" in figure_tables(exact)[0]
+
+
+@pytest.mark.parametrize("name", ["csv", "adult"])
+def test_the_code_of_the_card_scores_raw_rows(name, tmp_path, monkeypatch):
+    options = write_tiny(name, tmp_path)
+    known = source(name, options)
+    records = known.read(known.locate(tmp_path))
+    trained = build_model("logistic", records.schema, seed=3)
+    of = card(schema=records.schema.to_dict(), source=name, source_options=options)
+    facts = released_facts(of, 8, statement(), ReleaseSettings())
+    for path, content in release_files(facts, trained.state_dict()).items():
+        (tmp_path / path).write_bytes(content)
+    people = tmp_path / "mine" / "people.csv"
+    rows = pd.read_csv(people, dtype=str, keep_default_na=False) if name == "csv" else known.example().astype(str)
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, found)
+    assert torch.equal(found["features"], known.encode(rows))
+    assert torch.equal(found["model"](found["features"]), trained(known.encode(rows)))

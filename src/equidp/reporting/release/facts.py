@@ -55,8 +55,10 @@ SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mea
     "tokenizer", "task", "targets", "bounds")  # fmt: skip
 """Keys of a schema that go out. They are declared: none is learnt from the records."""
 
-ENCODING = ("label", "classes", "target", "counts", "labels", "features")
-"""Options of the source that go out: declared columns with their categories and bounds. Others name files."""
+ENCODING = ("label", "classes", "target", "counts", "labels", "features", "decimal", "thousands", "na_values")
+"""Options of the source that go out: declared columns with their categories and bounds, and how numbers are written.
+Others name files.
+"""
 
 TRAINING = (
     "epochs", "batch_size", "learning_rate", "optimizer", "momentum", "weight_decay", "adam_epsilon", "schedule",
