@@ -152,3 +152,9 @@ def test_a_rate_to_start_from_leaves_the_majority_and_comes_from_the_declaration
     assert rows.shape[1:] == table.schema.shape
     assert torch.equal(rows[:, :3].sum(1), torch.ones(300))
     assert 0 <= float(rows.min()) <= float(rows.max()) <= 1
+
+
+def test_a_run_of_a_draft_says_what_is_still_to_be_declared(tmp_path: Path) -> None:
+    options = drafted(tmp_path, TABLE)["options"]
+    with pytest.raises(EquidpError, match=rf"classes, features, groups still have {MARK}: put in what the codebook"):
+        source("table", options)

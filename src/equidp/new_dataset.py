@@ -17,12 +17,12 @@ import pandas as pd
 from equidp.data.raw_files import content
 from equidp.data.tables import FEATHER, PARQUET, SEPARATORS, read_binary
 from equidp.errors import EquidpError, missing_column
+from equidp.options import MARK
 from equidp.system.files import replacing
 
 if TYPE_CHECKING:
     from equidp.parameters import Settings
 
-MARK = "FROM_CODEBOOK"
 SENSITIVE = re.compile(
     r"sex|gender|geschlecht|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)|^alter$", re.IGNORECASE
 )

@@ -24,6 +24,9 @@ Number = Annotated[float, BeforeValidator(_no_truth)]
 """A number where `Declared` does not look: in a list, or in a block that pydantic chooses by one of its fields."""
 
 
+MARK = "FROM_CODEBOOK"
+"""Stands in a drafted preset where something has to be declared."""
+
 HUGE = 1e12
 """Beyond what any run needs; a weight must stay a finite number in single precision."""
 

@@ -258,7 +258,7 @@ class TrainingSettings(Block):
     huber_delta: Annotated[float, Field(gt=0, le=1)] | None = None
     """The error above which `huber` is linear, as a share of the target's range; null: 0.1."""
     class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
-    """Weight of each class in the loss, in label order, `1+2.5`; null: all 1."""
+    """Weight of each class in the loss, in label order, `1+2.5`; null: all 1. Clipping undoes large ones: raise C."""
 
     @model_validator(mode="after")
     def _holds_together(self) -> TrainingSettings:

@@ -14,7 +14,7 @@ from equidp.data.groupings import Grouping, check_shown
 from equidp.data.records import PRODUCT
 from equidp.data.sources.base import SourceOptions
 from equidp.errors import listed_names, unknown_name
-from equidp.options import HUGE, Number
+from equidp.options import HUGE, MARK, Number
 
 
 def _distinct(classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -120,6 +120,15 @@ class TableOptions(SourceOptions):
     unit_sizes: Sizes = ()
     missing: Literal["error", "drop"] = "error"
     paths: ClassVar[tuple[str, ...]] = ("tokenizer",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_left_to_declare(cls, given: Any) -> Any:
+        if isinstance(given, dict) and (left := [name for name, value in given.items() if MARK in str(value)]):
+            raise ValueError(
+                f"{', '.join(left)} still {'has' if len(left) == 1 else 'have'} {MARK}: put in what the codebook says"
+            )
+        return given
 
     @model_validator(mode="before")
     @classmethod
