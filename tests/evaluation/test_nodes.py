@@ -63,6 +63,21 @@ def test_a_baseline_that_is_outdone_is_no_measure_of_the_cost(caplog):
     assert "by more than chance" not in told(good, np.zeros_like(good))  # one that guesses is told of already
 
 
+def test_no_advice_on_the_baseline_stands_beside_a_model_that_guesses(caplog):
+    labels = (0,) * 76 + (1,) * 4
+    schema = Schema(name="made", kind="tabular", shape=(1,), classes=("no", "yes"), groupings={"class": ("no", "yes")})
+    of_class = torch.tensor(labels)
+    test = Records(features=torch.zeros(80, 1), labels=of_class, groups={"class": of_class}, schema=schema)
+    frequent, sensitive = (
+        np.eye(2, dtype=np.float32)[[0] * 80],
+        np.eye(2, dtype=np.float32)[[0, 1] * 36 + [0] * 4 + [1] * 4],
+    )
+    both = [evaluate_groups(scores, test, SETTINGS, algorithm="dpsgd") for scores in (frequent, sensitive)]
+    cost_against_baseline(*both, frequent, sensitive, test, SETTINGS)
+    assert "has learnt nothing" in caplog.text
+    assert "more accurate than its non-private baseline" not in caplog.text
+
+
 def test_several_records_of_one_unit_widen_the_intervals():
     labels = torch.arange(80) % 2
     schema = Schema(name="made", kind="tabular", shape=(1,), classes=("no", "yes"), groupings={"class": ("no", "yes")})

@@ -300,7 +300,8 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
         f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
         for name, said in guesses.items()
     ]
-    if weak := [name for name, document in documents.items() if task.outdone(document) and name not in guesses]:
+    learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
+    if weak := [name for name in learnt if task.outdone(documents[name])]:
         found.append(
             f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
             "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
