@@ -85,11 +85,12 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
         statement, workplace = written_to(catalog, f"{name}.privacy"), catalog.load(f"{name}.workplace")
         with suppress(OSError, ValueError):  # without one, or with half of one, there is no release either
             said = json.loads(statement.read_text(encoding="utf-8"))
-        goes_on = resume and workplace.is_dir() and any(workplace.iterdir())
-        if said.get("secure") and not goes_on:
+        unfinished = workplace.is_dir() and any(workplace.iterdir())
+        if said.get("secure") and not (resume and unfinished):
+            ways = "Finish that run by --params=resume=true, give" if unfinished else "Give"
             raise EquidpError(
                 f"{statement.parent} holds the results of a secure run, whose ε is spent, and this run would remove "
-                "them. Give this run a place of its own by --params=run_label=…, or move that folder away."
+                f"them. {ways} this one a place of its own by --params=run_label=…, or move that folder away."
             )
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-INSIDE = "These figures are exact and stay inside, like report.html. What may go out is in release/."
+INSIDE = (
+    "These figures are exact. They stay inside, like report.html, unless release.unprotected=test publishes them; what "
+    "may go out is in release/."
+)
 
 
 class PrintHook:
