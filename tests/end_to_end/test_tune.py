@@ -86,7 +86,7 @@ def test_nothing_that_a_secure_tuning_prints_tells_how_many_trials_there_were(
     # of a trial of noise 1 and the geometric law of mean 4 the choice costs ε = 7.8 at δ = 1e-6, and 15 or more for
     # whoever knows K, too: so neither bars nor lines may be counted
     said = []
-    for trials in (2, 1, 5):
+    for trials in (1, 3):
         caplog.clear()
         monkeypatch.setattr(Trials, "draw", lambda self, uniform, trials=trials: trials)
         kedro_run(project, "tune", **QUICK | LAW | {"privacy.secure": True, "run_label": "one", "data.key": "one"})
@@ -94,5 +94,5 @@ def test_nothing_that_a_secure_tuning_prints_tells_how_many_trials_there_were(
         assert "trials print nothing" in caplog.text
         assert "trains 650" not in caplog.text
         shutil.rmtree(project / "data" / "08_reporting")
-    assert said[0] == said[1] == said[2]
+    assert said[0] == said[1]
     assert "epoch" not in said[0][0]

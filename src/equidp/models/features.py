@@ -25,7 +25,7 @@ from equidp.options import Declared, checked_options
 
 logger = logging.getLogger(__name__)
 
-BATCH = 256
+BATCH = 64
 AT_ONCE = 8
 """Windows of photographs that are scattered at a time."""
 
