@@ -40,10 +40,9 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
         "sex": {"categories": [MARK], "unknown": True},
     }
     assert data["groups"] == ["age", "sex"]
-    assert "# unit: patient_id " in draft(tmp_path / "t.csv", tmp_path, "mine", "")
-    assert "# not taken, as it is called like an identifier: patient_id" in draft(
-        tmp_path / "t.csv", tmp_path, "mine", ""
-    )
+    text = draft(tmp_path / "t.csv", tmp_path, "mine", "")
+    assert "# unit: patient_id " in text
+    assert "# not taken, as it is called like an identifier: patient_id" in text
     assert "surgery" not in str(data)
     assert "61" not in str(data)
 

@@ -48,7 +48,7 @@ class Session(KedroSession):
         # before the pipelines are imported, which takes seconds
         refuse_unknown("pipeline", named.get("pipeline_names") or (), PIPELINES)
         try:
-            with collection.held_back():
+            with collection.postponed():
                 return super().run(*args, **named)
         except ValueError as error:
             if not str(error).startswith(FILTERED_AWAY):

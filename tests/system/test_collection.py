@@ -19,7 +19,7 @@ def thawed() -> Iterator[None]:
 
 
 def test_a_command_collects_nothing_until_its_imports_are_done() -> None:
-    with click.Context(click.Command("run")), collection.held_back():
+    with click.Context(click.Command("run")), collection.postponed():
         assert not gc.isenabled()
         collection.settle()
         assert gc.isenabled()
@@ -28,13 +28,13 @@ def test_a_command_collects_nothing_until_its_imports_are_done() -> None:
 
 
 def test_a_command_that_is_refused_before_leaves_the_collector_on() -> None:
-    with pytest.raises(ValueError, match="refused"), click.Context(click.Command("run")), collection.held_back():
+    with pytest.raises(ValueError, match="refused"), click.Context(click.Command("run")), collection.postponed():
         raise ValueError("refused")
     assert gc.isenabled()
 
 
 def test_in_a_notebook_garbage_is_collected_all_the_time() -> None:
-    with collection.held_back():
+    with collection.postponed():
         assert gc.isenabled()
         collection.settle()
     assert not gc.get_freeze_count()
@@ -42,7 +42,7 @@ def test_in_a_notebook_garbage_is_collected_all_the_time() -> None:
 
 def test_who_has_switched_the_collector_off_finds_it_off() -> None:
     gc.disable()
-    with click.Context(click.Command("run")), collection.held_back():
+    with click.Context(click.Command("run")), collection.postponed():
         collection.settle()
         assert not gc.isenabled()
     assert not gc.isenabled()

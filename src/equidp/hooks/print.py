@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-INSIDE = (
+STAYS_INSIDE = (
     "These figures are exact. They stay inside, like report.html, unless release.unprotected=test publishes them; what "
     "may go out is in release/."
 )
@@ -53,7 +53,7 @@ def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog
         results = [{name: catalog.load(f"{name}.{kind}") for name in finished} for kind in ("metrics", "privacy")]
         print_table(results_table(*results), Console())
         if any(of["secure"] for of in results[1].values()):
-            terminal().print(INSIDE, highlight=False)
+            terminal().print(STAYS_INSIDE, highlight=False)
     if tuple(names) == ("ingestion",):
         print_groups(catalog.load("groups"), written_to(catalog, "groups"))
     for name in sorted(pipeline.outputs()):

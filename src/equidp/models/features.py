@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError, unknown_name
+from equidp.gradients.shape import padded
 from equidp.options import Declared, checked_options
 
 logger = logging.getLogger(__name__)
@@ -259,8 +260,7 @@ def extract(
     features = torch.empty((len(records), *mapped.schema.shape), dtype=mapped.dtype)
     with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", disable=None) as bar:
         for index, chunk in mapped.chunks(records.features):
-            whole = nn.functional.pad(chunk, (0, 0) * (chunk.dim() - 1) + (0, mapped.rows - len(chunk)))
-            features[index] = mapped(whole.to(device))[: len(chunk)].to("cpu", mapped.dtype)
+            features[index] = mapped(padded(chunk, mapped.rows).to(device))[: len(chunk)].to("cpu", mapped.dtype)
             bar.update(len(index))
     return dataclasses.replace(records, features=features, schema=mapped.schema)
 

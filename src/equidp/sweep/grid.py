@@ -15,7 +15,7 @@ demo:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import yaml
@@ -126,8 +126,8 @@ def _refuse_param(name: str, value: Any, grid: Grid) -> None:
         )
 
 
-NAMES = {"algorithms": "algorithm", "datasets": "dataset"}
-"""Axes that belong together in a part of a sweep, and one of their names."""
+CHOSEN = ("algorithms", "datasets")
+"""Axes that belong together in a part of a sweep."""
 
 
 def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, Any]) -> Grid:
@@ -144,24 +144,23 @@ def choose_grid(grids: Mapping[str, Any], name: str | None, given: Mapping[str, 
         raise unknown_name("sweep", name, grids)
     axes = {key: value for key, value in given.items() if key != "params" and value is not None}
     base, where = {} if name is None else grids[name], f"sweep {name!r}"
-    kept = {key: axes.pop(key) for key in NAMES if key in axes} if isinstance(base, Mapping) and "grids" in base else {}
+    kept = (
+        {key: axes.pop(key) for key in CHOSEN if key in axes} if isinstance(base, Mapping) and "grids" in base else {}
+    )
     grid = grid_from(_over(base, axes, given.get("params") or {}, where))
-    return _kept(grid, grid_from(kept), where) if kept else grid
+    return _kept(grid, grid_from(kept).model_dump(exclude_unset=True), where) if kept else grid
 
 
-def _kept(grid: Grid, wanted: Grid, where: str) -> Grid:
+def _kept(grid: Grid, wanted: Mapping[str, Sequence[str]], where: str) -> Grid:
     """The parts of a grid, each with what it has of the wanted names, or with all of them if it names none."""
     parts, left = list(grid.parts()), []
-    for key in wanted.model_fields_set:
+    for key, names in wanted.items():
         there = dict.fromkeys(name for part in parts for name in getattr(part, key))
-        for name in getattr(wanted, key):
-            if there and name not in there:
-                raise EquidpError(f"No part of {where} has the {NAMES[key]} {name!r}; they have {', '.join(there)}.")
+        if there and (absent := [name for name in names if name not in there]):
+            one = f"{key.removesuffix('s')} {absent[0]!r}"
+            raise EquidpError(f"No part of {where} has the {one}; they have {', '.join(there)}.")
     for part in parts:
-        own = {
-            key: [name for name in getattr(wanted, key) if name in (getattr(part, key) or getattr(wanted, key))]
-            for key in wanted.model_fields_set
-        }
+        own = {key: [name for name in names if name in (getattr(part, key) or names)] for key, names in wanted.items()}
         if all(own.values()):
             left.append({**part.model_dump(exclude_unset=True), **own})
     if not left:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import click
 
-_held: list[bool] = []
-"""Empty but during `held_back`, before `settle`."""
+_postponed: list[bool] = []
+"""Empty but during `postponed`, before `settle`."""
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def postponed() -> Iterator[None]:
     """During a block that a command runs nothing is collected before `settle`.
 
     What is imported stays until the process ends. The collector would look through all of it again and again, and once
@@ -24,17 +24,17 @@ def held_back() -> Iterator[None]:
         yield
         return
     gc.disable()
-    _held.append(True)
+    _postponed.append(True)
     try:
         yield
     finally:
-        _held.clear()
+        _postponed.clear()
         gc.enable()
 
 
 def settle() -> None:
     """The imports are done: they are passed over from here on, and all that is newer is collected as usual."""
-    if _held:
-        _held.clear()
+    if _postponed:
+        _postponed.clear()
         gc.freeze()
         gc.enable()

@@ -27,7 +27,7 @@ NOT_AUDITED = (
 )
 NOT_OF_A_CHOICE = "No audit is of the choice among trials, and none of the chosen training was made."
 
-INSIDE = (
+MEASURED_INSIDE = (
     "Measured inside, if the audit did so: the figures are exact functions of private records, and are left out. The "
     "setting release.unprotected=audit publishes them without protection."
 )
@@ -104,7 +104,7 @@ def _measured(facts: Facts) -> list[Line]:
 
 def _canaries(key: str, question: str, found: Mapping[str, Any] | None, whose: str) -> Line:
     if not found:
-        return Line(key, question, INSIDE, open=True)
+        return Line(key, question, MEASURED_INSIDE, open=True)
     if "epsilon_lower_bound" not in found:
         refuted = "REFUTED: this attack, on a training with the same plan, showed more than the ε that is claimed."
         return Line(key, question, refuted, dict(found))
@@ -129,7 +129,7 @@ def _membership(audit: Mapping[str, Any]) -> Line:
         return Line(
             "membership",
             question,
-            INSIDE,
+            MEASURED_INSIDE,
             open=True,
         )
     rows = [("attack", "group", "AUC", "recognised at 1 % false alarms")]
