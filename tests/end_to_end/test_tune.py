@@ -65,6 +65,17 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
     assert logged.params["tune.grid.training.learning_rate"] == "0.5+2.0"
     assert {"released/accuracy", "released/epsilon"} <= logged.metrics.keys()
 
+    first = {path.name: path.read_bytes() for path in (folder / "release").iterdir()}
+    shutil.rmtree(folder / "release")
+    kedro_run(project, "release", algorithm="tuned", **{"release.curator": "A clinic"})
+    again = {path.name: path.read_bytes() for path in (folder / "release").iterdir()}
+    assert "A clinic" in again["README.md"].decode()
+    kedro_run(project, "release", algorithm="tuned")
+    assert first == {path.name: path.read_bytes() for path in (folder / "release").iterdir()}
+    for pipeline in ("audit", "tune"):
+        with pytest.raises(EquidpError, match=rf"name an algorithm for the pipeline {pipeline}"):
+            kedro_run(project, pipeline, **QUICK | LAW | {"algorithm": "tuned"})
+
     with pytest.raises(EquidpError, match=r"tuned.seed=0 holds the results of a secure run, whose ε is spent"):
         kedro_run(project, "tune", **QUICK, **{"tune.exact": True})
     folder.rename(folder.with_name("kept"))

@@ -159,11 +159,11 @@ class GuardHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
+        if audits(pipeline) or tunes(pipeline):
+            _refuse_other(self._settings, AUDIT if audits(pipeline) else TUNE)
         names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) or tunes(pipeline) else [])]
         # parts that cannot hold together are refused before anything runs
         algorithms = {name: self._settings.algorithm(name) for name in names}
-        if audits(pipeline) or tunes(pipeline):
-            _refuse_task(self._settings.data.task, AUDIT if audits(pipeline) else TUNE)
         if algorithms:
             from equidp.training.planning import refuse_without_classes
             from equidp.training.preparation import device_of
@@ -269,11 +269,17 @@ def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
 
 
-def _refuse_task(task: str, pipeline: str) -> None:
-    """Refuse what works on classes alone."""
+def _refuse_other(settings: Settings, pipeline: str) -> None:
+    """Refuse to audit or tune what `tune` chose, and other tasks: both work on classes alone."""
+    from equidp.parameters import TUNED
     from equidp.tasks import CLASSIFICATION
 
-    if task != CLASSIFICATION:
+    if settings.audited == TUNED:
+        raise EquidpError(
+            f"algorithm={TUNED} names the model that the pipeline {TUNE} chose, which the pipeline {RELEASE} alone "
+            f"takes: name an algorithm for the pipeline {pipeline}, such as algorithm=dpsgd_f."
+        )
+    if (task := settings.data.task) != CLASSIFICATION:
         what = "gives records wrong classes" if pipeline == AUDIT else "chooses by the accuracy of classes"
         raise EquidpError(f"The pipeline {pipeline} {what}: it is for classification, not for the task {task}.")
 

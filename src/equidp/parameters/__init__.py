@@ -16,6 +16,7 @@ from equidp.parameters.resolved import (
     PLAIN,
     SECTIONS,
     TOP_LEVEL,
+    TUNED,
     Settings,
     block,
     check_names,

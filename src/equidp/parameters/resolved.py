@@ -65,6 +65,9 @@ DECLARED_BY = {
 AUDITED = "dpsgd_f"
 """The algorithm that the pipeline `audit` takes unless `algorithm` names another."""
 
+TUNED = "tuned"
+"""What `algorithm` names for the model that `tune` chose, and the folder of its results."""
+
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 """Names that become folders: nothing that could leave the project."""
 
@@ -78,7 +81,7 @@ class Settings:
         data, privacy, training, model, audit, report, release, tune: the blocks of these names.
         operation: the settings below `training` that change no release.
         algorithms: the options of every algorithm, by its name.
-        audited: name of the algorithm that an audit is of.
+        audited: name of the algorithm that an audit, a tuning or a release is of, or `TUNED`.
     """
 
     dataset: str
@@ -119,7 +122,7 @@ class Settings:
         blocks = {name: _dumped(getattr(self, name)) for name in (*SECTIONS, *PIPELINE_SECTIONS)}
         blocks["training"] |= _dumped(self.operation)
         own = {name: {"options": self.options(name)} for name in self.algorithms}
-        return plain | blocks | own | {"audited": {"algorithm": self.audited, **own[self.audited]}}
+        return plain | blocks | own | {"audited": {"algorithm": self.audited, **own.get(self.audited, {})}}
 
 
 def varied(settings: Settings, changes: Mapping[str, Any]) -> Settings:
@@ -158,7 +161,7 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
         valid = [f"{name}.{setting}" for kind in kinds for setting in kind.model_fields]
         refuse_unknown("setting", (f"{name}.{key}" for key in block(name, given.get(name))), valid)
     audited = str(given.get("algorithm") or AUDITED)
-    if audited not in ALGORITHMS:
+    if audited not in ALGORITHMS and audited != TUNED:
         raise unknown_name("algorithm", audited, ALGORITHMS)
     dataset, seed = _folder_name("dataset", given.get("dataset", "")), given.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -248,7 +248,9 @@ def _exact(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     single persons are left out.
     """
     if not metrics:
-        raise EquidpError("release.unprotected=test: the run has no metrics.json: evaluate it first.")
+        raise EquidpError(
+            "release.unprotected=test: the run has no metrics.json: evaluate it first (one of tune never has it)."
+        )
     if metrics.get("evaluated_on", "test") != "test":
         raise EquidpError(
             "release.unprotected=test: this run was evaluated on validation records, which were taken from the "
