@@ -12,14 +12,13 @@ from fairlearn import metrics as fairness
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from sklearn import metrics as sk
 
+from equidp.evaluation.learnt import diverged, guessing, hardly
 from equidp.evaluation.metrics import (
     METRICS,
     calibration_error,
     cost_of_privacy,
-    diverged,
     evaluate,
     flat_metrics,
-    guessing,
     metrics_document,
     slug,
     unique_slugs,
@@ -251,6 +250,29 @@ def test_a_model_of_one_class_whose_scores_rank_has_learnt(binary):
     said = guessing(evaluate(ranking, labels, {}, classes=CLASSES)) or ""
     assert "ranks the records (AUROC 1.00)" in said
     assert "learnt nothing" not in said
+
+
+def test_a_model_barely_better_than_guesses_is_told_of_if_chance_explains_it():
+    labels = np.repeat((0, 1), 100)
+    few = np.eye(2)[np.r_[[0] * 95, [1] * 5, [0] * 90, [1] * 10]]  # φ = 0.094, below 1.645/√200 = 0.116
+    said = hardly(evaluate(few, labels, {}, classes=CLASSES)) or ""
+    assert "hardly better than guesses: MCC 0.09 and AUROC 0.52 on 200 records" in said
+    assert guessing(evaluate(few, labels, {}, classes=CLASSES)) is None
+    assert hardly(evaluate(np.tile(few, (2, 1)), np.tile(labels, 2), {}, classes=CLASSES)) is None  # of 400 it is not
+    ranking = few * 0.2 + np.stack([1 - labels, labels], axis=1) * 0.1
+    ranked = evaluate(ranking / ranking.sum(axis=1, keepdims=True), labels, {}, classes=CLASSES)
+    assert ranked["overall"]["mcc"] == pytest.approx(0.094, abs=1e-3)
+    assert hardly(ranked) is None
+
+
+def test_of_guessing_models_one_in_twenty_has_a_larger_mcc():
+    generator = np.random.default_rng(0)
+    for share in (0.5, 0.1):
+        labels = generator.random((4000, 300)) < share
+        predicted = generator.random((4000, 300)) < 0.3
+        # of two classes the MCC is Pearson's correlation
+        above = [np.corrcoef(*pair)[0, 1] > 1.645 / math.sqrt(300) for pair in zip(labels, predicted, strict=True)]
+        assert np.mean(above) == pytest.approx(0.05, abs=0.01)
 
 
 def test_a_gap_needs_two_groups():

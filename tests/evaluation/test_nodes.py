@@ -63,6 +63,11 @@ def test_a_baseline_that_is_outdone_is_no_measure_of_the_cost(caplog):
     assert "by more than chance" not in told(good, np.zeros_like(good))  # one that guesses is told of already
 
 
+def test_a_model_that_chance_explains_is_told_of(caplog):
+    labels, predicted = (0,) * 100 + (1,) * 100, (0,) * 95 + (1,) * 5 + (0,) * 90 + (1,) * 10
+    assert "dpsgd: the model is hardly better than guesses: MCC 0.09" in said(caplog, "dpsgd", predicted, labels)
+
+
 def test_no_advice_on_the_baseline_stands_beside_a_model_that_guesses(caplog):
     labels = (0,) * 76 + (1,) * 4
     schema = Schema(name="made", kind="tabular", shape=(1,), classes=("no", "yes"), groupings={"class": ("no", "yes")})

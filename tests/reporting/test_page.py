@@ -259,6 +259,13 @@ def test_a_private_model_that_guesses_is_said(sample):
     assert "The non-private baseline" not in text[: text.index("Overview")]
 
 
+def test_a_model_that_chance_explains_is_said(sample):
+    lucky = sample.documents["dpsgd"]["overall"] | {"mcc": 0.01, "auroc": 0.5}
+    documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": lucky}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert "dpsgd is hardly better than guesses: MCC 0.01" in text
+
+
 def test_a_class_without_test_records_is_said(sample, page):
     assert "No test record is of class" not in page.text
     one = sample.documents["sgd"]

@@ -163,30 +163,6 @@ def cost_of_privacy(private: Mapping, baseline: Mapping) -> dict:
     }
 
 
-def diverged(figures: Mapping) -> bool:
-    """Whether these results of `evaluate` have records but no loss: the model's scores are not finite."""
-    return bool(figures["overall"]["count"]) and figures["overall"]["loss"] is None
-
-
-RANKS = 0.6
-"""AUROC above which a ranking has learnt something, however small the test part."""
-
-
-def guessing(figures: Mapping) -> str | None:
-    """What to say of a model whose classes are not correlated with the labels, as predicate of a sentence; else None.
-
-    A model that puts every record into the most frequent class has an MCC of 0 exactly, however high its accuracy.
-    Its scores may rank the records all the same: then it has learnt, and only its classes say nothing.
-    """
-    overall = figures.get("overall", {})
-    mcc, auroc = overall.get("mcc"), overall.get("auroc")
-    if mcc is None or mcc > 0 or diverged(figures):
-        return None
-    if auroc is not None and auroc > RANKS:
-        return f"ranks the records (AUROC {auroc:.2f}), but its classes are guesses: its MCC is not above 0"
-    return "has learnt nothing: its MCC is not above 0, as if all records were put into one class"
-
-
 def metrics_document(private: Mapping, baseline: Mapping | None) -> dict:
     """The content of `metrics.json`: the private model's figures, the baseline's, and the cost of privacy between them.
 

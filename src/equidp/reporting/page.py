@@ -312,6 +312,7 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
         for name, document in documents.items()
         if (said := task.guessing(document))
     ]
+    found += [f"{name} {said}." for name, document in documents.items() if (said := task.hardly(document))]
     if lost := [name for name, baseline in baselines.items() if task.diverged(baseline)]:
         found.append(
             f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and "

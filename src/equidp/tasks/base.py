@@ -167,6 +167,11 @@ class Task(ABC):
         """What to say of a model that has learnt nothing, as predicate of a sentence; else None."""
 
     @classmethod
+    def hardly(cls, figures: Mapping[str, Any]) -> str | None:
+        """What to say of a model that is better than guesses, but no more than chance explains; None if not told."""
+        return None
+
+    @classmethod
     def measures(cls, baseline: Mapping[str, Any]) -> bool:
         """Whether a cost of privacy can be told beside this baseline: it has figures, and has learnt something."""
         return not cls.diverged(baseline) and cls.guessing(baseline) is None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.evaluation import metrics
+from equidp.evaluation import learnt, metrics
 from equidp.evaluation.intervals import Groups
 from equidp.evaluation.live import live_metrics
 from equidp.gradients.losses import CrossEntropy, Loss
@@ -85,9 +85,14 @@ class Classification(Task):
     @classmethod
     def diverged(cls, figures: Mapping[str, Any]) -> bool:
         """Whether there is no loss: the accuracy of wrong predictions is 0."""
-        return metrics.diverged(figures)
+        return learnt.diverged(figures)
 
     @classmethod
     def guessing(cls, figures: Mapping[str, Any]) -> str | None:
         """By MCC and AUROC."""
-        return metrics.guessing(figures)
+        return learnt.guessing(figures)
+
+    @classmethod
+    def hardly(cls, figures: Mapping[str, Any]) -> str | None:
+        """By MCC, AUROC and the number of records."""
+        return learnt.hardly(figures)

@@ -46,6 +46,8 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
     figures = task.evaluate(scores, test.labels.numpy(), groups, units=_units(test), **positive)
     if said := task.guessing(figures):  # here, of each model once, however many are compared with the baseline
         _tell_of_guessing(algorithm, said, task)
+    elif said := task.hardly(figures):
+        logger.warning("%s: the model %s.", algorithm, said)
     # the baseline is part of every run, and the part is the same for all its algorithms
     if algorithm == BASELINE and test.schema.classes:
         _tell_of_absent_classes(test, part)
