@@ -59,6 +59,17 @@ def test_what_is_no_number_is_refused(value: object) -> None:
         encode(frame, {"size": Numeric(maximum=20)}, "t")
 
 
+def test_one_refusal_names_all_that_is_no_number_and_all_unknown_categories() -> None:
+    frame = pd.DataFrame({"size": ["12", "k.A.", None, "unb.", "k.A."], "colour": ["red", "rot", None, "blau", "rot"]})
+    with pytest.raises(EquidpError, match=r"'k.A.' is not a number; .*\. Other rows hold 'unb.', which are no numbers"):
+        encode(frame[["size"]], {"size": Numeric(maximum=20)}, "t")
+    with pytest.raises(EquidpError, match=r"'rot'.* Other rows hold 'blau', which are unknown too\."):
+        encode(frame[["colour"]], {"colour": Categorical(categories=("red", "blue"))}, "t")
+    many = pd.DataFrame({"size": [f"x{k}" for k in range(9)]})
+    with pytest.raises(EquidpError, match=r"'x0' is not .* hold 'x1', 'x2', 'x3', 'x4', 'x5' and 3 more, which"):
+        encode(many, {"size": Numeric(maximum=20)}, "t")
+
+
 def test_a_number_is_told_as_it_was_written() -> None:
     with pytest.raises(EquidpError, match=r"column 'size': 21\.0 is out of bounds"):
         encode(pd.DataFrame({"size": [21.0]}), {"size": Numeric(maximum=20)}, "t")

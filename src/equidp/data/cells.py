@@ -23,6 +23,9 @@ MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat
 
 NUMERAL = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,9}))?")
 
+SHOWN = 5
+"""Number of further invalid values that a message names."""
+
 SEVERAL = -2
 """Position of a number that several declared categories are."""
 
@@ -160,7 +163,8 @@ def codes(
                 f"{place} the {sort} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
                 "dtype=str)."
             )
-        raise unknown_name(f"category in {place}", given, [text for text, _ in written])
+        refusal = unknown_name(f"category in {place}", given, [text for text, _ in written])
+        raise EquidpError(f"{refusal}{_others(column[found == -1], given, 'which are unknown too')}")
     return torch.from_numpy(found)
 
 
@@ -186,6 +190,7 @@ def numbers(
         raise EquidpError(
             f"{where}, row {column.index[position]}, column {column.name!r}: {what}; "
             f"give a number from {minimum:g} to {maximum:g}{otherwise}."
+            + _others(column[~np.isfinite(values)], given, "which are no numbers")
         )
     return torch.tensor(values.clip(minimum, maximum))
 
@@ -226,6 +231,14 @@ def number_in(text: str) -> Decimal | None:
     except InvalidOperation:
         return None
     return number if number.is_finite() else None
+
+
+def _others(invalid: pd.Series, told: object, what: str) -> str:
+    """A further sentence on the distinct values beside the one that is told, so that one run finds all; or nothing."""
+    texts = list(dict.fromkeys(as_written(value) for value in invalid if not _is_absent(value, {""})))
+    others = [text for text in texts if text != as_written(told)]
+    more = f" and {len(others) - SHOWN:,} more" if len(others) > SHOWN else ""
+    return f" Other rows hold {', '.join(others[:SHOWN])}{more}, {what}." if others else ""
 
 
 def as_written(value: object) -> str:
