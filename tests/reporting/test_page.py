@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from equidp.evaluation.metrics import metrics_document
-from equidp.reporting import tables
+from equidp.reporting import rendering, tables
 from equidp.reporting.page import EXACT_SIZES, html_report
 from equidp.reporting.rendering import linked, whole
 
@@ -264,6 +264,15 @@ def test_a_model_that_chance_explains_is_said(sample):
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": lucky}}
     text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
     assert "dpsgd is hardly better than guesses: MCC 0.01" in text
+
+
+def test_a_long_table_is_folded_under_its_caption_and_long_names_may_break(sample, monkeypatch):
+    assert '<details class="folded">' not in html_report(**sample.arguments())
+    monkeypatch.setattr(rendering, "FOLDED_FROM", 8)
+    page = html_report(**sample.arguments())
+    assert re.search(r'<details class="folded">\s*<summary>By class \(10 rows\)</summary>', page)
+    assert page.count("<details") == page.count("</details>")
+    assert "class:<wbr>" in page
 
 
 def test_a_class_without_test_records_is_said(sample, page):

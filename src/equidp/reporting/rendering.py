@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 import jinja2
 import plotly.graph_objects as go
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from equidp.options import dotted
 from equidp.system.files import replacing
@@ -43,6 +43,10 @@ INSIDE = re.compile(r'<script id="library"[^>]*>[^<]*</script>')
 
 WIDE_FROM = 25
 """A chart with more bars than this takes the page's full width."""
+
+
+FOLDED_FROM = 60
+"""A table with more rows than this shows its caption until a reader opens it."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,10 @@ def render(
     """
     plotly, script = get_plotlyjs(), asset("report.js")
     how: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    page = jinja2.Environment(loader=jinja2.FunctionLoader(asset), autoescape=True, **how).get_template(template)
-    return page.render(
+    environment = jinja2.Environment(loader=jinja2.FunctionLoader(asset), autoescape=True, **how)
+    environment.filters["breakable"] = _breakable
+    environment.globals["folded_from"] = FOLDED_FROM
+    return environment.get_template(template).render(
         title=title,
         policy=_policy(plotly, script),
         style=Markup(asset("report.css")),
@@ -167,6 +173,11 @@ def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
             wide=sum(len(trace["x"]) for trace in facts["data"] if trace["type"] in ("bar", "heatmap")) > WIDE_FROM,
             json=_json_for_script(facts),
         )
+
+
+def _breakable(text: str) -> Markup:
+    """Text whose lines may end behind the signs that join names: `sex*class` and `race:White` make wide columns."""
+    return Markup(re.sub(r"([*:=])", r"\1<wbr>", str(escape(text))))  # what `escape` writes holds none of the three
 
 
 def _json_for_script(facts: Mapping) -> Markup:
