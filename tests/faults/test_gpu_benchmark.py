@@ -76,6 +76,18 @@ def test_replayed_steps_are_watched_once_their_trials_are_over(gpu, watched_repl
     assert (row["waits"] == "never") == (row["not whole as"] is None and algorithm not in NEW_NOISE)
 
 
+def test_other_tiles_of_a_convolution_are_held_to_the_same_squares(gpu: ModuleType, monkeypatch) -> None:
+    pytest.importorskip("triton")
+    layers = importlib.import_module("convolutions")
+    (kind,) = layers.kinds_of(nn.Conv2d(3, 20, 3, padding=1), torch.zeros(1, 3, 12, 12))
+    assert (str(kind), kind.outputs) == ("3→20, 3×3, stride 1, 12×12", (12, 12))
+    monkeypatch.setattr(layers, "OTHERS", [layers.Tile(16, 32, 16, 4, 2), layers.Tile(64, 32, 16, 4, 2)])
+    found = layers.measured(kind, 2, torch.device("cpu"), others=True)
+    assert found["kept"]
+    assert list(found["others"]) == ["16×32, 16 pixels, 4 warps, 2 stages"]  # the other would be half empty
+    assert found["others"]["16×32, 16 pixels, 4 warps, 2 stages"].keys() == {"norms", "sum"}
+
+
 @pytest.mark.parametrize(("stage", "part"), [("algorithms", "_against_cpu"), ("gradients", "_gradients")])
 def test_one_that_fails_is_a_wrong_row_and_the_others_go_on(gpu, stage, part, tmp_path, monkeypatch) -> None:
     def failing(place: object, name: object) -> dict:

@@ -298,6 +298,17 @@ def products() -> str:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """How a program forms its part of a gradient: so many rows and columns, from so many output pixels at a time."""
+
+    rows: int
+    columns: int
+    pixels: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
 class Tiles:
     """Gradients of a convolution's weight, formed in tiles that a program has in its registers.
 
@@ -311,6 +322,7 @@ class Tiles:
         padding: zeros above and to the left of an image.
         padded: whether there are any, also below and to the right.
         precision: of products; decided once, as a norm's and a sum's must not differ.
+        chosen: another tile than one that suits the sides, to compare their speed.
     """
 
     kernel: Kernel
@@ -319,23 +331,29 @@ class Tiles:
     padding: tuple[int, int]
     padded: bool
     precision: str = field(default_factory=products)
+    chosen: Tile | None = None
 
     @property
     def here(self) -> bool:
         """Whether this device can form them so."""
-        return self._how()["num_stages"] > 0
+        return self.tile.stages > 0
 
     @property
     def count(self) -> int:
         """Tiles of one gradient."""
-        out, across = self._sides()
-        return -(-self.kernel.channels[1] // out) * -(-self.kernel.fan_in // across)
+        return -(-self.kernel.channels[1] // self.tile.rows) * -(-self.kernel.fan_in // self.tile.columns)
 
-    def _sides(self) -> tuple[int, int]:
-        sides = (self.kernel.channels[1], self.kernel.fan_in)
+    @property
+    def tile(self) -> Tile:
+        """The part of a gradient that one program forms."""
+        if self.chosen is not None:
+            return self.chosen
         most = min(WIDE, NARROW) if self.precision == "ieee" else WIDE
-        out, across = (min(max(triton.next_power_of_2(side), 16), most) for side in sides)
-        return out, across
+        sides = (self.kernel.channels[1], self.kernel.fan_in)
+        rows, columns = (min(max(triton.next_power_of_2(side), 16), most) for side in sides)
+        pixels = 32 if self.backprops.shape[2:].numel() > 16 else 16
+        warps = 8 if rows * columns > WIDE * WIDE // 2 else 4
+        return Tile(rows, columns, pixels, warps, stages(self.images.device, 4 * pixels * (rows + columns)))
 
     def form(self, squares: Tensor, gradients: Tensor | None) -> None:
         """Write the squares of each tile to `squares [count, b]`, and the gradients to `[b, numel]` if it is given."""
@@ -371,23 +389,21 @@ class Tiles:
         return (*shape, *kernel.stride, *kernel.dilation, *self.padding)
 
     def _how(self) -> dict[str, Any]:
-        out, across = self._sides()
-        pixels = self.backprops.shape[2:]
-        positions, whole = pixels.numel(), pixels == self.images.shape[2:]
-        block = 32 if positions > 16 else 16
+        pixels, tile = self.backprops.shape[2:], self.tile
+        whole = pixels == self.images.shape[2:]
         return {
-            "BLOCKS": -(-positions // block),
-            "OUT": out,
-            "IN": across,
+            "BLOCKS": -(-pixels.numel() // tile.pixels),
+            "OUT": tile.rows,
+            "IN": tile.columns,
             "ACROSS": pixels[1],
             "FLAT": self.kernel.size == (1, 1) and whole and not self.padded,
             "ROWS": self.kernel.size[0],
             "COLUMNS": self.kernel.size[1],
             "PADDED": self.padded,
-            "BLOCK": block,
+            "BLOCK": tile.pixels,
             "PRECISION": self.precision,
-            "num_warps": 8 if out * across > WIDE * WIDE // 2 else 4,
-            "num_stages": stages(self.images.device, 4 * block * (out + across)),
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
         }
 
 
