@@ -87,9 +87,10 @@ def differing(kernels: ModuleType, device: torch.device) -> str:
 
 
 TRIED = (
-    ("convolutions", (22, 70), (3, 2), (2, 1), 1, (5, 15)),  # padded; several tiles, each of them as large as any
+    ("convolutions", (22, 70), (3, 2), (2, 1), 1, (5, 14)),  # padded; several tiles, each of them as large as any
     ("bare convolutions", (3, 20), (3, 3), (1, 1), 0, (5, 18)),
     ("1×1 convolutions", (20, 36), (1, 1), (1, 1), 0, (4, 16)),  # whose rows begin at 16 bytes
+    ("short 1×1 convolutions", (20, 36), (1, 1), (1, 1), 0, (5, 4)),  # and not at 64
 )
 """Name, channels, kernel, stride, padding and images of the convolutions that a device is tried with."""
 

@@ -10,6 +10,7 @@ norm holds for theirs; nothing is added by atomics, whose order would change fro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -243,10 +244,11 @@ def _form(
     images, backprops, squares, gradients, stride, lost, records,
     positions, outputs, channels, height, width, down, along, apart, aside, top, left,
     KEEP: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, ACROSS: tl.constexpr,
-    FLAT: tl.constexpr,
+    FLAT: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, record, seen = tl.program_id(0), tl.program_id(1).to(tl.int64), channels * ROWS * COLUMNS
+    positions = positions // ALIGNED * ALIGNED  # so a compiler knows that rows begin at 16 bytes, and reads as many
     out = tile // tl.cdiv(seen, IN) * OUT + tl.arange(0, OUT)
     place = tile % tl.cdiv(seen, IN) * IN + tl.arange(0, IN)
     image, backprop = images + record * (channels * height * width), backprops + record * (outputs * positions)
@@ -268,10 +270,11 @@ def _weighted(
     images, backprops, weights, sums, records,
     positions, outputs, channels, height, width, down, along, apart, aside, top, left,
     EACH: tl.constexpr, BLOCKS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, ACROSS: tl.constexpr,
-    FLAT: tl.constexpr,
+    FLAT: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, share, seen = tl.program_id(0), tl.program_id(1), channels * ROWS * COLUMNS
+    positions = positions // ALIGNED * ALIGNED
     out = tile // tl.cdiv(seen, IN) * OUT + tl.arange(0, OUT)
     place = tile % tl.cdiv(seen, IN) * IN + tl.arange(0, IN)
     total, own = tl.zeros([OUT, IN], tl.float32), tl.zeros([OUT, IN], tl.float32)
@@ -397,6 +400,7 @@ class Tiles:
             "IN": tile.columns,
             "ACROSS": pixels[1],
             "FLAT": self.kernel.size == (1, 1) and whole and not self.padded,
+            "ALIGNED": math.gcd(pixels.numel(), 4),
             "ROWS": self.kernel.size[0],
             "COLUMNS": self.kernel.size[1],
             "PADDED": self.padded,
