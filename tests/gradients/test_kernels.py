@@ -279,6 +279,7 @@ def test_on_a_cpu_and_in_double_precision_they_are_not_asked_for(monkeypatch: py
 
 
 COMPILE = """
+import re
 import torch
 from triton import compile
 from triton.backends.compiler import GPUTarget
@@ -287,8 +288,9 @@ from equidp.gradients import kernels
 P, I, L, F = (((kind,) * 3) for kind in ("*fp32", "i32", "i64", "fp32"))
 layer = kernels.Kernel((3, 3), (1, 1), (1, 1), (64, 128))
 how = kernels.Tiles(layer, torch.zeros(2, 64, 9, 9), torch.zeros(2, 128, 9, 9), (1, 1), True)._how()
-pixel = kernels.Kernel((1, 1), (1, 1), (1, 1), (64, 64))
-flat = kernels.Tiles(pixel, *[torch.zeros(2, 64, 8, 8)] * 2, (0, 0), False)._how()
+pixel = kernels.Kernel((1, 1), (1, 1), (1, 1), (128, 128))
+around = kernels.Kernel((3, 3), (1, 1), (1, 1), (128, 128))
+flat = kernels.Tiles(pixel, *[torch.zeros(2, 128, 8, 8)] * 2, (0, 0), False)._how()
 for one in (how, flat):
     del one["num_warps"], one["num_stages"]
 assert flat["FLAT"] and not how["FLAT"]
@@ -313,17 +315,23 @@ for kernel, given, constants in [
     source = ASTSource(kernel, given | dict.fromkeys(constants, "constexpr"), constants)
     for capability in (80, 90):
         assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
-# 14×14 pixels are no multiple of 16, which is all that Triton looks for, but their rows begin at 16 bytes
 given = dict(images="*fp32", backprops="*fp32", squares="*fp32", gradients="*fp32", stride="i32", lost="fp32",
              records="i32", **geometry)
-short = kernels.Tiles(pixel, *[torch.zeros(2, 64, 14, 14)] * 2, (0, 0), False)._how()
-options = {name: short.pop(name) for name in ("num_warps", "num_stages")}
 of_sixteen = [i for i, name in enumerate(given) if given[name] == "*fp32" or name in ("outputs", "channels")]
-constants = dict(KEEP=False, **short)
-source = ASTSource(kernels._form, given | dict.fromkeys(constants, "constexpr"), constants,
-                   {(i,): [["tt.divisibility", 16]] for i in of_sixteen})
-code = compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-assert "cp.async.cg" in code and "cp.async.ca" not in code
+for layer, side, padding in ((pixel, 14, 0), (pixel, 7, 0), (around, 28, 1), (around, 14, 1), (around, 7, 1)):
+    both = torch.zeros(2, layer.channels[0], side, side), torch.zeros(2, layer.channels[1], side, side)
+    how = kernels.Tiles(layer, *both, (padding, padding), padding > 0)._how()
+    options = {name: how.pop(name) for name in ("num_warps", "num_stages")}
+    constants = dict(KEEP=False, **how)
+    source = ASTSource(kernels._form, given | dict.fromkeys(constants, "constexpr"), constants,
+                       {(i,): [["tt.divisibility", 16]] for i in of_sixteen})
+    code = compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+    if side == 14 and not padding:  # no multiple of 16, which is all that Triton looks for; rows begin at 16 bytes
+        assert "cp.async.cg" in code["ptx"] and "cp.async.ca" not in code["ptx"]
+    (read,) = set(re.findall(r"tensor<32x128x!tt.ptr<f32>, (#blocked\\d*)>", code["ttgir"]))
+    found = re.search(read + r" = .*threadsPerWarp = \\[(\\d+), \\d+\\].*order = \\[(.*?)\\]", code["ttgir"])
+    # threads side by side read pixels side by side, not channels, which lie far apart
+    assert int(found[1]) >= 8 and found[2] == "0, 1", (layer, side, found[0])
 print("compiled")
 """
 

@@ -225,18 +225,18 @@ def _multiplied(
     pixel, kernel = first + tl.arange(0, BLOCK), place % (ROWS * COLUMNS)
     known = (out < outputs)[:, None] & (pixel < limit)[None, :]
     one = tl.load(backprop + out[:, None] * positions + pixel[None, :], mask=known, other=0.0)
-    known = (place < channels * ROWS * COLUMNS)[:, None] & (pixel < limit)[None, :]
+    known = (pixel < limit)[:, None] & (place < channels * ROWS * COLUMNS)[None, :]
     if FLAT:  # a window is the pixel itself
-        other = tl.load(image + place[:, None] * positions + pixel[None, :], mask=known, other=0.0)
+        other = tl.load(image + pixel[:, None] + place[None, :] * positions, mask=known, other=0.0)
     else:  # ACROSS is compiled in: a thread divides by it for every pixel
         row, column = pixel // ACROSS * down - top, pixel % ACROSS * along - left  # of a window's first pixel
         lower, farther = kernel // COLUMNS * apart, kernel % COLUMNS * aside
         if PADDED:  # what is negative is large without its sign
-            rows, columns = row[None, :] + lower[:, None], column[None, :] + farther[:, None]
+            rows, columns = row[:, None] + lower[None, :], column[:, None] + farther[None, :]
             known = known & (rows.to(tl.uint32, bitcast=True) < height) & (columns.to(tl.uint32, bitcast=True) < width)
         seen = (place // (ROWS * COLUMNS) * height + lower) * width + farther
-        other = tl.load(image + seen[:, None] + (row * width + column)[None, :], mask=known, other=0.0)
-    return tl.dot(one, tl.trans(other), total, input_precision=PRECISION)
+        other = tl.load(image + (row * width + column)[:, None] + seen[None, :], mask=known, other=0.0)
+    return tl.dot(one, other, total, input_precision=PRECISION)
 
 
 @triton.jit
