@@ -22,7 +22,7 @@ from equidp.data.records import Membership, Records, Schema, Split
 from equidp.data.splitting import split
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
-from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule
+from equidp.mechanism.parts import Added, FlatClip, Part, Public, Schedule, StepFacts
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
 from equidp.pipelines.training.nodes import plan_training
 from equidp.reporting.privacy_report import DECIDING, UNPROTECTED, privacy_report
@@ -333,6 +333,49 @@ def test_a_side_release_that_breaks_its_promise_is_refused_before_an_epsilon_is_
     name = type(parts["side_release"]).__name__
     with pytest.raises(EquidpError, match=f"the side release {name} lets a record of norm .* in group . move it and"):
         planned("dpsgd_quantile", **parts)
+
+
+class NotClamped(QuantileCount):
+    """Leads the bound by a share that noise may carry below 0."""
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": public["clip_norm"] * noised.mean()}
+
+
+class Divides(QuantileCount):
+    """By a count that noise may make 0."""
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": noised.sum() / noised.sum()}
+
+
+class Misspelt(QuantileCount):
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_nrom": public["clip_norm"]}
+
+
+class Forgets(QuantileCount):
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        (NotClamped(), r"makes clip_norm = -?0\.0 of the noised statistic .*clamp what `later` and `now` make"),
+        (Divides(), r"makes clip_norm = nan of the noised statistic \[0\.0\]"),
+        (Misspelt(), r"returns 'clip_nrom' in `later`, which it does not declare. Did you mean 'clip_norm'\?"),
+        (Forgets(), "declares 'clip_norm', and `later` does not return it"),
+    ],
+)
+def test_a_side_release_whose_values_bound_nothing_is_refused(release: QuantileCount, reason: str) -> None:
+    with pytest.raises(EquidpError, match=f"the side release {type(release).__name__} {reason}"):
+        planned("dpsgd_quantile", side_release=release)
+
+
+def test_a_bound_that_noise_carried_below_zero_lets_nobody_in() -> None:
+    public = {"clip_norm": torch.tensor([0.5, -3.0])}
+    assert FlatClip().weights(torch.tensor([1.0, 2.0]), public).tolist() == [0.5, 0.0]
 
 
 def test_a_schedule_of_other_steps_than_the_run_is_refused() -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from equidp.accounting.plan import Plan
-from equidp.errors import EquidpError
+from equidp.errors import EquidpError, nearest
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.float32 import SMALLEST
 from equidp.mechanism.parts import (
@@ -26,6 +27,7 @@ from equidp.mechanism.parts import (
     sensitivity,
     tensors,
 )
+from equidp.mechanism.parts.base import listed
 
 ROUNDING = 1e-5
 """How far rounding in float32 may carry a weighted norm, or a squared shift, beyond its bound."""
@@ -38,8 +40,9 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     """Try what a schedule, a weight rule and a side release promise.
 
     Raises:
-        EquidpError: for a schedule of other steps than the run's, a weight rule that exceeds its `bound`, or a side
-            release beside which a record moves more than the step is charged for.
+        EquidpError: for a schedule of other steps than the run's, a weight rule that exceeds its `bound`, a side
+            release whose values have other names or bound nothing, or one beside which a record moves more than the
+            step is charged for.
     """
     segments = algorithm.schedule.segments(plan)
     if (steps := sum(segment.steps for segment in segments)) != plan.steps:
@@ -60,7 +63,15 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     if side is None or not rule.reads <= public.keys() | side.gives:
         return
     known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
-    if broken := _broken_joint(side, rule, first, known, known.noise_multiplier * segments[0].noise):
+    if broken := _broken_names(side, first, known):
+        raise EquidpError(f"{algorithm.name}: the side release {type(side).__name__} {broken}")
+    noise = known.noise_multiplier * segments[0].noise
+    if broken := _broken_values(side, rule, first, known, noise):
+        raise EquidpError(
+            f"{algorithm.name}: the side release {type(side).__name__} {broken}. Noise makes any statistic possible: "
+            "clamp what `later` and `now` make of it to above 0."
+        )
+    if broken := _broken_joint(side, rule, first, known, noise):
         raise EquidpError(
             f"{algorithm.name}: the side release {type(side).__name__} lets {broken}. With it ε would not hold: mend "
             f"its `added`, `sensitivity` or `joint_noise`, or `reach` of {type(rule).__name__}."
@@ -84,37 +95,83 @@ def _broken_bound(rule: WeightRule, public: Public) -> str:
     return ""
 
 
+def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
+    """Which values a side release returns under names that it has not declared, or does not; empty where none."""
+    facts = StepFacts(plan, 0, 1.0, torch.tensor(1.0), 1, plan.sampling_rate)
+    every = [side.consequences(value, first, first, facts) for value in _noised(side, first, plan)]
+    later, now = (frozenset[str]().union(*found) for found in zip(*every, strict=True))
+    for method, found, declared in (("later", later, side.steers | side.keeps), ("now", now, side.gives)):
+        if extra := sorted(found - declared):
+            near = nearest(extra[0], declared, cutoff=0.4)
+            return f"returns {extra[0]!r} in `{method}`, which it does not declare" + (
+                f". Did you mean {near!r}?" if near else f": it declares {listed(declared)}."
+            )
+        if missing := sorted(declared - found):
+            return f"declares {missing[0]!r}, and `{method}` does not return it."
+    return ""
+
+
+def _broken_values(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
+    """Which value made of a noised statistic bounds nothing: 0, below, or no number; empty where none is found."""
+    norms = torch.logspace(-9, 9, 19)
+    for _, value, values in _tried(side, rule, first, plan, noise):
+        bounds = rule.bound(values)
+        weights = [rule.weights(norms, per_record(values, torch.full((19,), group))) for group in _groups(plan)]
+        if not ((bounds > 0) & (bounds < math.inf)).all() or not (torch.stack(weights) >= 0).all():
+            told = ", ".join(f"{name} = {values[name].tolist()}" for name in sorted(side.steers | side.gives))
+            return (
+                f"makes {told} of the noised statistic {value.tolist()}, by which {type(rule).__name__} bounds nothing"
+            )
+    return ""
+
+
 def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
     """Which record is found to move both by more than is charged; empty where none is.
 
-    The record is put into a batch of two others, and what it moves is read off: (w·n/(σ·Δ))² + (h/σ_1)². Values that
-    the side release leads are tried at the start, at a thousandth, a thousandfold, and after some releases.
+    The record is put into a batch of two others, and what it moves is read off: (w·n/(σ·Δ))² + (h/σ_1)².
     """
-    rate = plan.sampling_rate
-    facts = StepFacts(plan, 0, noise, known_sensitivity(rule, first), 1, rate)
-    led = {name: value for name, value in first.items() if name in side.steers}
-    states = [dict(first), *({**first, **{k: v * size for k, v in led.items()}} for size in (1e-3, 1e3))]
-    size = len(side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), first, plan))
-    noised = [torch.zeros(size), torch.linspace(3, 1, size), torch.linspace(-5, 40, size)]
-    states += [{**first, **side.consequences(value, first, first, facts)[0]} for value in noised]
     charged = side.joint_noise(rule, plan, noise)
-    groups = sorted({round(k * (plan.groups - 1) / (GROUPS - 1)) for k in range(GROUPS)})
-    for carried in states:
-        public = [{**carried, **side.consequences(value, carried, carried, facts)[1]} for value in noised]
-        for group in groups:
+    for carried, _, values in _tried(side, rule, first, plan, noise):
+        for group in _groups(plan):
             norms = _norms(side, carried, group)
             moved = _moved(side, norms, group, carried, plan) / side.noise(plan)
-            for values in public:
-                seen = per_record(values, torch.full((len(norms),), group))
-                weights = rule.weights(norms, seen) * seen["scale"]
-                added = weights.double() * norms * (weights > SMALLEST) / (float(sensitivity(rule, values)) * noise)
-                joint = (added**2 + moved**2) * charged**2
-                if float(joint.max()) > 1 + ROUNDING:
-                    return (
-                        f"a record of norm {float(norms[joint.argmax()]):.6g} in group {group} move it and the "
-                        f"gradients by {math.sqrt(float(joint.max())):.6g} times what the step is charged for"
-                    )
+            seen = per_record(values, torch.full((len(norms),), group))
+            weights = rule.weights(norms, seen) * seen["scale"]
+            added = weights.double() * norms * (weights > SMALLEST) / (float(sensitivity(rule, values)) * noise)
+            joint = (added**2 + moved**2) * charged**2
+            if float(joint.max()) > 1 + ROUNDING:
+                return (
+                    f"a record of norm {float(norms[joint.argmax()]):.6g} in group {group} move it and the "
+                    f"gradients by {math.sqrt(float(joint.max())):.6g} times what the step is charged for"
+                )
     return ""
+
+
+def _tried(
+    side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float
+) -> Iterator[tuple[Public, Tensor, Public]]:
+    """Carried values, noised statistics, and the public values of a step that both come to.
+
+    Values that the side release leads are tried at the start, at a thousandth, a thousandfold, and after some releases.
+    """
+    facts = StepFacts(plan, 0, noise, known_sensitivity(rule, first), 1, plan.sampling_rate)
+    led = {name: value for name, value in first.items() if name in side.steers}
+    states = [dict(first), *({**first, **{k: v * size for k, v in led.items()}} for size in (1e-3, 1e3))]
+    noised = _noised(side, first, plan)
+    states += [{**first, **side.consequences(value, first, first, facts)[0]} for value in noised]
+    for carried in states:
+        for value in noised:
+            yield carried, value, {**carried, **side.consequences(value, carried, carried, facts)[1]}
+
+
+def _noised(side: SideRelease, first: Public, plan: Plan) -> list[Tensor]:
+    """Statistics that noise may come to: none, ordinary ones, and ones with an entry below 0."""
+    size = len(side.statistic(torch.zeros(0), torch.zeros(0, dtype=torch.int64), first, plan))
+    return [torch.zeros(size), torch.linspace(3, 1, size), torch.linspace(-5, 40, size)]
+
+
+def _groups(plan: Plan) -> list[int]:
+    return sorted({round(k * (plan.groups - 1) / (GROUPS - 1)) for k in range(GROUPS)})
 
 
 def _norms(side: SideRelease, carried: Public, group: int) -> Tensor:

@@ -44,7 +44,7 @@ class FlatClip(WeightRule):
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """min(1, C/n), and 1 for a zero gradient."""
-        return (public["clip_norm"] / norms).clamp(max=1.0)
+        return (public["clip_norm"] / norms).clamp(0.0, 1.0)  # a C below 0, which noise may give, bounds by 0
 
     def bound(self, public: Public) -> Tensor:
         """C."""
