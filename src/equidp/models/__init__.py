@@ -25,26 +25,30 @@ from equidp.models.resnet_finetune import ResNetFinetune
 from equidp.models.tramer_boneh import TramerBonehCifar10, TramerBonehMnist
 from equidp.models.wide_resnet import WideResNet
 from equidp.options import checked_options
+from equidp.registry import Registry
 from equidp.system.threads import GLOBAL_RANDOM
 
-MODELS: dict[str, type[Model]] = {
-    "logistic": Logistic,
-    "mlp": Mlp,
-    "cnn_small": CnnSmall,
-    "cnn4": Cnn4,
-    "cnn9": Cnn9,
-    "sa_cnn9": SaCnn9,
-    "psasc_cnn": PsascCnn,
-    "resnet9": ResNet9,
-    "wrn16_4": WideResNet,
-    "scatter_linear": ScatterLinear,
-    "scatter_cnn": ScatterCnn,
-    "tramer_boneh_mnist": TramerBonehMnist,
-    "tramer_boneh_cifar10": TramerBonehCifar10,
-    "backbone": Backbone,
-    "resnet_finetune": ResNetFinetune,
-    "bilstm": BiLstm,
-}
+MODELS: Registry[type[Model]] = Registry(
+    "equidp.models",
+    {
+        "logistic": Logistic,
+        "mlp": Mlp,
+        "cnn_small": CnnSmall,
+        "cnn4": Cnn4,
+        "cnn9": Cnn9,
+        "sa_cnn9": SaCnn9,
+        "psasc_cnn": PsascCnn,
+        "resnet9": ResNet9,
+        "wrn16_4": WideResNet,
+        "scatter_linear": ScatterLinear,
+        "scatter_cnn": ScatterCnn,
+        "tramer_boneh_mnist": TramerBonehMnist,
+        "tramer_boneh_cifar10": TramerBonehCifar10,
+        "backbone": Backbone,
+        "resnet_finetune": ResNetFinetune,
+        "bilstm": BiLstm,
+    },
+)
 
 
 def build_model(

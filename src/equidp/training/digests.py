@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -52,6 +55,30 @@ def _version(library: str) -> str:
 
 CODE_DIGEST = _code_digest()
 """Of the code that training runs: taken as it is imported, since files may be edited while a run trains."""
+
+
+NO_CODE_OF_A_USER = {*sys.stdlib_module_names, "equidp", "pydantic", "torch", "torchvision"}
+
+
+def code_of_others(kinds: Iterable[type]) -> str:
+    """sha256 of the packages that classes come from besides this one, or of their files; empty where all are its own.
+
+    An algorithm's parts and a model may be a user's own: what they do decides what a release is, too.
+    """
+    bases = (base.__module__.partition(".")[0] for kind in kinds for base in kind.__mro__)
+    contents = b"".join(map(_content, sorted(set(bases) - NO_CODE_OF_A_USER)))
+    return hashlib.sha256(contents).hexdigest() if contents else ""
+
+
+@cache
+def _content(package: str) -> bytes:
+    """Of every file of a package, or of the one file of a module; nothing of what was typed into an interpreter."""
+    module = sys.modules.get(package)
+    folders = [Path(folder) for folder in getattr(module, "__path__", ())]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    if not folders and (file := getattr(module, "__file__", None)):
+        files = [Path(file)]
+    return b"".join(file.read_bytes() for file in files if file.is_file())
 
 
 def fingerprint(records: Records) -> str:

@@ -28,7 +28,7 @@ from equidp.mechanism.trainer import EpochCallback, Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.system.threads import GLOBAL_RANDOM
 from equidp.training.checkpoint import Checkpointer, life_of
-from equidp.training.digests import CODE_DIGEST, LIBRARIES, fingerprint, initial_state
+from equidp.training.digests import CODE_DIGEST, LIBRARIES, code_of_others, fingerprint, initial_state
 from equidp.training.journal import BLOCK
 from equidp.training.networks import augmentation, loss_of, make_model
 from equidp.training.planning import groups_of, refuse_test_records
@@ -90,6 +90,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     at_once = training.physical_batch_size or at_once
     if at_once is not None and training.physical_batch_size is None and at_once < plan.batch_size:
         logger.info("%s: %d records at once fit into the GPU's memory.", algorithm.name, at_once)
+    added = code_of_others((*map(type, algorithm.parts), type(network)))
     keeper = None
     if request.workplace is not None and algorithm.private and (peers is None or peers.first):
         asked = request.facts() | {
@@ -106,7 +107,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
             resume=request.resume,
             every_epochs=request.checkpoint_every,
             block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
-            code=CODE_DIGEST[:16],
+            code=f"{CODE_DIGEST[:16]}{added[:16]}",
             repeating=not graphs,  # whether a new recording repeats an old one was not tried on a GPU
         )
         if request.resume and not keeper.found:
@@ -119,7 +120,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
                 keeper.abandoned,
             )
     try:
-        others = [] if peers is None else _others_of(peers, random)
+        others = [] if peers is None else _others_of(peers, random, CODE_DIGEST + added)
         ledger: Ledger = keeper.ledger(random, others) if keeper else Ledger()
         ids, names = groups_of(algorithm, train, request.grouping)
         arguments: dict[str, Any] = {
@@ -198,18 +199,18 @@ def tell_parameters(name: str, network: nn.Module) -> None:
     logger.info("%s trains %s of the model's %s parameters.", name, f"{trained:,}", f"{whole:,}")
 
 
-def _others_of(peers: Peers, random: RandomSource) -> list[str]:
-    """`life_of` of the other ranks, on rank 0.
+def _others_of(peers: Peers, random: RandomSource, own: str) -> list[str]:
+    """`life_of` of the other ranks, on rank 0, which runs the code `own`.
 
     Raises:
         EquidpError: where one runs other code, installed on another machine: its bounds may not be those that ε is of.
     """
-    seen = peers.gather((life_of(random), CODE_DIGEST))
+    seen = peers.gather((life_of(random), own))
     for rank, (_, code) in enumerate(seen):
-        if code != CODE_DIGEST:
+        if code != own:
             raise EquidpError(
-                f"Rank {rank} runs another version of equidp, or of {', '.join(LIBRARIES)}, than rank 0: install the "
-                "same on all machines."
+                f"Rank {rank} runs another version of equidp, of {', '.join(LIBRARIES)}, or of a package that adds the "
+                "algorithm or the model, than rank 0: install the same on all machines."
             )
     return [life for life, _ in seen[1:]]
 

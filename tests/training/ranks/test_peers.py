@@ -126,7 +126,7 @@ def test_a_life_is_that_of_all_ranks(tmp_path: Path) -> None:
 def test_a_rank_of_other_code_is_refused(tmp_path: Path) -> None:
     """Another machine's version may bound records otherwise than the ledger says, or round a step done again."""
     codes = (digests.CODE_DIGEST, "of another version")
-    with pytest.raises(EquidpError, match=r"Rank 2 runs another version of equidp, or of .* install the same"):
+    with pytest.raises(EquidpError, match=r"Rank 2 runs another version of equidp, of .* install the same"):
         ready("dpsgd", 6, Played(0, [], codes=codes), workplace=tmp_path)
     ready("dpsgd", 6, Played(0, []), workplace=tmp_path).keeper.close()  # whose folder was let go
 

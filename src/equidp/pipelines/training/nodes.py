@@ -20,7 +20,7 @@ from equidp.errors import EquidpError
 from equidp.evaluation.metrics import Groups
 from equidp.mechanism.algorithm import Outcome
 from equidp.mechanism.device import choose_device
-from equidp.models import card_options
+from equidp.models import MODELS, card_options
 from equidp.models.weights import Weights, network_of
 from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
@@ -28,6 +28,7 @@ from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.tasks import task_of
 from equidp.training import TrainingRequest, groups_of, plan_run, predict, privacy_statement, train_model, units_in
 from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
+from equidp.training.digests import code_of_others
 from equidp.training.networks import imposed
 from equidp.training.statement import figures_entry
 
@@ -177,8 +178,9 @@ def _after_epoch(
 
 
 def _baseline_facts(algorithm: str, plan: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """All that a baseline depends on besides its records and the code."""
-    return {
+    """All that a baseline depends on besides its records and our code."""
+    added = code_of_others([MODELS[settings.model.name]])
+    return ({"code": added} if added else {}) | {
         "plan": plan,
         "data": settings.data.model_dump(mode="json", exclude={"positive_class"}),  # of figures alone
         "model": settings.model.model_dump(mode="json"),

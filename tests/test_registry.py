@@ -1,0 +1,94 @@
+"""Classes of other packages: found by their entry points, asked for late, and part of a run's code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from equidp import registry
+from equidp.algorithms.dpsgd import DPSGD
+from equidp.errors import EquidpError
+from equidp.mechanism.parts import FlatClip
+from equidp.models.linear import Logistic
+from equidp.training.digests import code_of_others
+
+ALGORITHM = """
+from equidp.algorithms.settings import AlgorithmSettings
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import FlatClip, Positive
+
+class Half(AlgorithmSettings):
+    clip_norm: Positive = 1.0
+
+    def build(self) -> Algorithm:
+        return Algorithm(name="dpsgd_half", weights=FlatClip(), initial={"clip_norm": self.clip_norm / 2})
+"""
+
+ASKED = """
+from equidp.algorithms import algorithm_settings
+from equidp.models import MODELS
+from equidp.parameters import resolve
+from equidp.pipeline_registry import register_pipelines
+given = {"dataset": "digits", "raw_dir": "data", "privacy": {"epsilon": 3}, "dpsgd_half": {"options": {"clip_norm": 3}}}
+print(resolve(given).algorithm("dpsgd_half").initial, "dpsgd_half" in register_pipelines(), MODELS["flat"].__name__)
+"""
+
+
+def points(*given: tuple[str, str]) -> EntryPoints:
+    return EntryPoints(EntryPoint(name, value, "equidp.algorithms") for name, value in given)
+
+
+def test_a_packages_classes_stand_beside_ours_and_are_imported_when_they_are_asked_for(monkeypatch) -> None:
+    found = points(
+        ("mine", "equidp.algorithms.dpsgd:DPSGD"), ("naive", "elsewhere:Naive"), ("lost", "no.such.module:Lost"),
+        ("one", "equidp.errors:listed_names"),
+    )  # fmt: skip
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: found.select(group=group))
+    names = registry.Registry[type]("equidp.algorithms", {"naive": "naive:Naive"})
+    assert set(names) == {"mine", "naive", "lost", "one"}
+    assert names["mine"] is DPSGD
+    assert names["naive"].__module__ == "equidp.algorithms.naive"  # a name that is ours stays ours
+    with pytest.raises(
+        EquidpError, match=r"no.such.module:Lost, .* adds as 'lost', cannot be imported \(ModuleNotFound"
+    ):
+        names["lost"]
+    with pytest.raises(EquidpError, match="is no class: correct the group equidp"):
+        names["one"]
+
+
+def test_an_installed_package_adds_a_pipeline_with_its_settings_and_a_model(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(ALGORITHM)
+    (tmp_path / "flat.py").write_text("from equidp.models.linear import Logistic\nclass Flat(Logistic): pass\n")
+    facts = tmp_path / "half-0.1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 0.1\n")
+    (facts / "entry_points.txt").write_text(
+        "[equidp.algorithms]\ndpsgd_half = half:Half\n[equidp.models]\nflat = flat:Flat\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "{'clip_norm': 1.5} True Flat", done.stderr
+
+
+def test_a_resumed_run_has_to_agree_with_the_code_of_parts_and_models_from_elsewhere() -> None:
+    class Own(FlatClip):
+        pass
+
+    class Net(nn.Module):
+        pass
+
+    assert code_of_others([FlatClip, Logistic, nn.Linear]) == ""
+    assert len(code_of_others([FlatClip, Own])) == 64
+    assert code_of_others([Own]) == code_of_others([Net])  # of one package, whose every file counts
