@@ -1,7 +1,7 @@
 """Writes docs/results.md from finished cells of sweeps: every figure there was measured, none is typed by hand.
 
     kedro sweep dpsgd_f_table              # and the other sweeps that tables.yml names
-    python benchmarks/reproduce/page.py    # two minutes; `--check` only says what is missing
+    python benchmarks/reproduce/page.py    # ten minutes of a core; `--check` only says what is missing
     python benchmarks/reproduce/page.py --only dpsgd_f_table    # rows of other sweeps stay; `--only ""`: words alone
 
 First the finished cells of this project's MLflow store are added to `records.jsonl`, which is committed: it holds what

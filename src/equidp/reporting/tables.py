@@ -216,7 +216,8 @@ def print_table(frame: pd.DataFrame, console: Console) -> None:
 def left_out(frame: pd.DataFrame) -> str:
     """How a `results_table`'s groups were chosen, where it does not show them all."""
     shown, every = sum(":" in column for column in frame.columns), frame.attrs.get("groups", 0)
-    return f"Of {every} groups the {shown} {frame.attrs['chosen_by']} are shown." if 0 < shown < every else ""
+    which, verb = ("the one", "is") if shown == 1 else (f"the {shown}", "are")
+    return f"Of {every} groups {which} {frame.attrs['chosen_by']} {verb} shown." if 0 < shown < every else ""
 
 
 def _rich(frame: pd.DataFrame) -> Table:
