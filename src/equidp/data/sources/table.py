@@ -54,6 +54,11 @@ class Table(Source):
         """Units have the name of their column."""
         return (*self.unit_names, self.options.unit) if self.options.unit else self.unit_names
 
+    @property
+    def reader(self) -> str:
+        """What cuts texts into tokens, unless rows have ids."""
+        return self._tokens.version if self.options.tokenizer and not self.options.id else ""
+
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The file the options name, plain or gzipped; what a database or the catalog gives is read at once."""
         read = [tokenizer_digest(Path(self.options.tokenizer))] if self.options.tokenizer else []
