@@ -48,6 +48,7 @@ class ScaleOrDrop(WeightRule):
 
     reads: ClassVar[frozenset[str]] = frozenset(START)
     defaults: ClassVar[Mapping[str, float]] = START
+    jumps: ClassVar[bool] = True
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """C/Z or 0."""

@@ -21,6 +21,9 @@ class WeightRule(Part, ABC):
     defaults: ClassVar[Mapping[str, float]] = {"clip_norm": 1.0}
     """What those values are unless given otherwise."""
 
+    jumps: ClassVar[bool] = False
+    """Whether the weight jumps at some norm, as where longer gradients are left out."""
+
     promised = (("reach", ("weights", "bound")),)
 
     @abstractmethod
