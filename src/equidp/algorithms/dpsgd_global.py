@@ -48,7 +48,6 @@ class ScaleOrDrop(WeightRule):
 
     reads: ClassVar[frozenset[str]] = frozenset(START)
     defaults: ClassVar[Mapping[str, float]] = START
-    jumps: ClassVar[bool] = True
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """C/Z or 0."""
@@ -69,6 +68,7 @@ class ScaleOrClip(WeightRule):
 
     reads: ClassVar[frozenset[str]] = frozenset(START)
     defaults: ClassVar[Mapping[str, float]] = START
+    continuous: ClassVar[bool] = True
 
     def weights(self, norms: Tensor, public: Public) -> Tensor:
         """C/max(Z, n)."""

@@ -146,7 +146,7 @@ class Algorithm:
     @property
     def thresholds(self) -> bool:
         """Whether a last bit of a record's norm may decide on what the record adds."""
-        return self.side_release is not None or (self.weights is not None and self.weights.jumps)
+        return self.side_release is not None or (self.weights is not None and not self.weights.continuous)
 
     @property
     def fixed(self) -> bool:
