@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import weakref
 from contextlib import nullcontext
 from functools import lru_cache
@@ -16,14 +17,16 @@ from tests.pretended import MEMORY, pretended_gpu
 from tests.small_run import trainer_of
 from torch import Tensor, nn
 
+from equidp.data.records import Membership, Records
 from equidp.gradients import recording
-from equidp.gradients.memory import kept_per_record, room_for, rows_that_fit
+from equidp.gradients.memory import PER_PARAMETER, SHARE, kept_per_record, room_for, rows_that_fit
 from equidp.gradients.workspace import Workspace
 from equidp.models import MODELS, build_model
 from equidp.models.base import Standardise
 from equidp.models.pretrained import resnet
 from equidp.training import networks
 from equidp.training.networks import predict
+from equidp.training.preparation import bytes_of
 
 LARGE = dataclasses.replace(SCHEMAS["cifar10"], shape=(3, 224, 224))
 
@@ -92,6 +95,30 @@ def test_a_gpu_of_16_gib_holds_the_presets_batches_of_small_models_whole_and_kee
         assert rows >= 4096
         assert 4 * Workspace(device).keep_floats <= MEMORY // 4
     assert room_for(nn.Linear(2, 2), torch.zeros(1, 2), 10**9) == (False, None)
+
+
+def test_one_record_more_never_changes_how_many_are_at_once(monkeypatch) -> None:
+    """Else the kernels, and with them everybody's rounding, could change with one record."""
+    schema, expected = SCHEMAS["cifar10"], 1000
+    model, by_driver, found = build_model("cnn4", schema, options={}, seed=1), set(), set()
+    with pretended_gpu():
+        model = model.to("cuda")
+        kept = kept_per_record(model, torch.zeros(1, *schema.shape, dtype=torch.uint8).to("cuda"))
+        trained = sum(parameter.numel() for parameter in model.parameters())
+        weights = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+        left = math.ceil((2 * 64 * kept + PER_PARAMETER * trained) / SHARE)  # exactly enough for 64
+        for there in (expected - 1, expected, expected + 1):
+            features, labels = torch.zeros(there, *schema.shape, dtype=torch.uint8), torch.zeros(there).long()
+            membership = Membership("hash", "seed=0", records=expected)
+            records = Records(features, labels, {"class": labels}, schema, membership=membership)
+            each = features[0].numel() + 2 * 8
+            free, held = left + (expected - there) * each, there * each + weights
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, MEMORY))
+            monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, held=held: held)
+            by_driver.add(room_for(model, features.to("cuda"), 10**6)[1])
+            found.add(room_for(model, features.to("cuda"), 10**6, resident=bytes_of(records))[1])
+    assert by_driver == {48, 64}
+    assert found == {64}
 
 
 class Counting(nn.Module):

@@ -96,9 +96,9 @@ def _finite(records: Records) -> Records:
 
 
 def _code_digest(chosen: Source) -> str:
-    """Digest of the modules that define a source's class: after an edit its records are encoded again."""
+    """Digest of the modules that define a source's class, and of what reads for it: then it is encoded again."""
     kinds = [kind for kind in type(chosen).__mro__ if issubclass(kind, Source)]
-    return hashlib.sha256(b"".join(map(_module_code, kinds))).hexdigest()
+    return hashlib.sha256(b"".join([*map(_module_code, kinds), chosen.reader.encode()])).hexdigest()
 
 
 def _module_code(kind: type) -> bytes:

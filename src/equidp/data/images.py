@@ -12,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import PIL
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 from torch import Tensor
 from tqdm import tqdm
 
@@ -88,6 +89,12 @@ def decode(name: str, encoded: Path | bytes, *, side: int, channels: int, crop: 
         size = (side, side)
         image = ImageOps.fit(image, size, Image.Resampling.BICUBIC) if crop else image.resize(size, Image.BICUBIC)  # type: ignore[attr-defined]
     return torch.from_numpy(np.array(image).reshape(side, side, channels)).permute(2, 0, 1)
+
+
+def decoder() -> str:
+    """What decodes and resizes: of another version, or built with another library, pixels may differ in a last bit."""
+    libraries = (f"{name} {features.version(name)}" for name in ("libjpeg_turbo", "jpg", "zlib"))
+    return ", ".join((f"Pillow {PIL.__version__}", *libraries))
 
 
 def image_files(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:

@@ -22,6 +22,12 @@ from equidp.errors import EquidpError
 
 SEPARATORS = ";\t|,"
 READING = re.compile(r"\s*\(*\s*(select|with)\b", re.IGNORECASE)
+QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+"""Texts, names in quotes and remarks in a query."""
+OTHER_ROWS = re.compile(
+    r"\b(limit|offset|fetch|top(?=\s+\d)|tablesample|over(?=\s*\()|random(?=\s*\())\b", re.IGNORECASE
+)
+"""By which a row that is given depends on others."""
 PARQUET, FEATHER = (".parquet", ".pq"), (".feather", ".arrow")
 
 
@@ -115,6 +121,12 @@ def read_query(query: str, database: Path | str) -> pd.DataFrame:
         reason = _one_line(getattr(error, "orig", None) or error)
         raise EquidpError(f"{where}: the query of data.options.sql cannot be run ({reason}); correct it.") from error
     return numbered_from_1(pd.DataFrame(rows, columns=names, dtype=object))
+
+
+def looks_at_other_rows(query: str) -> str:
+    """The word of a query by which what it gives of one row, or whether, depends on other rows; empty without one."""
+    found = OTHER_ROWS.search(QUOTED.sub(" ", query))
+    return found[1].upper() if found else ""
 
 
 def numbered_from_1(frame: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,11 @@ class Tokenizer:
         except (OSError, ValueError, KeyError) as error:
             raise EquidpError(f"data.options.tokenizer: {folder} cannot be read ({first_line(error)}).") from error
         self._tokenizer.truncation_side = "left" if keep == "last" else "right"
+
+    @property
+    def version(self) -> str:
+        """Of the libraries that cut texts."""
+        return ", ".join(f"{name} {version(name)}" for name in ("transformers", "tokenizers"))
 
     @property
     def vocabulary(self) -> int:

@@ -2,12 +2,16 @@
 
     rows = ⌊(0.6·free − 24·d) / (2·a)⌋, then down to 1, 1.5, 2, 3, 4, 6, 8, 12, …
 
-`free` is what the driver has left once the training data are there, `d` the model's trained numbers (themselves, their
-sum, gradient, noise and two moments of an optimiser, 4 bytes each), and `a` what torch keeps of one record's forward
-pass for the backward one, which is needed once more for the gradients at these values. Of the rest, 40 %, a quarter of
-all is for gradients that are kept (`Workspace`), and what remains for windows and libraries.
+`free` is what is left once the training data are there, by their public number (below), `d` the model's trained numbers
+(themselves, their sum, gradient, noise and two moments of an optimiser, 4 bytes each), and `a` what torch keeps of one
+record's forward pass for the backward one, which is needed once more for the gradients at these values. Of the rest,
+40 %, a quarter of all is for gradients that are kept (`Workspace`), and what remains for windows and libraries.
 
 The coarse steps let a resumed run find the same number although the driver's figure wavers.
+
+How many records are at once decides how all of them are rounded (`shape.py`), so it must not follow from how many there
+are in all: with one more, the driver's figure could fall below a step. What this process holds counts as free, and the
+model and the *declared* number of records are taken off.
 """
 
 from __future__ import annotations
@@ -63,14 +67,22 @@ def _kept(model: nn.Module, features: Tensor) -> int:
         kept.clear()
 
 
-def room_for(model: nn.Module, features: Tensor, batch_size: int, views: int = 1) -> tuple[bool, int | None]:
+def room_for(
+    model: nn.Module, features: Tensor, batch_size: int, views: int = 1, *, resident: int | None = None
+) -> tuple[bool, int | None]:
     """Whether a GPU holds a step twice, as recorded ones and those afresh have their own memory, and the most records
     at once, `views` of each: None where all of a batch fit, and on a CPU, whose system has a way out.
+
+    Args:
+        resident: bytes of the training data, by their public number; None: what the driver has left is taken as it is.
     """
     device = features.device
     if device.type != "cuda":
         return False, None
     free, _ = torch.cuda.mem_get_info(device)
+    if resident is not None:
+        held = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+        free = max(0, free + torch.cuda.memory_reserved(device) - held - resident)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     kept = views * kept_per_record(model, features)
     wanted = public_rows(batch_size, None)

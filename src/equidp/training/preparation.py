@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import secrets
 import sys
 from collections.abc import Mapping
@@ -85,7 +86,9 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     network = make_model(train.schema, request.model, algorithm, seed).to(device)
     if peers is None or peers.first:
         tell_parameters(algorithm.name, network)
-    roomy, at_once = room_for(network, train.features, plan.batch_size, max(training.augmentations, 1))
+    resident = bytes_of(split.train) // (1 if peers is None else peers.size)
+    views_of_each = max(training.augmentations, 1)
+    roomy, at_once = room_for(network, train.features, plan.batch_size, views_of_each, resident=resident)
     graphs = (roomy and not training.deterministic) if training.cuda_graphs is None else training.cuda_graphs
     at_once = training.physical_batch_size or at_once
     if at_once is not None and training.physical_batch_size is None and at_once < plan.batch_size:
@@ -156,6 +159,15 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
         if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
             keeper.close()
         raise
+
+
+def bytes_of(train: Records) -> int:
+    """Bytes of the training part, by the expected number of its records: how many there are must not show."""
+    ids = (train.part, train.unit, train.identity, train.unit_identity)
+    columns = [train.features, train.labels, *train.groups.values(), *(column for column in ids if column is not None)]
+    expected = None if train.membership is None else train.membership.expects(by_unit=False)
+    each = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
+    return each * (len(train) if expected is None else expected)
 
 
 def _public_part(algorithm: Algorithm, split: Split, privacy: PrivacySettings, training: TrainingSettings) -> Records:

@@ -10,11 +10,13 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 from tests.data.sources.tiny import write_image, write_tiny
 
+from equidp.data.encoding import encode
 from equidp.data.sources import source
 from equidp.errors import EquidpError
 
@@ -238,6 +240,23 @@ def test_ambiguous_names_are_refused(tmp_path: Path, options: dict) -> None:
     append(table, "cat0.png,f,1")
     with pytest.raises(EquidpError, match=r"row 82, column 'image': 'cat0' is in an earlier row too"):
         read(tmp_path, options)
+
+
+def test_another_decoder_is_another_encoding_unless_ids_say_who_is_who(
+    tmp_path: Path, options: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixels may differ in a last bit, and who trains follows from them: the ledger must not take it for one split."""
+
+    def encodings(options: dict) -> list[str]:
+        found = []
+        for version in ("11.0.0", "12.0.0"):
+            monkeypatch.setattr(PIL, "__version__", version)
+            told = encode("pets", "image_folder", options, raw_folder=tmp_path, cache=tmp_path / "cache")[1]
+            found.append(told["encoding"])
+        return found
+
+    assert len(set(encodings(options))) == 2
+    assert len(set(encodings({**options, "id": "image"}))) == 1
 
 
 def test_a_corrupt_image_is_named(tmp_path: Path, options: dict) -> None:

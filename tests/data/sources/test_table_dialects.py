@@ -156,6 +156,24 @@ def test_nothing_is_written_to_a_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("SELECT * FROM people", ""),
+        ("SELECT * FROM people WHERE sex <> 'limit 3' -- no limit", ""),
+        ('SELECT x AS "limit", x, y, sex, id FROM people', ""),
+        ("SELECT * FROM (SELECT * FROM people ORDER BY x LIMIT 1)", "LIMIT"),
+        ("SELECT x - avg(x) over () + 37 AS x, y, sex, id FROM people", "OVER"),
+        ("SELECT * FROM people ORDER BY random()", "RANDOM"),
+    ],
+)
+def test_a_query_by_which_rows_depend_on_each_other_is_told(tmp_path: Path, query: str, word: str) -> None:
+    remarks = records({**TYPED, **_sqlite(tmp_path), "sql": query}, tmp_path).remarks
+    assert [f"by {word} a row that the query gives depends on other rows" in remark for remark in remarks] == [True] * (
+        word != ""
+    )
+
+
+@pytest.mark.parametrize(
     ("content", "options", "message"),
     [
         ('"x";"y"\n"25";"no"\n', {}, r"columns are separated by ';' where commas are expected; set data\.options\.sep"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -114,6 +116,34 @@ def test_a_run_that_lost_a_rank_and_was_stopped_ends_as_if_nothing_had_happened(
     sizes = lives.ended.history["size"]
     assert sizes.nunique() == EPOCHS
     assert sizes.iloc[-1] == pytest.approx(float(weights.abs().sum()))
+
+
+def train_for_ever(workplace: str, temporary: str) -> None:
+    """A training that its own process cannot end, as it is killed after the first epoch."""
+    tempfile.tempdir = temporary
+    train(Path(workplace), at_epoch=lambda epoch: os.kill(os.getpid(), signal.SIGKILL) if epoch == 2 else None)
+
+
+@pytest.mark.slow
+def test_ranks_end_with_the_process_that_asked_for_them_and_leave_no_records(tmp_path):
+    (temporary := tmp_path / "temporary").mkdir()
+    asking = multiprocessing.get_context("spawn").Process(target=train_for_ever, args=(str(tmp_path), str(temporary)))
+    asking.start()
+    started: dict[int, psutil.Process] = {}
+    while asking.is_alive():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started |= {child.pid: child for child in psutil.Process(asking.pid).children()}
+        asking.join(0.1)
+    ranks = [child for child in started.values() if child.is_running()]
+
+    _, left = psutil.wait_procs(ranks, timeout=20)
+    for process in left:
+        process.kill()
+
+    assert asking.exitcode == -signal.SIGKILL
+    assert not left
+    assert not list(temporary.rglob("*.safetensors"))
+    assert train(tmp_path, resume=True).privacy["ledger"][0]["count"] == RECORDS // 8 * EPOCHS
 
 
 @pytest.mark.slow

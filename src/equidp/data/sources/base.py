@@ -147,6 +147,14 @@ class Source(ABC):
                 )
 
     @property
+    def reader(self) -> str:
+        """Versions of the libraries that its records' identities depend on, as these are made of what was decoded.
+
+        With another one a person may come into another part of a split, which then is another split.
+        """
+        return ""
+
+    @property
     def columns(self) -> Mapping[str, Named | Numeric]:
         """The raw columns that are features, with their declarations; none of what is no table."""
         return {}

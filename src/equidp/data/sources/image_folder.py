@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equidp.data.cells import composed, looks, require
 from equidp.data.groupings import Grouping, group_ids, group_names, owners
-from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, image_files
+from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, decoder, image_files
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
@@ -105,6 +105,11 @@ class ImageFolder(Source):
             sizes=self.options.sizes,
             unit_sizes=self.options.unit_sizes,
         )
+
+    @property
+    def reader(self) -> str:
+        """What decodes the images, unless they have ids."""
+        return "" if self.options.id else decoder()
 
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The folder and, where one is declared, the metadata."""

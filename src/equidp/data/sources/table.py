@@ -26,6 +26,7 @@ from equidp.data.tables import (
     PARQUET,
     Dialect,
     frame_digest,
+    looks_at_other_rows,
     numbered_from_1,
     read_binary,
     read_query,
@@ -53,6 +54,11 @@ class Table(Source):
     def words(self) -> tuple[str, ...]:
         """Units have the name of their column."""
         return (*self.unit_names, self.options.unit) if self.options.unit else self.unit_names
+
+    @property
+    def reader(self) -> str:
+        """What cuts texts into tokens, unless rows have ids."""
+        return self._tokens.version if self.options.tokenizer and not self.options.id else ""
 
     def search(self, raw_dir: Path) -> RawFiles | None:
         """The file the options name, plain or gzipped; what a database or the catalog gives is read at once."""
@@ -233,6 +239,11 @@ class Table(Source):
     def _remarks(self, rows: pd.DataFrame, frame: pd.DataFrame) -> Iterator[str]:
         """What was left out and clipped, by class and group: it may be one group more than another."""
         table = self.options.path or self.options.catalog or "The query"
+        if word := looks_at_other_rows(self.options.sql):
+            yield (
+                f"data.options.sql: by {word} a row that the query gives depends on other rows. ε is for rows as the "
+                "query gives them, and one row more in the database may change many of these: take them row by row."
+            )
         if lost := len(rows) - len(frame):
             by = self._counted(rows.drop(index=frame.index))
             yield f"{table}: {lost:,} of {len(rows):,} rows miss a feature or the label and are left out ({by})."

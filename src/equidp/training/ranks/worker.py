@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, wait
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from equidp.models import weights_of
 from equidp.training.conclusion import conclude
 from equidp.training.preparation import prepare
 from equidp.training.ranks.job import FAILURE, HISTORY, JOB, PUBLIC, STATEMENT, TRAIN, WEIGHTS
-from equidp.training.ranks.peers import Peers
+from equidp.training.ranks.peers import Peers, at_home
 from equidp.training.ranks.trainer import FollowedError
 from equidp.training.request import TrainingRequest
 
@@ -38,6 +41,11 @@ AFTERMATH_SECONDS = 2.0
 def work(folder: str) -> None:
     """What each rank runs: load the job, train, and on rank 0 write the results. Top-level, so that it can be sent."""
     os.setsid()  # Ctrl-C reaches the process that was asked to train, and it tells us
+    with _ending_with_starter(Path(folder)):
+        _work(folder)
+
+
+def _work(folder: str) -> None:
     peers = None
     try:
         job = json.loads((Path(folder) / JOB).read_text())
@@ -48,13 +56,39 @@ def work(folder: str) -> None:
     except FollowedError:
         pass
     except EquidpError as error:
-        with contextlib.suppress(FileExistsError), (Path(folder) / FAILURE).open("x") as file:
+        # another rank was first, or nobody asks any more
+        with contextlib.suppress(OSError), (Path(folder) / FAILURE).open("x") as file:
             json.dump({"message": error.message, "exit_code": error.exit_code}, file)
         sys.exit(error.exit_code)
     except Exception:
         time.sleep(AFTERMATH_SECONDS)
         traceback.print_exc()  # the launcher would keep it to itself
         raise
+
+
+@contextlib.contextmanager
+def _ending_with_starter(folder: Path) -> Iterator[None]:
+    """During the block this rank stops where the process that started it has ended, and then ends for good.
+
+    Torch would have it wait for that process for ever, with the records in its memory, and in a folder of which nobody
+    is left to remove it. Rank 0 finishes its step, saves, and takes the others along, as after Ctrl-C.
+    """
+    starter, left = multiprocessing.parent_process(), threading.Event()
+    assert starter is not None
+
+    def watch() -> None:
+        wait([starter.sentinel])
+        if at_home():  # other machines' ranks may still have to read what went wrong
+            shutil.rmtree(folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        left.wait()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
 
 
 def _device(name: str) -> torch.device:
