@@ -7,14 +7,18 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 from torch import nn
 
 from equidp import registry
 from equidp.algorithms.dpsgd import DPSGD
+from equidp.data.records import Schema
 from equidp.errors import EquidpError
 from equidp.mechanism.parts import FlatClip
+from equidp.models import MODELS, build_model
 from equidp.models.linear import Logistic
 from equidp.training.digests import code_of_others
 
@@ -80,6 +84,18 @@ def test_an_installed_package_adds_a_pipeline_with_its_settings_and_a_model(tmp_
         check=False,
     )
     assert done.stdout.strip() == "{'clip_norm': 1.5} True Flat", done.stderr
+
+
+def test_the_model_of_the_docs_is_built_from_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+    module = ModuleType("my_net")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where pydantic looks for the names in annotations
+    exec(compile(page.split("```python\n")[2].split("```")[0], "docs/extending.md", "exec"), module.__dict__)
+    monkeypatch.setitem(MODELS.data, "my_net", module.MyNet)
+    ten = tuple("0123456789")
+    digits = Schema("digits", "image", (1, 8, 8), ten, {"class": ten}, mean=(0.3,), sd=(0.4,))
+    model = build_model("my_net", digits, options={"width": 16})
+    assert model(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape == (3, 10)
 
 
 def test_a_resumed_run_has_to_agree_with_the_code_of_parts_and_models_from_elsewhere() -> None:

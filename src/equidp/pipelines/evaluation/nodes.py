@@ -67,7 +67,7 @@ def cost_against_baseline(
     if task.diverged(baseline):
         logger.warning(
             "The non-private baseline diverged, so no cost of privacy is stated: give it a learning rate of its own, "
-            "smaller than training.learning_rate, by --params=sgd.options.learning_rate=0.1."
+            "smaller than the one it had, by --params=sgd.options.learning_rate=…"
         )
     if task.diverged(evaluation):
         logger.warning("The private model diverged, %s: lower training.learning_rate.", task.diverged_means)
@@ -80,8 +80,8 @@ def cost_against_baseline(
     if task.outdone(document) and not task.guessing(baseline) and not task.guessing(evaluation):
         logger.warning(
             "The private model is more accurate than its non-private baseline, by more than chance: costs and gaps say "
-            "nothing while the baseline can do better. Give it a learning rate of its own, by "
-            "--params=sgd.options.learning_rate=1, or more training.epochs."
+            "nothing while the baseline can do better. Give it a learning rate of its own, smaller or larger, by "
+            "--params=sgd.options.learning_rate=…, or more training.epochs."
         )
     return document
 
@@ -156,7 +156,7 @@ def _tell_of_guessing(algorithm: str, said: str, task: Task) -> None:
     if algorithm == BASELINE:
         logger.warning(
             "The non-private baseline %s. No cost of privacy is told beside it: give it more training.epochs, a "
-            "learning rate of its own, smaller or larger, by --params=sgd.options.learning_rate=1%s.",
+            "learning rate of its own, smaller or larger, by --params=sgd.options.learning_rate=…%s.",
             said,
             ", or training.class_weights where a class is rare" if task.schema.classes else "",
         )
