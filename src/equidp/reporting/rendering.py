@@ -177,7 +177,7 @@ def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
 
 def _breakable(text: str) -> Markup:
     """Text whose lines may end behind the signs that join names: `sex*class` and `race:White` make wide columns."""
-    return Markup(re.sub(r"([*:=])", r"\1<wbr>", str(escape(text))))  # what `escape` writes holds none of the three
+    return Markup(re.sub(r"([*:])", r"\1<wbr>", str(escape(text))))  # what `escape` writes holds neither
 
 
 def _json_for_script(facts: Mapping) -> Markup:
