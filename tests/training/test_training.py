@@ -373,6 +373,35 @@ def test_a_side_release_whose_values_bound_nothing_is_refused(release: QuantileC
         planned("dpsgd_quantile", side_release=release)
 
 
+class Cautious(QuantileCount):
+    """Says that a record moves the count by ten."""
+
+    def sensitivity(self) -> float:
+        return 10.0
+
+
+class FarBound(FlatClip):
+    def bound(self, public: Public) -> Tensor:
+        return 10 * public["clip_norm"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"weights": FarBound()}, "moves more than 0.1 of what the weight rule FarBound is charged for"),
+        (
+            {"side_release": Cautious(count_noise_multiplier=0.5)},
+            "of what the side release Cautious with the gradients is charged for",
+        ),
+        ({}, ""),
+    ],
+)
+def test_a_bound_that_no_record_comes_near_is_told_of(parts: dict[str, Part], told: str, caplog) -> None:
+    planned("dpsgd_quantile", **parts)
+    assert told in caplog.text
+    assert bool(caplog.text) == bool(told)
+
+
 def test_a_bound_that_noise_carried_below_zero_lets_nobody_in() -> None:
     public = {"clip_norm": torch.tensor([0.5, -3.0])}
     assert FlatClip().weights(torch.tensor([1.0, 2.0]), public).tolist() == [0.5, 0.0]

@@ -6,6 +6,7 @@ A few adversarial records at a few public values; the contract tests go through 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator
 
@@ -29,8 +30,13 @@ from equidp.mechanism.parts import (
 )
 from equidp.mechanism.parts.base import listed
 
+logger = logging.getLogger(__name__)
+
 ROUNDING = 1e-5
 """How far rounding in float32 may carry a weighted norm, or a squared shift, beyond its bound."""
+
+LOOSE = 0.4
+"""Parts of what is charged below which a warning tells: the norms that are tried lie a factor of 2.2 apart."""
 
 GROUPS = 4
 """So many groups are tried, spread over all."""
@@ -53,13 +59,13 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     rule, side, public = algorithm.weights, algorithm.side_release, tensors(algorithm.initial, "cpu")
     if rule is None:
         return
-    first, broken = scheduled(public, segments[0]), ""
+    first = scheduled(public, segments[0])
     if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
-        broken = _broken_bound(rule, first)
-    if broken:
-        raise EquidpError(
-            f"{algorithm.name}: the weight rule {type(rule).__name__} {broken}. With it ε would not hold: mend it."
-        )
+        if broken := _broken_bound(rule, first):
+            raise EquidpError(
+                f"{algorithm.name}: the weight rule {type(rule).__name__} {broken}. With it ε would not hold: mend it."
+            )
+        _tell_of_slack(algorithm, f"the weight rule {type(rule).__name__}", "`bound`", _most_added(rule, first))
     if side is None or not rule.reads <= public.keys() | side.gives:
         return
     known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
@@ -71,11 +77,14 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
             f"{algorithm.name}: the side release {type(side).__name__} {broken}. Noise makes any statistic possible: "
             "clamp what `later` and `now` make of it to above 0."
         )
-    if broken := _broken_joint(side, rule, first, known, noise):
+    broken, most = _broken_joint(side, rule, first, known, noise)
+    if broken:
         raise EquidpError(
             f"{algorithm.name}: the side release {type(side).__name__} lets {broken}. With it ε would not hold: mend "
             f"its `added`, `sensitivity` or `joint_noise`, or `reach` of {type(rule).__name__}."
         )
+    what = "`sensitivity`, `added` or `joint_noise`"
+    _tell_of_slack(algorithm, f"the side release {type(side).__name__} with the gradients", what, most)
 
 
 def _broken_bound(rule: WeightRule, public: Public) -> str:
@@ -89,10 +98,20 @@ def _broken_bound(rule: WeightRule, public: Public) -> str:
     alone = torch.cat([rule.weights(norm, public) for norm in norms.split(1)])
     if not torch.allclose(weights, alone, rtol=1e-4, atol=0.0):
         return "weighs a record by the others of its batch, and may look at its own norm and public values alone"
+    most, bound = _most_added(rule, public), float(rule.bound(public))
+    return (
+        ""
+        if most <= 1 + ROUNDING
+        else f"lets a record add {most * bound:.6g}, more than the {bound:.6g} of its `bound`"
+    )
+
+
+def _most_added(rule: WeightRule, public: Public) -> float:
+    """The most that a record of those tried adds, in parts of the bound."""
+    norms = torch.logspace(-9, 9, 55)
+    weights = rule.weights(norms, public)
     added = weights.double() * norms * (weights > SMALLEST)  # below, float32 has few digits left
-    if float(added.max()) > float(rule.bound(public)) * (1 + ROUNDING):
-        return f"lets a record add {added.max():.6g}, more than the {float(rule.bound(public)):.6g} of its `bound`"
-    return ""
+    return float(added.max()) / float(rule.bound(public))
 
 
 def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
@@ -125,12 +144,12 @@ def _broken_values(side: SideRelease, rule: WeightRule, first: Public, plan: Pla
     return ""
 
 
-def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> str:
-    """Which record is found to move both by more than is charged; empty where none is.
+def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> tuple[str, float]:
+    """Which record is found to move both by more than is charged, or nothing; and the most that one moves, in parts.
 
     The record is put into a batch of two others, and what it moves is read off: (w·n/(σ·Δ))² + (h/σ_1)².
     """
-    charged = side.joint_noise(rule, plan, noise)
+    charged, most = side.joint_noise(rule, plan, noise), 0.0
     for carried, _, values in _tried(side, rule, first, plan, noise):
         for group in _groups(plan):
             norms = _norms(side, carried, group)
@@ -139,12 +158,27 @@ def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan
             weights = rule.weights(norms, seen) * seen["scale"]
             added = weights.double() * norms * (weights > SMALLEST) / (float(sensitivity(rule, values)) * noise)
             joint = (added**2 + moved**2) * charged**2
+            most = max(most, math.sqrt(float(joint.max())))
             if float(joint.max()) > 1 + ROUNDING:
                 return (
                     f"a record of norm {float(norms[joint.argmax()]):.6g} in group {group} move it and the "
-                    f"gradients by {math.sqrt(float(joint.max())):.6g} times what the step is charged for"
+                    f"gradients by {most:.6g} times what the step is charged for",
+                    most,
                 )
-    return ""
+    return "", most
+
+
+def _tell_of_slack(algorithm: Algorithm, what: str, where: str, most: float) -> None:
+    """Warn of a bound so large that no record comes near it: ε holds, and has more noise than it needs."""
+    if most < LOOSE:
+        logger.warning(
+            "%s: no record that was tried moves more than %.2g of what %s is charged for. If none can, there is more "
+            "noise than needed: see its %s.",
+            algorithm.name,
+            most,
+            what,
+            where,
+        )
 
 
 def _tried(
