@@ -100,7 +100,7 @@ def test_a_sweep_runs_its_cells_once_and_tells_what_failed(project):
     assert (folder / "digits.html").is_file()
 
 
-def test_sigterm_ends_a_sweep_as_ctrl_c_does(capsys):
+def test_sigterm_ends_a_sweep_as_ctrl_c_does(capfd):
     class Cluster:
         @contextmanager
         def connect(self):
@@ -110,7 +110,9 @@ def test_sigterm_ends_a_sweep_as_ctrl_c_does(capsys):
     with pytest.raises(SystemExit) as ended:
         fan_out(None, Cluster(), {}, [], Console())
     assert ended.value.code == INTERRUPTED
-    assert capsys.readouterr().out.startswith("Stopped. 0 cells")
+    said = capfd.readouterr()
+    assert said.err.strip().startswith("Stopping: running cells end first")
+    assert said.out.startswith("Stopped. 0 cells")
 
 
 def test_a_sweep_without_a_name_is_named_after_its_cells():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -173,7 +175,7 @@ def fan_out(
 
     sweep = None
     try:
-        with handling(signal.default_int_handler, signal.SIGTERM), cluster.connect() as client:
+        with handling(_stop, signal.SIGINT, signal.SIGTERM), cluster.connect() as client:
             if any(job.warm for job in jobs.values()):
                 client.run(warm_up, project.path)  # now, beside the encoding of records
             # Dask's page of plots, /status, needs bokeh, which equidp does not ask for; this one does not
@@ -190,6 +192,12 @@ def fan_out(
             "cells continue from their checkpoints."
         )
         sys.exit(INTERRUPTED)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End the sweep, and say at once that it was heard: Dask and running cells take some seconds."""
+    os.write(2, b"\nStopping: running cells end first, which takes some seconds.\n")
+    raise KeyboardInterrupt
 
 
 def _conclude(
