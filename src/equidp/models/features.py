@@ -257,6 +257,7 @@ def extract(
             f"The features of {len(records)} images would take {size / 2**30:.0f} GiB; choose a smaller "
             "data.options.size."
         )
+    logger.info("Features %r of %s records are computed, once for all runs.", name, f"{len(records):,}")
     features = torch.empty((len(records), *mapped.schema.shape), dtype=mapped.dtype)
     with torch.no_grad(), tqdm(total=len(records), desc=f"features {name}", unit="record", disable=None) as bar:
         for index, chunk in mapped.chunks(records.features):
