@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -35,34 +34,65 @@ class Half(AlgorithmSettings):
 """
 
 ASKED = """
+import importlib_metadata  # as Dask and MLflow do
 from equidp.algorithms import algorithm_settings
+from equidp.errors import EquidpError
 from equidp.models import MODELS
 from equidp.parameters import resolve
 from equidp.pipeline_registry import register_pipelines
 given = {"dataset": "digits", "raw_dir": "data", "privacy": {"epsilon": 3}, "dpsgd_half": {"options": {"clip_norm": 3}}}
-print(resolve(given).algorithm("dpsgd_half").initial, "dpsgd_half" in register_pipelines(), MODELS["flat"].__name__)
+settings, pipelines = resolve(given), register_pipelines()
+print(settings.algorithm("dpsgd_half").initial, "dpsgd_half" in pipelines, MODELS["flat"].__name__)
+for refused in (lambda: settings.algorithm("broken"), lambda: pipelines["broken"], lambda: settings.algorithm("other")):
+    try:
+        refused()
+    except EquidpError as error:
+        print(error)
 """
 
 
-def points(*given: tuple[str, str]) -> EntryPoints:
-    return EntryPoints(EntryPoint(name, value, "equidp.algorithms") for name, value in given)
+class OfTheBackport:
+    """What `entry_points` gives once `importlib_metadata` was imported, as by Dask and MLflow: not Python's class."""
+
+    def __init__(self, name: str, value: str, package: str = "my-dp") -> None:
+        self.name, self.value, self.dist = name, value, SimpleNamespace(name=package)
 
 
-def test_a_packages_classes_stand_beside_ours_and_are_imported_when_they_are_asked_for(monkeypatch) -> None:
-    found = points(
-        ("mine", "equidp.algorithms.dpsgd:DPSGD"), ("naive", "elsewhere:Naive"), ("lost", "no.such.module:Lost"),
-        ("one", "equidp.errors:listed_names"),
+def made(monkeypatch: pytest.MonkeyPatch, *given: OfTheBackport) -> registry.Registry[type]:
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: given)
+    return registry.Registry[type]("equidp.algorithms", {"naive": "naive:Naive"}, "settings:AlgorithmSettings")
+
+
+def test_a_packages_classes_stand_beside_ours_and_are_imported_when_they_are_asked_for(monkeypatch, caplog) -> None:
+    names = made(
+        monkeypatch, OfTheBackport("mine", "equidp.algorithms.dpsgd:DPSGD"), OfTheBackport("naive", "elsewhere:Naive"),
+        OfTheBackport("lost", "no.such.module:Lost"),
     )  # fmt: skip
-    monkeypatch.setattr(registry, "entry_points", lambda *, group: found.select(group=group))
-    names = registry.Registry[type]("equidp.algorithms", {"naive": "naive:Naive"})
-    assert set(names) == {"mine", "naive", "lost", "one"}
+    assert set(names) == {"mine", "naive", "lost"}
     assert names["mine"] is DPSGD
+    assert (names.package("mine"), names.package("naive")) == ("my-dp", None)
     assert names["naive"].__module__ == "equidp.algorithms.naive"  # a name that is ours stays ours
-    with pytest.raises(
-        EquidpError, match=r"no.such.module:Lost, .* adds as 'lost', cannot be imported \(ModuleNotFound"
-    ):
-        names["lost"]
-    with pytest.raises(EquidpError, match="is no class: correct the group equidp"):
+    assert "The package my-dp adds 'naive' to equidp.algorithms, which has one" in caplog.text
+    assert [name for name, _ in names.sound()] == ["naive", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no.such.module:Lost", r"Lost, which the package my-dp adds as 'one', cannot be imported \(ModuleNotFound"),
+        ("equidp.errors:listed_names", r"is no AlgorithmSettings: derive it from equidp\.algorithms\.settings"),
+        ("equidp.models.base:Model", "is no AlgorithmSettings: derive it"),
+        ("equidp.algorithms.settings:AlgorithmSettings", "does not define build, which every AlgorithmSettings has"),
+    ],
+)
+def test_what_is_no_such_class_is_refused_in_a_sentence(value: str, reason: str, monkeypatch) -> None:
+    with pytest.raises(EquidpError, match=reason):
+        made(monkeypatch, OfTheBackport("one", value))["one"]
+
+
+def test_two_packages_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = made(monkeypatch, OfTheBackport("one", "a:A"), OfTheBackport("one", "b:B", "other"))
+    with pytest.raises(EquidpError, match=r"by several packages \(my-dp, other\): rename one"):
         names["one"]
 
 
@@ -73,7 +103,8 @@ def test_an_installed_package_adds_a_pipeline_with_its_settings_and_a_model(tmp_
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 0.1\n")
     (facts / "entry_points.txt").write_text(
-        "[equidp.algorithms]\ndpsgd_half = half:Half\n[equidp.models]\nflat = flat:Flat\n"
+        "[equidp.algorithms]\ndpsgd_half = half:Half\nbroken = no_module:X\nother = half:Half\n"
+        "[equidp.models]\nflat = flat:Flat\n"
     )
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     done = subprocess.run(
@@ -83,7 +114,10 @@ def test_an_installed_package_adds_a_pipeline_with_its_settings_and_a_model(tmp_
         text=True,
         check=False,
     )
-    assert done.stdout.strip() == "{'clip_norm': 1.5} True Flat", done.stderr
+    first, *refused = done.stdout.splitlines()
+    assert first == "{'clip_norm': 1.5} True Flat", done.stderr
+    assert [line.partition(":")[0] for line in refused] == ["no_module", "no_module", "other"]
+    assert "must return an Algorithm of the name 'other', not 'dpsgd_half'" in refused[2]
 
 
 def test_the_model_of_the_docs_is_built_from_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

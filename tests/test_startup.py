@@ -55,7 +55,7 @@ def test_a_mistyped_name_is_refused_before_what_takes_seconds_to_import(project:
 def test_an_algorithms_file_tells_the_settings_that_its_class_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = ALGORITHMS[name]
     fresh: Registry[type[AlgorithmSettings]] = Registry(
-        "equidp.algorithms", {name: f"{kind.__module__.rpartition('.')[2]}:{kind.__qualname__}"}
+        "equidp.algorithms", {name: f"{kind.__module__.rpartition('.')[2]}:{kind.__qualname__}"}, "settings:X"
     )
     monkeypatch.setattr("equidp.parameters.declared.ALGORITHMS", fresh)
     assert declared(name) == (frozenset(kind.model_fields), kind.below_options)

@@ -19,6 +19,8 @@ class Pipelines(dict[str, Pipeline]):
     """Pipelines by name; an unknown name is an error that names the nearest."""
 
     def __missing__(self, name: str) -> Pipeline:
+        if name in ALGORITHMS:
+            ALGORITHMS[name]  # of another package, and broken: that is the reason
         raise unknown_name("pipeline", name, self)
 
 
@@ -55,7 +57,7 @@ class Experiment(Pipeline):
 
 def register_pipelines() -> Pipelines:
     """All pipelines, built without `find_pipelines`: derived names must exist whichever one is asked for."""
-    pipelines = Pipelines({name: Experiment([name]) for name in ALGORITHMS})
+    pipelines = Pipelines({name: Experiment([name]) for name, _ in ALGORITHMS.sound()})
     pipelines["ingestion"] = ingestion.create_pipeline()
     pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
     pipelines["tune"] = ingestion.create_pipeline() + tune.create_pipeline()

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import pkgutil
 from collections import UserDict
-from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from equidp.errors import EquidpError
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Added:
+    """A class that an installed package adds: module and class, and the package's name."""
+
+    place: str
+    package: str
 
 
 class Registry(UserDict[str, T]):
@@ -19,21 +32,32 @@ class Registry(UserDict[str, T]):
     Args:
         package: where they are.
         places: per name, module and class below the package, such as `dpsgd:DPSGD`.
+        kind: module and class, below the package, of what all of them are.
 
-    An installed package adds a class by an entry point, whose group is `package`. A name that is here already stays. In
-    one process a class is added as to a dictionary: `MODELS["mine"] = Mine`.
+    An installed package adds a class by an entry point, whose group is `package`. A name that is here already stays,
+    and a warning says so. In one process a class is added as to a dictionary: `MODELS["mine"] = Mine`.
     """
 
-    def __init__(self, package: str, places: Mapping[str, Any]) -> None:
-        super().__init__({point.name: point for point in entry_points(group=package)} | dict(places))
-        self._package = package
+    def __init__(self, package: str, places: Mapping[str, Any], kind: str) -> None:
+        super().__init__()
+        self._package, self._kind = package, f"{package}.{kind}"
+        self._added: dict[str, list[Added]] = {}
+        for point in entry_points(group=package):
+            added = Added(point.value, point.dist.name if point.dist else "?")
+            if point.name in places:
+                logger.warning("The package %s adds %r to %s, which has one: its own is taken. Rename yours.",
+                               added.package, point.name, package)  # fmt: skip
+            elif added not in self._added.setdefault(point.name, []):
+                self._added[point.name].append(added)
+        everything: dict[str, Any] = {**places, **self._added}
+        self.data.update(everything)
 
     def __getitem__(self, name: str) -> T:
         found = self.data[name]
-        if isinstance(found, EntryPoint):
-            found = self.data[name] = _loaded(found)
         if isinstance(found, str):
             found = self.data[name] = pkgutil.resolve_name(f"{self._package}.{found}")
+        if isinstance(found, list):
+            found = self.data[name] = self._imported(name, found)
         return found
 
     def place(self, name: str) -> str | None:
@@ -41,17 +65,36 @@ class Registry(UserDict[str, T]):
         found = self.data[name]
         return f"{self._package}.{found}" if isinstance(found, str) else None
 
+    def package(self, name: str) -> str | None:
+        """The installed package that adds a name; None of equidp's own."""
+        return self._added[name][0].package if name in self._added else None
 
-def _loaded(point: EntryPoint) -> Any:
-    """The class of another package. Raises EquidpError where it cannot be imported, or is none."""
-    where = f"{point.value}, which the package {point.dist.name if point.dist else '?'} adds as {point.name!r},"
-    try:
-        found = point.load()
-    except Exception as error:  # whatever that package's code does
-        reason = str(error).partition("\n")[0]
-        raise EquidpError(
-            f"{where} cannot be imported ({type(error).__name__}: {reason}): mend it, or uninstall that package."
-        ) from error
-    if not isinstance(found, type):
-        raise EquidpError(f"{where} is no class: correct the group {point.group} of its entry points.")
-    return found
+    def sound(self) -> Iterator[tuple[str, T]]:
+        """Names and classes, without those of other packages that cannot be imported."""
+        for name in list(self.data):
+            try:
+                yield name, self[name]
+            except EquidpError:
+                if name not in self._added:
+                    raise
+
+    def _imported(self, name: str, added: list[Added]) -> T:
+        """The class of another package. Raises EquidpError where it cannot be imported, or is no such class."""
+        if len(added) > 1:
+            packages = ", ".join(one.package for one in added)
+            raise EquidpError(f"{name!r} is added to {self._package} by several packages ({packages}): rename one.")
+        where = f"{added[0].place}, which the package {added[0].package} adds as {name!r},"
+        try:
+            found = pkgutil.resolve_name(added[0].place)
+        except Exception as error:  # whatever that package's code does
+            reason = str(error).partition("\n")[0]
+            raise EquidpError(
+                f"{where} cannot be imported ({type(error).__name__}: {reason}): mend it, or uninstall that package."
+            ) from error
+        kind = pkgutil.resolve_name(self._kind)
+        if not (isinstance(found, type) and issubclass(found, kind)):
+            raise EquidpError(f"{where} is no {kind.__name__}: derive it from {kind.__module__}.{kind.__name__}.")
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+            raise EquidpError(f"{where} does not define {missing}, which every {kind.__name__} has: write it.")
+        return found  # type: ignore[return-value]

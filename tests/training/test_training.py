@@ -258,6 +258,14 @@ class OneForAll(FlatClip):
         return super().weights(norms, public).sum()
 
 
+class BrokenInOnePlace(FlatClip):
+    """Whole from 1.7 to 1.75 times the bound."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        share = norms / public["clip_norm"]
+        return torch.where((share > 1.7) & (share < 1.75), 1.0, super().weights(norms, public))
+
+
 class HalfTheRun(Schedule):
     def segments(self, plan: Plan) -> tuple[Segment, ...]:
         return (Segment(plan.steps // 2),)
@@ -275,7 +283,8 @@ def planned(name: str = "dpsgd", **parts: Part) -> Plan:
         (BoundTooSmall(), r"lets a record add 1, more than the 0\.5 of its `bound`"),
         (LooksAtOthers(), "weighs a record by the others of its batch"),
         (Negative(), "gives weights that are below 0"),
-        (OneForAll(), r"gives weights of shape \(\) for 55 records"),
+        (OneForAll(), r"gives weights of shape \(\) for 255 records"),
+        (BrokenInOnePlace(), r"lets a record add 1\.7\d*, more than the 1 of its `bound`"),
     ],
 )
 def test_a_weight_rule_that_breaks_its_promise_is_refused_before_an_epsilon_is_told(

@@ -52,6 +52,7 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
         "asc": "asc:ASC",
         "custom": "custom:Custom",
     },
+    "settings:AlgorithmSettings",
 )
 """Algorithm names as typed after `--pipeline=`."""
 

@@ -48,6 +48,7 @@ MODELS: Registry[type[Model]] = Registry(
         "resnet_finetune": ResNetFinetune,
         "bilstm": BiLstm,
     },
+    "base:Model",
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
-from equidp.models import build_model
+from equidp.models import MODELS, build_model
 from equidp.system.files import replacing
 
 
@@ -48,6 +48,8 @@ def load_weights(path: Path) -> Weights:
 def network_of(weights: Weights, device: torch.device | None = None) -> nn.Module:
     """The model that the card describes, with these weights; on the GPU where there is one and no device is named."""
     schema = Schema.from_dict(weights.card["schema"])
+    if (name := weights.card["model"]) not in MODELS:
+        raise EquidpError(f"The network {name!r} is of another package than equidp: install the one that adds it.")
     network = build_model(weights.card["model"], schema, options=weights.card["options"], seed=0, files=False)
     network.load_state_dict(weights.tensors)
     return network.to(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))

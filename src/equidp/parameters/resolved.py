@@ -105,7 +105,12 @@ class Settings:
     def algorithm(self, name: str) -> Algorithm:
         """The algorithm of that name, built once. Raises EquidpError for parts that cannot hold together."""
         if name not in self._built:
-            self._built[name] = self.algorithms[name].build()
+            if name not in self.algorithms:
+                algorithm_settings(name)  # of another package, and broken: it says why
+            built = self.algorithms[name].build()
+            if (found := getattr(built, "name", None)) != name:  # ε would be stated under another name, or fail
+                raise EquidpError(f"{name}: its `build` must return an Algorithm of the name {name!r}, not {found!r}.")
+            self._built[name] = built
         return self._built[name]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,7 +195,9 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     _refuse_other_units(data, privacy)
     _refuse_strata(data, privacy)
     _refuse_beyond_task(data, privacy, training)
-    algorithms = {name: algorithm_settings(name, options[name]) for name in ALGORITHMS}
+    # one of another package that is broken stops the runs that name it, and no others
+    kept = [name for name, _ in ALGORITHMS.sound()]
+    algorithms = {name: algorithm_settings(name, options[name]) for name in kept}
     return Settings(
         dataset, seed, raw_dir, run_label, resume, data, privacy, training, operation, model, algorithms, audited,
         audit, report, release, tune,
@@ -296,7 +303,7 @@ def _refuse_other_units(data: DataSettings, privacy: PrivacySettings) -> None:
 
 def _refuse_id(column: str, source: str) -> None:
     """A column is named where there is a table to name it in."""
-    with_table = [name for name, kind in SOURCES.items() if "id" in kind.Options.model_fields]
+    with_table = [name for name, kind in SOURCES.sound() if "id" in kind.Options.model_fields]
     if column and source not in with_table:
         raise EquidpError(
             f"data.id={column}: every record of source {source!r} has an identity already; leave it out (it "

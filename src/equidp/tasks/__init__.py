@@ -29,6 +29,7 @@ TASKS: Registry[type[Task]] = Registry(
         "multilabel": "multilabel:MultiLabel",
         "ordinal": "ordinal:Ordinal",
     },
+    "base:Task",
 )
 
 

@@ -36,7 +36,7 @@ ROUNDING = 1e-5
 """How far rounding in float32 may carry a weighted norm, or a squared shift, beyond its bound."""
 
 LOOSE = 0.4
-"""Parts of what is charged below which a warning tells: the norms that are tried lie a factor of 2.2 apart."""
+"""Parts of what is charged below which a warning tells: norms far from the bound lie a factor of 2.2 apart."""
 
 GROUPS = 4
 """So many groups are tried, spread over all."""
@@ -89,7 +89,7 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
 
 def _broken_bound(rule: WeightRule, public: Public) -> str:
     """What is wrong with a rule's weights; empty where nothing is found."""
-    norms = torch.logspace(-9, 9, 55)
+    norms = _rule_norms(rule, public)
     weights = rule.weights(norms, public)
     if weights.shape != norms.shape:
         return f"gives weights of shape {tuple(weights.shape)} for {len(norms)} records, and must give one for each"
@@ -106,9 +106,15 @@ def _broken_bound(rule: WeightRule, public: Public) -> str:
     )
 
 
+def _rule_norms(rule: WeightRule, public: Public) -> Tensor:
+    """From the smallest to the largest, and close together around the bound, where most rules change."""
+    around = float(rule.bound(public)) * torch.logspace(-1, 1, 200)
+    return torch.cat([torch.logspace(-9, 9, 55), around[around.isfinite()]])
+
+
 def _most_added(rule: WeightRule, public: Public) -> float:
     """The most that a record of those tried adds, in parts of the bound."""
-    norms = torch.logspace(-9, 9, 55)
+    norms = _rule_norms(rule, public)
     weights = rule.weights(norms, public)
     added = weights.double() * norms * (weights > SMALLEST)  # below, float32 has few digits left
     return float(added.max()) / float(rule.bound(public))

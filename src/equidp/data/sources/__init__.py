@@ -34,6 +34,7 @@ SOURCES: Registry[type[Source]] = Registry(
         "csv": "table:Csv",
         "image_folder": "image_folder:ImageFolder",
     },
+    "base:Source",
 )
 
 
@@ -57,4 +58,4 @@ def published_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def record_words() -> frozenset[str]:
     """The words for one record, of all sources; any other word in `data.split_by` and `privacy.unit` is a unit."""
-    return frozenset({"record", *(kind.unit_names[0] for kind in SOURCES.values())})
+    return frozenset({"record", *(kind.unit_names[0] for _, kind in SOURCES.sound())})

@@ -138,6 +138,8 @@ class SideRelease(Part, ABC):
         used = rule.reads | {"scale"} | objective.reads if rule else frozenset()
         if used & (self.gives | self.steers):
             return None
+        if not self.gives | self.steers:
+            return "it declares no `steers` and no `gives`: name the values that its `later` or `now` returns"
         return f"it releases {listed(self.gives | self.steers)}, which {type(rule).__name__} does not use"
 
 

@@ -18,10 +18,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from equidp.algorithms import ALGORITHMS
 from equidp.data.records import MIN_TEST_RECORDS, Schema
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
+from equidp.models import MODELS
 from equidp.parameters import ReleaseSettings
 from equidp.reporting.tables import BASELINE
 from equidp.tasks import kind_of, task_of
@@ -198,9 +200,15 @@ def released_facts(
         metrics=None if not released_metrics else _released(released_metrics),
         exact_metrics=_exact(metrics) if "test" in settings.unprotected else None,
         curator=settings.statements(),
-        software={name: importlib.metadata.version(name) for name in SOFTWARE},
+        software={name: importlib.metadata.version(name) for name in (*SOFTWARE, *_packages(privacy, card))},
         warning=_warning(statement, found),
     )
+
+
+def _packages(privacy: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
+    """The packages that add the algorithm or the network, if others than this one do."""
+    found = ALGORITHMS.package(privacy["algorithm"]), MODELS.package(card["model"])
+    return sorted({name for name in found if name})
 
 
 def _warning(privacy: Mapping[str, Any], audit: Mapping[str, Any] | None) -> str | None:
