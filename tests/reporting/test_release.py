@@ -124,6 +124,12 @@ def test_the_statement_says_which_model_it_is_of() -> None:
     assert "published_on" not in document(files(), "privacy")["model"], "a run records no date"
 
 
+def test_a_folder_that_is_written_again_is_of_the_same_file() -> None:
+    """The library writes a header's entries in another order every time."""
+    (weights,) = {files()["model.safetensors"] for _ in range(12)}
+    assert all(torch.equal(tensor, load(weights)[name]) for name, tensor in network().state_dict().items())
+
+
 def document(found: dict[str, bytes], name: str) -> dict[str, Any]:
     return json.loads(found[f"{name}.json"])
 

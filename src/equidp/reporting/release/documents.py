@@ -23,7 +23,7 @@ from equidp.reporting.release.reidentification import annex
 def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     """Every file of the folder by its name, of what may go out and the released weights by name."""
     metadata = {"config": json.dumps(config(facts)), "format": "pt"}
-    weights = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
+    weights = _in_order(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
     model = _told(facts, weights)
     texts = {
         "README.md": model_card(facts),
@@ -36,6 +36,17 @@ def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, byte
     if facts.metrics:
         texts["metrics_release.json"] = to_json(publication(facts.warning) | dict(facts.metrics))
     return {"model.safetensors": weights} | {name: text.encode() for name, text in texts.items()}
+
+
+def _in_order(weights: bytes) -> bytes:
+    """A safetensors file with the entries of its header in one order: the library's is another every time.
+
+    A folder that is written again would tell of another SHA-256 than the model that is out already.
+    """
+    length = int.from_bytes(weights[:8], "little")
+    header = json.dumps(json.loads(weights[8 : 8 + length]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + weights[8 + length :]
 
 
 def _told(facts: Facts, weights: bytes) -> dict[str, Any]:
