@@ -59,7 +59,7 @@ class OfTheBackport:
 
 
 def made(monkeypatch: pytest.MonkeyPatch, *given: OfTheBackport) -> registry.Registry[type]:
-    monkeypatch.setattr(registry, "entry_points", lambda *, group: given)
+    monkeypatch.setattr(registry, "installed", lambda: SimpleNamespace(select=lambda *, group: given))
     return registry.Registry[type]("equidp.algorithms", {"naive": "naive:Naive"}, "settings:AlgorithmSettings")
 
 

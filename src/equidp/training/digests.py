@@ -58,6 +58,7 @@ CODE_DIGEST = _code_digest()
 
 
 NO_CODE_OF_A_USER = {*sys.stdlib_module_names, "equidp", "pydantic", "torch", "torchvision"}
+"""Packages whose classes say nothing of a user's own code."""
 
 
 def code_of_others(kinds: Iterable[type]) -> str:

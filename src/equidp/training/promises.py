@@ -61,11 +61,12 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
         return
     first = scheduled(public, segments[0])
     if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
-        if broken := _broken_bound(rule, first):
+        broken, most = _broken_bound(rule, first)
+        if broken:
             raise EquidpError(
                 f"{algorithm.name}: the weight rule {type(rule).__name__} {broken}. With it ε would not hold: mend it."
             )
-        _tell_of_slack(algorithm, f"the weight rule {type(rule).__name__}", "`bound`", _most_added(rule, first))
+        _tell_of_slack(algorithm, f"the weight rule {type(rule).__name__}", "`bound`", most)
     if side is None or not rule.reads <= public.keys() | side.gives:
         return
     known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
@@ -87,37 +88,28 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     _tell_of_slack(algorithm, f"the side release {type(side).__name__} with the gradients", what, most)
 
 
-def _broken_bound(rule: WeightRule, public: Public) -> str:
-    """What is wrong with a rule's weights; empty where nothing is found."""
-    norms = _rule_norms(rule, public)
+def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
+    """What is wrong with a rule's weights, or nothing; and the most that a record adds, in parts of the bound."""
+    bound, most = float(rule.bound(public)), 0.0
+    # from the smallest to the largest, and close together around the bound, where most rules change
+    around = bound * torch.logspace(-1, 1, 200)
+    norms = torch.cat([torch.logspace(-9, 9, 55), around[around.isfinite()]])
     weights = rule.weights(norms, public)
     if weights.shape != norms.shape:
-        return f"gives weights of shape {tuple(weights.shape)} for {len(norms)} records, and must give one for each"
+        return (
+            f"gives weights of shape {tuple(weights.shape)} for {len(norms)} records, and must give one for each",
+            most,
+        )
     if not (weights >= 0).all():
-        return "gives weights that are below 0, or no numbers"
+        return "gives weights that are below 0, or no numbers", most
     alone = torch.cat([rule.weights(norm, public) for norm in norms.split(1)])
     if not torch.allclose(weights, alone, rtol=1e-4, atol=0.0):
-        return "weighs a record by the others of its batch, and may look at its own norm and public values alone"
-    most, bound = _most_added(rule, public), float(rule.bound(public))
-    return (
-        ""
-        if most <= 1 + ROUNDING
-        else f"lets a record add {most * bound:.6g}, more than the {bound:.6g} of its `bound`"
-    )
-
-
-def _rule_norms(rule: WeightRule, public: Public) -> Tensor:
-    """From the smallest to the largest, and close together around the bound, where most rules change."""
-    around = float(rule.bound(public)) * torch.logspace(-1, 1, 200)
-    return torch.cat([torch.logspace(-9, 9, 55), around[around.isfinite()]])
-
-
-def _most_added(rule: WeightRule, public: Public) -> float:
-    """The most that a record of those tried adds, in parts of the bound."""
-    norms = _rule_norms(rule, public)
-    weights = rule.weights(norms, public)
+        return "weighs a record by the others of its batch, and may look at its own norm and public values alone", most
     added = weights.double() * norms * (weights > SMALLEST)  # below, float32 has few digits left
-    return float(added.max()) / float(rule.bound(public))
+    most = float(added.max()) / bound
+    if most > 1 + ROUNDING:
+        return f"lets a record add {most * bound:.6g}, more than the {bound:.6g} of its `bound`", most
+    return "", most
 
 
 def _broken_names(side: SideRelease, first: Public, plan: Plan) -> str:
