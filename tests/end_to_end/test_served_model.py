@@ -13,11 +13,13 @@ import pytest
 import torch
 from tests.data.sources.tiny import write_tiny
 
+import equidp
 from equidp.data.records import Records
-from equidp.data.sources import source
+from equidp.data.sources import SOURCES, source
 from equidp.errors import EquidpError
+from equidp.hooks.packing import pack
 from equidp.hooks.served_model import ServedModel, as_read
-from equidp.models import build_model
+from equidp.models import MODELS, build_model
 from equidp.models.weights import Weights, save_weights
 from equidp.training import predict
 
@@ -196,3 +198,24 @@ def test_features_of_a_map_may_be_any_finite_numbers(tmp_path: Path) -> None:
     score, records, _ = serve(tmp_path, "image_folder", "logistic")
     score.func.__self__.card["schema"] |= {"mean": [], "sd": []}  # as the scattering transform's are
     assert score(torch.randn(2, *records.schema.shape)).notna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "extra"),
+    [({"trainable": "head"}, ""), ({"trainable": "bias"}, "[pretrained]"), ({"trainable": "lora"}, "[pretrained]")],
+)
+def test_a_server_is_told_of_every_package_that_the_model_needs(tmp_path: Path, monkeypatch, options, extra) -> None:
+    monkeypatch.setattr(MODELS, "package", {"backbone": "numpy"}.get)  # an installed one, which has a version
+    monkeypatch.setattr(SOURCES, "package", {"mnist": "pandas"}.get)
+    options |= {"network": "timm:test_efficientnet"}
+    card = {"model": "backbone", "options": options, "schema": source("mnist").schema.to_dict()}
+    weights = tmp_path / "model.safetensors"
+    save_weights(Weights({}, card | {"source": "mnist", "source_options": {}}), weights)
+    pack(tmp_path / "model", weights)
+    asked = (tmp_path / "model" / "requirements.txt").read_text().split()
+    assert asked[0].startswith("mlflow==")
+    assert asked[1:] == [
+        f"equidp{extra}=={equidp.__version__}",
+        f"numpy=={np.__version__}",
+        f"pandas=={pd.__version__}",
+    ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlflow.pyfunc
 from mlflow.models import Model, ModelSignature
@@ -13,7 +15,8 @@ from mlflow.types import ColSpec, DataType, Schema
 
 import equidp
 from equidp.data.records import Schema as Facts
-from equidp.data.sources import source
+from equidp.data.sources import SOURCES, source
+from equidp.models import MODELS, model_options
 from equidp.models.weights import load_weights
 from equidp.system.logs import held_back
 
@@ -37,11 +40,19 @@ def pack(target: Path, weights: Path, statement: Iterable[Path] = ()) -> None:
             input_example=example,
             artifacts={"weights": weights.as_uri()},
             # stated, as guessing them would import the model in a process of its own
-            pip_requirements=[f"equidp=={equidp.__version__}"],
+            pip_requirements=_requirements(card),
         )
     _forget_paths(target)
     for path in statement:
         shutil.copy(path, target)
+
+
+def _requirements(card: Mapping[str, Any]) -> list[str]:
+    """What pip installs where the model is served: this package, and those that add its network or its data set."""
+    extra = model_options(card["model"], card["options"]).extra
+    added = {MODELS.package(card["model"]), SOURCES.package(card["source"])} - {None}
+    own = f"equidp[{extra}]" if extra else "equidp"
+    return [f"{own}=={equidp.__version__}", *(f"{name}=={version(str(name))}" for name in sorted(added, key=str))]
 
 
 def _forget_paths(model: Path) -> None:

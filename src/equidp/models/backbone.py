@@ -84,6 +84,12 @@ class BackboneOptions(HeadOptions):
         return name if library == "hf" else ""
 
     @property
+    def extra(self) -> str:
+        """None for a head alone, which takes features, and for a network of torchvision without adapters."""
+        alone = self.trainable == "head" or (self.trainable != "lora" and self.network.startswith("torchvision:"))
+        return "" if alone else "pretrained"
+
+    @property
     def files(self) -> bool:
         """Whether weights are read from files."""
         return self._files

@@ -54,6 +54,11 @@ class ModelOptions(Declared):
         """Folder of the tokenizer whose tokens the model reads; empty where it reads words or no text."""
         return ""
 
+    @property
+    def extra(self) -> str:
+        """The extra of this package that a trained model needs where it is built again; empty where it needs none."""
+        return ""
+
     def make_activation(self) -> nn.Module:
         """A fresh activation; never in place, because the engine keeps layer outputs."""
         if self.activation == "tempered_sigmoid":
