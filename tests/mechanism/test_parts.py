@@ -122,6 +122,14 @@ class TestAlgorithm:
         with pytest.raises(EquidpError, match=r"StrictBoundCount moves strict_clip_norm.*`initial`"):
             Algorithm(name="mine", weights=FlatClip(), initial={"clip_norm": 1.0}, side_release=release)
 
+    def test_a_weight_rule_names_what_it_looks_up(self) -> None:
+        class Doubled(FlatClip):
+            def weights(self, norms: Tensor, public: Public) -> Tensor:
+                return super().weights(norms, public) * public["factor"]
+
+        with pytest.raises(EquidpError, match=r"mine: .* Doubled looks up 'factor'.*`reads`.*`initial`"):
+            Algorithm(name="mine", weights=Doubled(), initial={"clip_norm": 1.0})
+
     def test_sgd_has_no_events_and_no_figure(self) -> None:
         plan = Plan(400, 20, 4, 2, 1e-5, 0.0)
         algorithm = algorithm_settings("sgd").build()

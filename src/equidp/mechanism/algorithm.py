@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
+import torch
+
 from equidp.accounting.budget import Budget
 from equidp.accounting.calibration import smallest_noise
 from equidp.accounting.epsilon import Conversion, Epsilon, published_epsilon
@@ -112,7 +114,15 @@ class Algorithm:
                 "step, and there is no value to start from: give the algorithm one in `initial`."
             )
         example = tensors(dict.fromkeys(self.weights.reads, 1.0) | dict(self.initial), "cpu")
-        if not math.isfinite(float(self.weights.bound(example).max())):
+        try:
+            bound = self.weights.bound(example)
+            self.weights.weights(torch.ones(1), example)
+        except KeyError as error:
+            raise EquidpError(
+                f"{self.name}: the weight rule {type(self.weights).__name__} looks up {error}, which its `reads` does "
+                "not name: add it there, and a value to start from to `initial`."
+            ) from error
+        if not math.isfinite(float(bound.max())):
             raise EquidpError(
                 f"{self.name}: the weight rule {type(self.weights).__name__} has no bound on what one record adds, so "
                 f"no noise makes it private. Choose a rule that clips or normalises."
