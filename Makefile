@@ -15,7 +15,7 @@ FLOOR := 45
 
 .PHONY: run test slow check lint coverage viz ui site bench track gpu clean
 
-run: $(STAMP)            ## the demonstration: four algorithms on scikit-learn's digits
+run: $(STAMP)            ## the demonstration: five algorithms on scikit-learn's digits
 	$(BIN)/kedro run $(ARGS)
 
 test: $(STAMP) lint      ## lint, types, tests

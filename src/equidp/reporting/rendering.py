@@ -44,6 +44,8 @@ INSIDE = re.compile(r'<script id="library"[^>]*>[^<]*</script>')
 WIDE_FROM = 25
 """A chart with more bars than this takes the page's full width."""
 
+SHORT = 10
+"""A text of so many characters takes no more room than the numbers below it."""
 
 FOLDED_FROM = 60
 """A table with more rows than this shows its caption until a reader opens it."""
@@ -177,7 +179,8 @@ def _charts(drawn: Iterator[tuple[go.Figure, str]]) -> Iterator[Chart]:
 
 def _breakable(text: str) -> Markup:
     """Text whose lines may end behind the signs that join names: `sex*class` and `race:White` make wide columns."""
-    return Markup(re.sub(r"([*:])", r"\1<wbr>", str(escape(text))))  # what `escape` writes holds neither
+    end = r"\1<wbr>" if len(text) > SHORT else r"\1"
+    return Markup(re.sub(r"([*:])", end, str(escape(text))))  # what `escape` writes holds neither
 
 
 def _json_for_script(facts: Mapping) -> Markup:
