@@ -122,7 +122,7 @@ class Table(Source):
             groups=({"class": labels} if self.options.classes else {}) | group_ids(frame, self.options.groups, where),
             schema=self.schema,
             part=part,
-            **owners(frame, self.options.unit, self.options.id, where),
+            **owners(frame, self.options.unit, self.options.id, where, guessed=bool(self.options.catalog)),
         )
         return replace(records, remarks=tuple(self._remarks(rows, frame)))
 
@@ -188,7 +188,10 @@ class Table(Source):
                 f"data.options.catalog={self.options.catalog}: the entry gives a {type(found).__name__}; name one that "
                 "gives a pandas DataFrame."
             )
-        return numbered_from_1(found.convert_dtypes(dtype_backend="numpy_nullable"))
+        typed = found.convert_dtypes(dtype_backend="numpy_nullable")
+        # floats are ids that have lost digits, maybe; as whole numbers again they would not show it
+        kept = {name: found[name] for name in (self.options.unit, self.options.id) if name in found}
+        return numbered_from_1(typed.assign(**kept))
 
     def _rows(self, path: Path | None) -> pd.DataFrame:
         if path is None:
