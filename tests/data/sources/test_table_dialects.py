@@ -144,6 +144,32 @@ def test_an_entry_of_the_catalog_is_a_table(tmp_path: Path) -> None:
         table.locate(tmp_path)
 
 
+TEXTS = {"label": "y", "classes": ["no", "yes"], "text": "body"}
+
+
+@pytest.mark.parametrize("gone", [None, float("nan"), ""])
+def test_a_text_that_is_missing_is_no_text_that_says_none(tmp_path: Path, gone: object) -> None:
+    frame = pd.DataFrame({"body": ["none", "-", gone], "y": ["no", "yes", "no"]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(EquidpError, match="row 3, column 'body': a value is missing"):
+        records({**TEXTS, "path": "t.parquet"}, tmp_path)
+    assert len(records({**TEXTS, "path": "t.parquet", "missing": "drop"}, tmp_path)) == 2
+    served = source("table", {**TEXTS, "path": "t.parquet"})
+    assert len(served.encode(frame[:2])) == 2
+    with pytest.raises(EquidpError, match="the given table, row 2, column 'body': the text is missing"):
+        served.encode(frame)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    options = {**TYPED, **_sqlite(tmp_path), "sql": "SELECT *, x + 1 AS x FROM people"}
+    with pytest.raises(EquidpError, match=r"two columns have the same name, 'x'; rename one"):
+        records(options, tmp_path)
+    table = source("table", {**TYPED, "catalog": "people"})
+    table.catalog = lambda name: pd.concat([FRAME, FRAME["x"]], axis=1)
+    with pytest.raises(EquidpError, match="two columns have the same name, 'x'; rename one"):
+        table.locate(tmp_path)
+
+
 def test_nothing_is_written_to_a_database(tmp_path: Path) -> None:
     options = {**TYPED, **_sqlite(tmp_path)}
     before = (tmp_path / options["path"]).read_bytes()

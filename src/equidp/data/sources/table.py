@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from equidp.data.cells import as_written, cells, codes, require, with_points
+from equidp.data.cells import MISSING, absent, as_written, cells, codes, require, with_points
 from equidp.data.columns import Bounded, Named, Numeric, beyond, encode, feature_names, refuse_guessed
 from equidp.data.groupings import group_ids, group_names, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
@@ -143,7 +143,11 @@ class Table(Source):
         require(frame, [*text, *(declared.column or name for name, declared in self.options.declared.items())], where)
         for name, declared in self.options.declared.items():
             refuse_guessed(frame[declared.column or name], declared, self.options.thousands, where)
-        return self._features(self._cells(frame, where), where)
+        found = self._cells(frame, where)
+        if text and (gone := _no_text(found[text[0]])).any():
+            row = frame.index[int(gone.argmax())]
+            raise EquidpError(f"{where}, row {row}, column {text[0]!r}: the text is missing; leave the row out.")
+        return self._features(found, where)
 
     def _labels(self, frame: pd.DataFrame, where: str) -> Tensor:
         if self.options.number:
@@ -223,8 +227,8 @@ class Table(Source):
         needed = [*self.options.outcomes.items(), *self.options.declared.items()]
         gone = np.zeros(len(frame), dtype=bool)
         columns = [(name, frame[getattr(declared, "column", "") or name], declared.missed) for name, declared in needed]
-        if self.options.text:  # `none` and `-` are texts
-            columns.append((self.options.text, frame[self.options.text], lambda column: (column == "").to_numpy()))
+        if self.options.text:
+            columns.append((self.options.text, frame[self.options.text], _no_text))
         for name, column, missing_in in columns:
             missed = missing_in(column)
             if missed.any() and self.options.missing == "error":
@@ -279,6 +283,11 @@ class Csv(Table):
     """`table` under its older name."""
 
     name = "csv"
+
+
+def _no_text(column: pd.Series) -> np.ndarray:
+    """Boolean `[N]`: the missing texts; `none` and `-` are texts."""
+    return absent(column, MISSING - {""})
 
 
 def _refuse_headless(rows: pd.DataFrame, wanted: list[str], options: TableOptions, where: str) -> None:
