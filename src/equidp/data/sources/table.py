@@ -192,10 +192,10 @@ class Table(Source):
                 f"data.options.catalog={self.options.catalog}: the entry gives a {type(found).__name__}; name one that "
                 "gives a pandas DataFrame."
             )
-        typed = found.convert_dtypes(dtype_backend="numpy_nullable")
+        found = numbered_from_1(found, f"data.options.catalog={self.options.catalog}")
         # floats are ids that have lost digits, maybe; as whole numbers again they would not show it
         kept = {name: found[name] for name in (self.options.unit, self.options.id) if name in found}
-        return numbered_from_1(typed.assign(**kept))
+        return found.convert_dtypes(dtype_backend="numpy_nullable").assign(**kept)
 
     def _rows(self, path: Path | None) -> pd.DataFrame:
         if path is None:
