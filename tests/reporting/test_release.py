@@ -471,9 +471,33 @@ def test_the_card_tells_how_far_noise_reaches_and_of_whom_too_little_is_known():
     assert "| 0.667 | – |" in figure_tables(exact)[0]
 
 
-@pytest.mark.parametrize("name", ["csv", "adult"])
-def test_the_code_of_the_card_scores_raw_rows(name, tmp_path, monkeypatch):
-    options = write_tiny(name, tmp_path)
+def test_the_card_promises_no_bounds_of_what_a_network_makes_of_a_record():
+    names = [f"backbone.{i}" for i in range(3)]
+    network = {"model": "backbone", "options": {"network": "timm:resnet18", "weights": "w.safetensors"}}
+    found = card(**network, schema=SCHEMA.to_dict() | {"feature_names": names}, source="ham10000", source_options={})
+    text = files(card=found)["README.md"].decode()
+    assert "the network timm:resnet18, without its last layer. They have no declared bounds." in text
+    assert "from 0 to 1" not in text
+    assert "raw rows" not in text
+
+
+SEX = {"sex": {"kind": "group"}, "old": {"kind": "group", "group": "age_band"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("csv", {}),
+        ("adult", {}),
+        ("csv", {"features": SEX}),
+        ("csv", {"classes": [], "class_map": {"sick": ["ill"], "fine": ["well"]}}),
+        ("csv", {"label": "age", "classes": ["a", "b", "c"], "class_edges": [30, 50], "ordered": True}),
+    ],
+)
+def test_the_code_of_the_card_scores_raw_rows(name, more, tmp_path, monkeypatch):
+    options = write_tiny(name, tmp_path) | more
+    if options.get("classes") == []:
+        del options["classes"]
     known = source(name, options)
     records = known.read(known.locate(tmp_path))
     trained = build_model("logistic", records.schema, seed=3)

@@ -57,9 +57,12 @@ SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mea
     "tokenizer", "task", "targets", "bounds")  # fmt: skip
 """Keys of a schema that go out. They are declared: none is learnt from the records."""
 
-ENCODING = ("label", "classes", "target", "counts", "labels", "features", "decimal", "thousands", "na_values")
-"""Options of the source that go out: declared columns with their categories and bounds, and how numbers are written.
-Others name files.
+ENCODING = (
+    "label", "classes", "class_map", "class_edges", "ordered", "target", "counts", "labels", "features", "decimal",
+    "thousands", "na_values",
+)  # fmt: skip
+"""Options of the source that go out: declared columns with their categories and bounds, and how numbers are written;
+of the groupings those that are features, too. Others name files.
 """
 
 TRAINING = (
@@ -191,7 +194,7 @@ def released_facts(
         statement["evaluation"] = _only(statement["evaluation"], EVALUATION)
     return Facts(
         schema=_only(card["schema"], SCHEMA),
-        encoding=_only(card, ("source",)) | _only(card.get("source_options") or {}, ENCODING),
+        encoding=_only(card, ("source",)) | _encoding(card.get("source_options") or {}),
         network={"name": card["model"], "options": dict(card["options"])},
         parameters=parameters,
         training=_only(card.get("training") or {}, TRAINING),
@@ -203,6 +206,13 @@ def released_facts(
         software={name: importlib.metadata.version(name) for name in (*SOFTWARE, *_packages(privacy, card))},
         warning=_warning(statement, found),
     )
+
+
+def _encoding(options: Mapping[str, Any]) -> dict[str, Any]:
+    features = (options.get("features") or {}).items()
+    used = {feature.get("group") or name for name, feature in features if feature["kind"] == "group"}
+    groups = _only(options.get("groups") or {}, sorted(used))
+    return _only(options, ENCODING) | ({"groups": groups} if groups else {})
 
 
 def _packages(privacy: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
