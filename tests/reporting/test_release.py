@@ -471,6 +471,38 @@ def test_the_card_tells_how_far_noise_reaches_and_of_whom_too_little_is_known():
     assert "| 0.667 | – |" in figure_tables(exact)[0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({"membership": None}, "the number of training records, 900;"),
+        ({"membership": {"how": "strata", "key": "seed=0"}}, "the number of training records, 900;"),
+        (
+            {"membership": {"how": "hash", "key": "seed=0"}},
+            "the number of records in the table, and so the expected number of training records, 900;",
+        ),
+        (
+            {"membership": {"how": "hash", "key": "seed=0"}, "records_declared": True},
+            "the declared number of training records, 900;",
+        ),
+    ],
+)
+def test_what_is_taken_as_public_is_told_as_it_is(changes, size):
+    """By hash how many train is random, and not public: what is public is of how many they were drawn."""
+    assert size in answer_to("unprotected", statement(**changes))
+
+
+def test_trainings_that_were_declared_are_no_choice():
+    """Under a cap all of them may be published, and none need be the best."""
+    assert "At most 3 trainings were declared" in answer_to("trials", statement(trials={"max": 3}))
+    law = {"law": "geometric", "mean": 4.0}
+    assert "It was chosen from several" in answer_to("trials", statement(trials=law))
+
+
+def answer_to(key: str, privacy: dict[str, Any]) -> str:
+    """A line of the registry's tier 3."""
+    return json.loads(registry(privacy))["topics"]["Tier 3: details"][key]["answer"]
+
+
 def test_the_card_promises_no_bounds_of_what_a_network_makes_of_a_record():
     names = [f"backbone.{i}" for i in range(3)]
     network = {"model": "backbone", "options": {"network": "timm:resnet18", "weights": "w.safetensors"}}

@@ -170,8 +170,8 @@ def _figures(privacy: Mapping) -> Section:
         "The figures for ε, and why they differ",
         (
             "RDP and PLD are two sound upper bounds on one and the same mechanism; PLD keeps more detail and is "
-            f"typically 8 to 12 % lower than RDP. {whose}; it may use a looser conversion, or leave out releases or steps "
-            "that cost privacy, and it is not a guarantee.",
+            f"typically 8 to 12 % lower than RDP. {whose}; it may use a looser conversion, or leave out releases or "
+            "steps that cost privacy, and it is not a guarantee.",
             _published_verdict(privacy),
         ),
         ("figure", "value", "how"),
@@ -250,9 +250,10 @@ def understated(privacy: Mapping) -> str | None:
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
         return None
     fault = "which understates" if value < ours else "by a rule that leaves out releases"
+    _, formula, _ = _published_words(privacy)
     return (
-        f"{privacy['algorithm']}: {_published_words(privacy)[1]} gives ε = {epsilon_text(value)}, {fault}. Do not quote it: "
-        f"what is guaranteed is ε = {epsilon_text(ours)}."
+        f"{privacy['algorithm']}: {formula} gives ε = {epsilon_text(value)}, {fault}. Do not quote it: what is "
+        f"guaranteed is ε = {epsilon_text(ours)}."
     )
 
 
@@ -262,7 +263,8 @@ def _published_verdict(privacy: Mapping) -> str:
         return "There is no published formula for this combination."
     if warning := understated(privacy):
         return warning
-    return f"Here {_published_words(privacy)[1]} gives {epsilon_text(published)}: not less than ours, by a looser computation."
+    _, formula, _ = _published_words(privacy)
+    return f"Here {formula} gives {epsilon_text(published)}: not less than ours, by a looser computation."
 
 
 _EVENTS = {"poisson_gaussian": "Gaussian noise on a Poisson sample", "gaussian": "Gaussian noise on all records"}

@@ -129,9 +129,15 @@ def _details(facts: Facts) -> list[Line]:
 def unprotected(facts: Facts) -> Line:
     """Quantities that go out, or are taken as public, without the guarantee."""
     privacy = facts.privacy
-    size = "declared number" if privacy.get("records_declared") else "number"
+    units = f"{privacy['unit']}s"
+    if privacy.get("records_declared"):
+        size = f"the declared number of training {units}"
+    elif (privacy.get("membership") or {}).get("how") == "hash":
+        size = f"the number of {units} in the table, and so the expected number of training {units}"
+    else:
+        size = f"the number of training {units}"
     quantities = [
-        f"the {size} of training {privacy['unit']}s, {privacy['records']:,}",
+        f"{size}, {privacy['records']:,}",
         "batch size, number of steps and all settings",
         "the schema, with names of classes or targets, and of groups",
     ]
@@ -181,6 +187,11 @@ def trials(facts: Facts) -> Line:
             "ε does not cover the choice; nor does it cover other releases from the same records. The curator knows.",
             found,
         )
+    if "law" not in found:
+        text = (
+            f"At most {found['max']} trainings were declared before the first, this one included; ε covers all of them"
+        )
+        return Line("trials", question, f"{text}. Other releases from the same records add to it.", found)
     declared = ", ".join(f"{name} {value}" for name, value in found.items())
     text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
