@@ -12,7 +12,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from equidp.data.cells import WHOLE, absent, as_number, as_numbers, as_written, composed, looks_as_id, require
+from equidp.data.cells import WHOLE, absent, as_number, as_numbers, as_written, composed, looks, looks_as_id, require
 from equidp.data.columns import Named
 from equidp.data.membership import identities
 from equidp.errors import UNSHOWN, EquidpError
@@ -20,6 +20,8 @@ from equidp.options import Declared
 
 CUT_OFF = re.compile(r"-?\d(\.\d+)?[eE]\+\d+")
 """A long number as spreadsheets write it, with its last digits gone."""
+
+DASH = re.compile("[\u2010-\u2015\u2212]")
 
 SPELLING = 2
 """Increase it with every change of what `id_names` makes of an id: its person may then be in another part."""
@@ -87,6 +89,15 @@ def owners(frame: pd.DataFrame, unit: str, own: str, where: str, *, guessed: boo
     if own:
         found["identity"] = identities(id_names(frame[own], where, "id", guessed=guessed))
     return found
+
+
+def nearly_alike(column: pd.Series) -> int:
+    """How many ids differ from an earlier one in capital letters or dashes alone.
+
+    They are not refused: ids of random letters may.
+    """
+    ids = column.drop_duplicates().map(lambda name: looks(str(name))).drop_duplicates()
+    return int(ids.map(lambda name: DASH.sub("-", name.casefold())).duplicated().sum())
 
 
 def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool = False) -> pd.Series:

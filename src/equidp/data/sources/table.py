@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equidp.data.cells import MISSING, absent, as_written, cells, codes, require, with_points
 from equidp.data.columns import Bounded, Named, Numeric, beyond, encode, feature_names, refuse_guessed
-from equidp.data.groupings import group_ids, group_names, owners
+from equidp.data.groupings import group_ids, group_names, nearly_alike, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
@@ -254,6 +254,13 @@ class Table(Source):
         if lost := len(rows) - len(frame):
             by = self._counted(rows.drop(index=frame.index))
             yield f"{table}: {lost:,} of {len(rows):,} rows miss a feature or the label and are left out ({by})."
+        for whose in filter(None, (self.options.unit, self.options.id)):
+            if alike := nearly_alike(frame[whose]):
+                yield (
+                    f"{table}, column {whose!r}: {alike:,} ids differ from another one in capital letters or dashes "
+                    "alone, and count as others. If a person has both, no ε is for all of this person's rows: write "
+                    "each id in one way."
+                )
         every = {**self.options.groups, **self.options.declared, **self.options.outcomes}
         for name, declared in every.items():
             column = getattr(declared, "column", "") or name
