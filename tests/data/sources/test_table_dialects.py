@@ -160,6 +160,21 @@ def test_a_text_that_is_missing_is_no_text_that_says_none(tmp_path: Path, gone: 
         served.encode(frame)
 
 
+def test_a_catalog_that_took_points_for_decimal_signs_is_refused(tmp_path: Path) -> None:
+    """pandas leaves the column as text if one row has two points, and else reads 1.234 as a number below two."""
+    given = {"catalog": "t", "decimal": ",", "thousands": ".", "features": {"x": {**NUMBER, "maximum": 1e7}}}
+    table = source("table", {**OPTIONS, **given})
+    rows = "x,y\n1.234,no\n1.235,yes\n"
+
+    def first(rows: str) -> float:
+        table.catalog = lambda name: pd.read_csv(io.StringIO(rows))
+        return float(table.read(table.locate(tmp_path)).features[0, 0])
+
+    assert first(rows + "1.234.567,no\n") == pytest.approx(1234 / 1e7)
+    with pytest.raises(EquidpError, match=r"column 'x': .* points may have been read as decimal signs.*dtype: str"):
+        first(rows)
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     options = {**TYPED, **_sqlite(tmp_path), "sql": "SELECT *, x + 1 AS x FROM people"}
     with pytest.raises(EquidpError, match=r"two columns have the same name, 'x'; rename one"):

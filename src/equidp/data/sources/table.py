@@ -193,6 +193,12 @@ class Table(Source):
                 "gives a pandas DataFrame."
             )
         found = numbered_from_1(found, f"data.options.catalog={self.options.catalog}")
+        for name in self._numeric & set(found.columns):
+            if self.options.thousands == "." and pd.api.types.is_float_dtype(found[name]):
+                raise EquidpError(
+                    f"data.options.catalog={self.options.catalog}, column {name!r}: its points may have been read as "
+                    "decimal signs, where data.options.thousands is '.'; give the entry load_args of dtype: str."
+                )
         # floats are ids that have lost digits, maybe; as whole numbers again they would not show it
         kept = {name: found[name] for name in (self.options.unit, self.options.id) if name in found}
         return found.convert_dtypes(dtype_backend="numpy_nullable").assign(**kept)
@@ -212,10 +218,14 @@ class Table(Source):
         frame, signs = cells(frame, self.options.na_values), (self.options.decimal, self.options.thousands)
         if signs == (".", ""):
             return frame
-        every = [*self.options.declared.items(), *self.options.groups.items(), *self.options.outcomes.items()]
-        numeric = {getattr(declared, "column", "") or name for name, declared in every if declared.numeric}
-        changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in numeric}
+        changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in self._numeric}
         return frame.assign(**changed)
+
+    @property
+    def _numeric(self) -> set[str]:
+        """The columns that are declared as numbers."""
+        every = [*self.options.declared.items(), *self.options.groups.items(), *self.options.outcomes.items()]
+        return {getattr(declared, "column", "") or name for name, declared in every if declared.numeric}
 
     def _columns(self) -> list[str]:
         """All columns that are read."""
