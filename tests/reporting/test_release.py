@@ -471,6 +471,33 @@ def test_the_card_tells_how_far_noise_reaches_and_of_whom_too_little_is_known():
     assert "| 0.667 | – |" in figure_tables(exact)[0]
 
 
+def test_the_checklist_names_the_groups_that_were_compared_and_no_others():
+    compared = {"sex": {"f": {"count": 20, "accuracy": 0.5}}}  # the schema has the grouping class, too
+    lines = lines_of(document(files(metrics=metrics() | {"groups": compared}), "checklist"))
+    assert "for the groups by sex, exactly" in lines["groups"]["answer"]
+    assert "what a model without noise learnt" in lines["diagnostics"]["answer"]
+    bare = {name: of for name, of in metrics().items() if name != "cost_of_privacy"}
+    alone = lines_of(document(files(metrics=bare), "checklist"))
+    assert alone["groups"]["answer"].startswith("Not compared")
+    assert (alone["cost_of_privacy"]["answer"], alone["cost_of_privacy"]["status"]) == ("Not measured.", "open")
+    assert "sizes of groups. None of it" in alone["diagnostics"]["answer"]
+
+
+def test_the_registry_says_what_gives_epsilon_where_the_events_do_not():
+    """Of a budget they give less: they depended on outputs."""
+    kept = {"filter_order": 12.0, "filter_total": 0.75, "epsilon_fixed_before_training": False}
+    said = answer_to("accounting", statement(**kept))
+    assert "their ε is NOT the guarantee" in said
+    assert "0.75 at the order 12" in said
+    assert "suffices to recompute" in answer_to("accounting", statement())
+
+
+def test_the_card_promises_no_noised_figures_of_tasks_that_have_none():
+    ranks = SCHEMA.to_dict() | {"classes": ("low", "some", "high"), "task": "ordinal"}
+    assert "with noise would stand here" not in files(card=card(schema=ranks))["README.md"].decode()
+    assert "with noise would stand here" in files()["README.md"].decode()
+
+
 @pytest.mark.parametrize(
     ("changes", "size"),
     [

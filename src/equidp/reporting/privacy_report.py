@@ -196,7 +196,7 @@ def _spent_as(privacy: Mapping) -> str:
     return "the budget" if "filter_order" in privacy else "the cap"
 
 
-def _recomputed(privacy: Mapping) -> str:
+def recomputed(privacy: Mapping) -> str:
     """How to compute the same ε from privacy.json."""
     fixed, trials = _fixed_ledger(privacy), privacy.get("trials") or {}
     text = "privacy.json lists them one by one"
@@ -280,7 +280,7 @@ def _ledger(privacy: Mapping) -> Section:
         (
             f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation "
             f"over the most that one {_unit(privacy)} can change; releases computed from the same sample are one "
-            "event. " + _recomputed(privacy),
+            "event. " + recomputed(privacy),
         ),
         ("event", "times", "sampling rate", "noise multiplier"),
         tuple(map(_ledger_row, rows)),

@@ -117,6 +117,7 @@ class Facts:
         audit: findings of an audit of the same training, or None.
         metrics: figures of test records released under differential privacy, or None.
         exact_metrics: exact figures of test records, or None where the user did not ask for them.
+        compared: groupings by which the costs of privacy were measured; empty where there is no baseline.
         curator: what the user states in the settings.
         software: versions of what trained the model and computed ε.
         warning: why nothing of this is for publication, or None.
@@ -131,6 +132,7 @@ class Facts:
     audit: Mapping[str, Any] | None
     metrics: Mapping[str, Any] | None
     exact_metrics: Mapping[str, Any] | None
+    compared: tuple[str, ...]
     curator: Mapping[str, str]
     software: Mapping[str, str]
     warning: str | None
@@ -167,7 +169,7 @@ def released_facts(
         card: what the model's file says of the model, which has so many `parameters`.
         privacy: `privacy.json`.
         settings: what the user asked for, and what the user states.
-        metrics: `metrics.json`, read only for `release.unprotected=test`.
+        metrics: `metrics.json`, of which only names of groupings go out without `release.unprotected=test`.
         released_metrics: `metrics_release.json`, where the run has one.
         audit: `audit.json`, where there is one; used if it is of this training.
 
@@ -202,6 +204,10 @@ def released_facts(
         audit=found,
         metrics=None if not released_metrics else _released(released_metrics),
         exact_metrics=_exact(metrics) if "test" in settings.unprotected else None,
+        # a tuning trains no baseline
+        compared=tuple(metrics["groups"])
+        if metrics and metrics.get("cost_of_privacy") and not privacy.get("tuning")
+        else (),
         curator=settings.statements(),
         software={name: importlib.metadata.version(name) for name in (*SOFTWARE, *_packages(privacy, card))},
         warning=_warning(statement, found),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.reporting.privacy_report import recomputed
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.statement_sections import epsilon_text
@@ -169,7 +170,7 @@ def accounting(facts: Facts) -> Line:
     return Line(
         "accounting",
         "Accounting",
-        f"ε is {how}. Every event is in privacy.json; the library dp_accounting recomputes ε from it.",
+        f"ε is {how}: {recomputed(privacy)}",
         {key: privacy.get(key) for key in ("epsilon_rdp", "epsilon_pld", "epsilon_fixed_before_training")},
     )
 
