@@ -492,6 +492,28 @@ def test_the_registry_says_what_gives_epsilon_where_the_events_do_not():
     assert "suffices to recompute" in answer_to("accounting", statement())
 
 
+def test_a_query_that_looks_at_several_rows_leaves_preprocessing_open():
+    for sql, word in (("SELECT * FROM t", ""), ("SELECT x - avg(x) OVER () AS x FROM t", "OVER")):
+        found = files(card=card(source_options={"sql": sql}))
+        for name in ("checklist", "registry"):
+            line = lines_of(document(found, name))["preprocessing"]
+            assert (line["status"], f"a query with {word}," in line["answer"]) == (
+                ("answered", "open")[word != ""],
+                word != "",
+            )
+            assert "avg" not in found[f"{name}.json"].decode()
+
+
+def test_the_card_tells_whose_mean_noised_figures_are():
+    """A unit with several records counts once in the histogram."""
+    of_patients = {"part": "test", "epsilon": 1.0, "delta": 1e-5, "unit": "patient", "overall": {"accuracy": 0.5}}
+    found = of_patients | {"groups": {"sex": {"f": {"accuracy": 0.5}}}, "left_out": {"sex": ["f"]}}
+    text = files(released_metrics=found)["README.md"].decode()
+    assert "Each patient counts once, whatever the number of its records." in text
+    assert "Not known to have 10 patients or more" in text
+    assert "counts once" not in files(released_metrics=found | {"unit": "record"})["README.md"].decode()
+
+
 def test_the_card_promises_no_noised_figures_of_tasks_that_have_none():
     ranks = SCHEMA.to_dict() | {"classes": ("low", "some", "high"), "task": "ordinal"}
     assert "with noise would stand here" not in files(card=card(schema=ranks))["README.md"].decode()

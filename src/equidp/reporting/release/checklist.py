@@ -13,7 +13,7 @@ from typing import Any
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
-from equidp.reporting.release.registry import accounting, randomness, trials, unprotected
+from equidp.reporting.release.registry import accounting, preprocessing, randomness, trials, unprotected
 from equidp.reporting.statement_sections import epsilon_text
 
 
@@ -98,8 +98,8 @@ def _algorithm(facts: Facts) -> list[Line]:
             {"sampling_rate": privacy["sampling_rate"], "expected_batch_size": privacy["expected_batch_size"]},
         ),
         accounting(facts),
-        Line(
-            "preprocessing",
+        preprocessing(
+            facts,
             "Did preprocessing look at the records?",
             "No: it follows a schema that was declared in advance. Whoever wrote the schema must not have taken it "
             "from these records.",

@@ -20,6 +20,7 @@ from typing import Any
 
 from equidp.algorithms import ALGORITHMS
 from equidp.data.records import MIN_TEST_RECORDS, Schema
+from equidp.data.tables import looks_at_other_rows
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
@@ -117,6 +118,7 @@ class Facts:
         audit: findings of an audit of the same training, or None.
         metrics: figures of test records released under differential privacy, or None.
         exact_metrics: exact figures of test records, or None where the user did not ask for them.
+        across: the word of the source's query by which a row may depend on others; empty where there is none.
         compared: groupings by which the costs of privacy were measured; empty where there is no baseline.
         curator: what the user states in the settings.
         software: versions of what trained the model and computed ε.
@@ -132,6 +134,7 @@ class Facts:
     audit: Mapping[str, Any] | None
     metrics: Mapping[str, Any] | None
     exact_metrics: Mapping[str, Any] | None
+    across: str
     compared: tuple[str, ...]
     curator: Mapping[str, str]
     software: Mapping[str, str]
@@ -204,6 +207,7 @@ def released_facts(
         audit=found,
         metrics=None if not released_metrics else _released(released_metrics),
         exact_metrics=_exact(metrics) if "test" in settings.unprotected else None,
+        across=looks_at_other_rows((card.get("source_options") or {}).get("sql") or ""),
         # a tuning trains no baseline
         compared=tuple(metrics["groups"])
         if metrics and metrics.get("cost_of_privacy") and not privacy.get("tuning")

@@ -109,8 +109,8 @@ def _details(facts: Facts) -> list[Line]:
             "Whatever is computed from the released weights alone is covered by the same ε: predictions, any number of "
             "queries, further training on other data.",
         ),
-        Line(
-            "preprocessing",
+        preprocessing(
+            facts,
             "Preprocessing",
             "Scaling, categories and vocabulary come from the declared schema. Nothing was learnt from the records "
             "before training.",
@@ -156,6 +156,17 @@ def unprotected(facts: Facts) -> Line:
         f"Public, or taken as public: {'; '.join(quantities)}. No more is here.",
         quantities,
     )
+
+
+def preprocessing(facts: Facts, question: str, answer: str) -> Line:
+    """What preparing the data cost: the answer, unless the rows come from a query that looks at several at once."""
+    if not facts.across:
+        return Line("preprocessing", question, answer)
+    several = (
+        f"The rows come from a query with {facts.across}, by which a row that it gives may depend on others. ε is for "
+        "rows as the query gives them: one row more in the database may change many. The curator knows the query."
+    )
+    return Line("preprocessing", question, several, open=True)
 
 
 def accounting(facts: Facts) -> Line:
