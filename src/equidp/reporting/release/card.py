@@ -97,13 +97,14 @@ def figure_tables(metrics: Any) -> list[str]:
         return [_number(figures.get(name), ends.get(name)) for name in names]
 
     found = [markdown_table([header, row(metrics["overall"], intervals["overall"])])]
+    units = markdown_text(f"{metrics.get('unit', 'record')}s")
     for grouping, groups in metrics["groups"].items():
         known = intervals["groups"].get(grouping, {})
         rows = [[group, *row(figures, known.get(group, {}))] for group, figures in groups.items()]
         found.append(markdown_table([(grouping, *header), *rows]))
         if few := metrics.get("left_out", {}).get(grouping):
             found.append(
-                f"Not known to have {MIN_TEST_RECORDS} records or more, so a figure of theirs says little: "
+                f"Not known to have {MIN_TEST_RECORDS} {units} or more, so a figure of theirs says little: "
                 f"{', '.join(map(markdown_text, few))}."
             )
     return found
