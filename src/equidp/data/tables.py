@@ -150,6 +150,7 @@ def _numbered_rows(path: Path, dialect: Dialect) -> list[tuple[int, list[str]]]:
     # strict, as else a quote that is never closed takes the rows after it into its own cell, and they are lost
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.separator, skipinitialspace=True, strict=True)
     numbered, begun = [], 1
+    limit = csv.field_size_limit(len(text) + 1)  # a long text is no damage
     try:
         for row in reader:
             if row and dialect.separator.isspace() and not row[-1]:  # blanks at the end of a line
@@ -166,6 +167,8 @@ def _numbered_rows(path: Path, dialect: Dialect) -> list[tuple[int, list[str]]]:
             f"{path}, the row that begins in line {begun}: {error}; write a quote within quotes twice, or export the "
             "table again."
         ) from error
+    finally:
+        csv.field_size_limit(limit)
     return numbered
 
 

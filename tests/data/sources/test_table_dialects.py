@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 from collections.abc import Callable
@@ -142,6 +143,15 @@ def test_an_entry_of_the_catalog_is_a_table(tmp_path: Path) -> None:
     table.catalog = lambda name: {"a": 1}
     with pytest.raises(EquidpError, match="the entry gives a dict; name one that gives a pandas DataFrame"):
         table.locate(tmp_path)
+
+
+def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:
+    """Python's csv refuses fields of more than 128 KiB unless told, which is a setting of the whole process."""
+    limit = csv.field_size_limit()
+    (tmp_path / "t.csv").write_text(f"body,y\n{'pain ' * 40_000}worse,no\nbetter,yes\n")
+    found = records({"label": "y", "classes": ["no", "yes"], "text": "body", "length": 1, "path": "t.csv"}, tmp_path)
+    assert len(set(found.features.flatten().tolist())) == 2
+    assert csv.field_size_limit() == limit
 
 
 TEXTS = {"label": "y", "classes": ["no", "yes"], "text": "body"}
