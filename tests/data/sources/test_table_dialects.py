@@ -154,6 +154,16 @@ def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:
     assert csv.field_size_limit() == limit
 
 
+def test_texts_in_other_letters_are_told_of(tmp_path: Path) -> None:
+    rows = "body,y,sex\n頭が痛い,no,f\nболит,no,m\npain,yes,m\n"
+    (tmp_path / "t.csv").write_text(rows, encoding="utf-8")
+    groups = {"sex": {"categories": ["f", "m"]}}
+    found = records({**TEXTS, "groups": groups, "path": "t.csv"}, tmp_path)
+    (said,) = found.remarks
+    assert said.startswith("t.csv, column 'body': 2 of 3 texts have no word of letters a to z")
+    assert said.endswith("(class: no 2; sex: f 1, m 1).")
+
+
 TEXTS = {"label": "y", "classes": ["no", "yes"], "text": "body"}
 
 

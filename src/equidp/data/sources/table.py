@@ -33,7 +33,7 @@ from equidp.data.tables import (
     read_rows,
 )
 from equidp.data.tokens import Tokenizer, tokenizer_digest
-from equidp.data.words import token_ids, words
+from equidp.data.words import PADDING, token_ids, words
 from equidp.errors import EquidpError, listed_names
 
 PARTS = ("train", "test")
@@ -124,7 +124,7 @@ class Table(Source):
             part=part,
             **owners(frame, self.options.unit, self.options.id, where, guessed=bool(self.options.catalog)),
         )
-        return replace(records, remarks=tuple(self._remarks(rows, frame)))
+        return replace(records, remarks=(*self._remarks(rows, frame), *self._wordless(frame, records.features)))
 
     @property
     def columns(self) -> Mapping[str, Named | Numeric]:
@@ -280,6 +280,15 @@ class Table(Source):
                     f"{declared.minimum:g} to {declared.maximum:g} and are set to the nearer bound "
                     f"({self._counted(frame[clipped])})."
                 )
+
+    def _wordless(self, frame: pd.DataFrame, features: Tensor) -> Iterator[str]:
+        """What is lost of texts in other letters."""
+        if self.options.text and not self.options.tokenizer and (empty := (features == PADDING).all(1).numpy()).any():
+            yield (
+                f"{self.options.path or self.options.catalog or 'The query'}, column {self.options.text!r}: "
+                f"{empty.sum():,} of {len(frame):,} texts have no word of letters a to z or digits, and are all one "
+                f"text to the model ({self._counted(frame[empty])})."
+            )
 
     def _counted(self, rows: pd.DataFrame) -> str:
         """How many of some rows are of each class and group; these rows need not be as declared."""
