@@ -193,14 +193,15 @@ class Table(Source):
                 "gives a pandas DataFrame."
             )
         found = numbered_from_1(found, f"data.options.catalog={self.options.catalog}")
-        for name in self._numeric & set(found.columns):
-            if self.options.thousands == "." and pd.api.types.is_float_dtype(found[name]):
+        floats = {name for name in found if pd.api.types.is_float_dtype(found[name])}
+        for name in floats & self._numeric:
+            if self.options.thousands == ".":
                 raise EquidpError(
                     f"data.options.catalog={self.options.catalog}, column {name!r}: its points may have been read as "
                     "decimal signs, where data.options.thousands is '.'; give the entry load_args of dtype: str."
                 )
         # floats are ids that have lost digits, maybe; as whole numbers again they would not show it
-        kept = {name: found[name] for name in (self.options.unit, self.options.id) if name in found}
+        kept = {name: found[name] for name in floats & {self.options.unit, self.options.id}}
         return found.convert_dtypes(dtype_backend="numpy_nullable").assign(**kept)
 
     def _rows(self, path: Path | None) -> pd.DataFrame:
