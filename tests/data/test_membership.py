@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
 from pathlib import Path
@@ -193,6 +194,56 @@ def test_rows_of_one_declared_id_stay_together_and_an_id_is_all_that_counts(tmp_
     assert all(count == of_id[who] for who, count in Counter(map(tuple, test.identity.tolist())).items())
     heavier = people(tmp_path, [text.replace(",6", ",16") for text in twice], id="number", unit="")
     assert torch.equal(split(heavier, seed=0).test.identity, test.identity)
+
+
+def test_a_catalogs_guess_of_types_moves_nobody(tmp_path: Path) -> None:
+    """pandas reads 0007 as 7 if all of a column are numbers, and as text if one is not: that one may be left out."""
+    lines = [f"{i:04}{'.50' * (i % 3 == 1)},{'no' if i % 2 else 'yes'},{i % 50}" for i in range(200)]
+
+    def test_part(rows: list[str], kind: str) -> set[tuple[int, ...]]:
+        frame = pd.read_csv(io.StringIO("\n".join(["person,y,x", *rows])))
+        whose = {"unit": "person"} if kind == "unit" else {"id": "person"}
+        feature = {"x": {"kind": "numeric", "maximum": 50}}
+        one = source("table", {"catalog": "t", "label": "y", "classes": ["no", "yes"], "features": feature, **whose})
+        one.catalog = lambda name: frame
+        found = split(one.records(one.locate(tmp_path)), seed=0, split_by="unit" if kind == "unit" else "record").test
+        return set(map(tuple, (found.unit_identity if kind == "unit" else found.identity).tolist()))
+
+    for kind in ("unit", "id"):
+        assert test_part(lines, kind) == test_part([*lines, "X12,no,3"], kind) - set(
+            map(tuple, identities(["X12"]).tolist())
+        )
+
+
+def test_whole_numbers_are_one_id_however_a_typed_table_has_them(tmp_path: Path) -> None:
+    """pandas writes whole numbers as floats if one of the column is missing, in a row that is then left out, say."""
+    found = [unit_identities(tmp_path, pd.Series(ids)) for ids in ([7, 8], [7.0, 8.0])]
+    assert torch.equal(*found)
+    with pytest.raises(EquidpError, match=r"row 2, column 'person': the number 9007199254740992.0 may be several ids"):
+        unit_identities(tmp_path, pd.Series([1.0, 2.0**53]))
+
+
+def test_long_ids_that_a_catalog_made_floats_are_refused(tmp_path: Path) -> None:
+    """Two persons would be one, as pandas makes whole numbers of these floats again."""
+    frame = pd.DataFrame({"x": [1, 2, None], "y": "no", "person": [1.0, 2.0**53 + 1, None]})
+    one = source("table", {**TYPED, "catalog": "t", "missing": "drop"})
+    one.catalog = lambda name: frame
+    with pytest.raises(EquidpError, match=r"row 2, column 'person': the number 9007199254740992\.0 may be several ids"):
+        one.read(one.locate(tmp_path))
+
+
+TYPED: dict[str, Any] = {
+    "label": "y",
+    "classes": ["no", "yes"],
+    "features": {"x": {"kind": "numeric", "maximum": 50}},
+    "unit": "person",
+}
+
+
+def unit_identities(folder: Path, ids: pd.Series) -> Tensor:
+    pd.DataFrame({"x": 1, "y": "no", "person": ids}).to_parquet(folder / "t.parquet")
+    one = source("table", {**TYPED, "path": "t.parquet"})
+    return one.read(one.locate(folder)).unit_identity
 
 
 def test_a_row_without_its_id_is_refused(tmp_path: Path) -> None:

@@ -296,6 +296,7 @@ def test_a_runs_name_tells_what_it_was_given_and_no_other_algorithms_options():
     assert run_name("dpsgd", settings, given, "dpsgd epochs=5") == "dpsgd epochs=5 adult seed=1"
     assert run_name("dpsgd", settings, given, "dpsgd") == "dpsgd adult seed=1"
     assert run_name("dpsgd", {**settings, "privacy": {"secure": True}}, {}) == "dpsgd adult secure", "no seed of noise"
+    assert run_name("sgd", {**settings, "privacy": {"secure": True}}, {}) == "sgd adult not private"
     assert len(run_name("dpsgd", settings, {"data.path": "x" * 300})) == 250  # the most that a server's database takes
 
 

@@ -16,6 +16,7 @@ import pytest
 from equidp.evaluation.metrics import metrics_document
 from equidp.reporting import rendering, tables
 from equidp.reporting.page import EXACT_SIZES, html_report
+from equidp.reporting.released import released_page
 from equidp.reporting.rendering import linked, whole
 
 from .conftest import HOSTILE
@@ -363,3 +364,16 @@ def test_undefined_values_are_dashes_and_sort_last(page):
     cells = [attrs for tag, attrs in page.tags if tag == "td"]
     assert any("data-key" not in attrs and attrs.get("class") == "number" for attrs in cells)
     assert not re.findall(r"\bnan\b|\bNone\b(?! were)", page.text)
+
+
+@pytest.mark.parametrize(("unit", "counted"), [("record", "records"), ("patient", "patients")])
+def test_noised_figures_count_what_is_protected(unit, counted):
+    """A patient with several records counts once in the histogram that all of them follow from."""
+    figures = {"records": 40.0, "accuracy": 0.5}
+    ends = {"records": [30.0, 50.0], "accuracy": [0.4, 0.6]}
+    document = {"part": "test", "epsilon": 1.0, "delta": 1e-5, "unit": unit, "notes": [], "overall": figures}
+    document |= {"groups": {}, "intervals": {"overall": ends, "groups": {}}, "worst": {}}
+    sentences, (table,) = released_page(document)
+    assert f"10 {counted} or more" in sentences[0]
+    assert table.caption == f"All {counted}"
+    assert [title for title, _ in table.header] == ["", counted, "accuracy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -12,10 +13,15 @@ import pytest
 
 from equidp.accounting.epsilon import epsilon
 from equidp.accounting.events import Event
+from equidp.accounting.plan import Plan
 from equidp.accounting.trade_off import trade_off
+from equidp.algorithms import ALGORITHMS, algorithm_settings, of_a_paper
+from equidp.mechanism.algorithm import Outcome
+from equidp.parameters import PrivacySettings, TrainingSettings
 from equidp.reporting.attack import factor_text, share_text
 from equidp.reporting.privacy_report import privacy_report, privacy_sections, research_mode, understated
 from equidp.reporting.statement_sections import epsilon_text
+from equidp.training import privacy_statement
 
 from .conftest import privacy_facts
 
@@ -114,6 +120,30 @@ def test_a_published_figure_below_ours_is_called_an_understatement():
     assert "counts left out" in low
     assert "understates" not in privacy_report(honest(epsilon_published={"value": 99.0, "formula": "classic"}))
     assert "no published formula" in privacy_report(honest(epsilon_published=None))
+
+
+def test_of_an_algorithm_of_no_paper_no_published_formula_is_told():
+    figures = {"value": 99.0, "formula": "x", "guarantee": True}
+    for value, guarantee in ((99.0, True), (99.0, False), (0.5, False)):
+        facts = honest(epsilon_published={"value": value, "formula": "x", "guarantee": guarantee, "paper": False})
+        text = privacy_report(facts)
+        assert "No paper with this algorithm is known" in text
+        assert "published" not in text
+        assert "| ε as papers count |" in text
+    assert "the paper's own formula" in privacy_report(honest(epsilon_published=figures | {"paper": True}))
+
+
+def test_the_statement_knows_which_algorithms_are_no_papers():
+    pages = Path(__file__).parents[2] / "docs" / "algorithms"
+    ours = {page.stem for page in pages.glob("*.md") if "this project's own" in page.read_text(encoding="utf-8")}
+    assert {name for name in ALGORITHMS if not of_a_paper(name)} == ours | {"custom"}
+    assert not of_a_paper("mine")
+    algorithm = dataclasses.replace(algorithm_settings("dpsgd").build(), name="mine")
+    plan = Plan(records=900, batch_size=90, epochs=2, groups=2, delta=1e-5, noise_multiplier=1.5)
+    privacy = PrivacySettings(noise_multiplier=1.5, delta=1e-5)
+    outcome = Outcome(algorithm.events(plan), plan.steps, plan.steps)
+    found = privacy_statement(algorithm, plan, outcome, privacy=privacy, training=TrainingSettings(), seed=0)
+    assert found["epsilon_published"]["paper"] is False
 
 
 def test_an_epsilon_that_is_a_cap_is_not_explained_by_the_ledger():

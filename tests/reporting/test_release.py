@@ -471,9 +471,114 @@ def test_the_card_tells_how_far_noise_reaches_and_of_whom_too_little_is_known():
     assert "| 0.667 | – |" in figure_tables(exact)[0]
 
 
-@pytest.mark.parametrize("name", ["csv", "adult"])
-def test_the_code_of_the_card_scores_raw_rows(name, tmp_path, monkeypatch):
-    options = write_tiny(name, tmp_path)
+def test_the_checklist_names_the_groups_that_were_compared_and_no_others():
+    compared = {"sex": {"f": {"count": 20, "accuracy": 0.5}}}  # the schema has the grouping class, too
+    lines = lines_of(document(files(metrics=metrics() | {"groups": compared}), "checklist"))
+    assert "for the groups by sex, exactly" in lines["groups"]["answer"]
+    assert "what a model without noise learnt" in lines["diagnostics"]["answer"]
+    bare = {name: of for name, of in metrics().items() if name != "cost_of_privacy"}
+    alone = lines_of(document(files(metrics=bare), "checklist"))
+    assert alone["groups"]["answer"].startswith("Not compared")
+    assert (alone["cost_of_privacy"]["answer"], alone["cost_of_privacy"]["status"]) == ("Not measured.", "open")
+    assert "sizes of groups. None of it" in alone["diagnostics"]["answer"]
+
+
+def test_the_registry_says_what_gives_epsilon_where_the_events_do_not():
+    """Of a budget they give less: they depended on outputs."""
+    kept = {"filter_order": 12.0, "filter_total": 0.75, "epsilon_fixed_before_training": False}
+    said = answer_to("accounting", statement(**kept))
+    assert "their ε is NOT the guarantee" in said
+    assert "0.75 at the order 12" in said
+    assert "suffices to recompute" in answer_to("accounting", statement())
+
+
+def test_a_query_that_looks_at_several_rows_leaves_preprocessing_open():
+    for sql, word in (("SELECT * FROM t", ""), ("SELECT x - avg(x) OVER () AS x FROM t", "OVER")):
+        found = files(card=card(source_options={"sql": sql}))
+        for name in ("checklist", "registry"):
+            line = lines_of(document(found, name))["preprocessing"]
+            assert (line["status"], f"a query with {word}," in line["answer"]) == (
+                ("answered", "open")[word != ""],
+                word != "",
+            )
+            assert "avg" not in found[f"{name}.json"].decode()
+
+
+def test_the_card_tells_whose_mean_noised_figures_are():
+    """A unit with several records counts once in the histogram."""
+    of_patients = {"part": "test", "epsilon": 1.0, "delta": 1e-5, "unit": "patient", "overall": {"accuracy": 0.5}}
+    found = of_patients | {"groups": {"sex": {"f": {"accuracy": 0.5}}}, "left_out": {"sex": ["f"]}}
+    text = files(released_metrics=found)["README.md"].decode()
+    assert "Each patient counts once, whatever the number of its records." in text
+    assert "Not known to have 10 patients or more" in text
+    assert "counts once" not in files(released_metrics=found | {"unit": "record"})["README.md"].decode()
+
+
+def test_the_card_promises_no_noised_figures_of_tasks_that_have_none():
+    ranks = SCHEMA.to_dict() | {"classes": ("low", "some", "high"), "task": "ordinal"}
+    assert "with noise would stand here" not in files(card=card(schema=ranks))["README.md"].decode()
+    assert "with noise would stand here" in files()["README.md"].decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({"membership": None}, "the number of training records, 900;"),
+        ({"membership": {"how": "strata", "key": "seed=0"}}, "the number of training records, 900;"),
+        (
+            {"membership": {"how": "hash", "key": "seed=0"}},
+            "the number of records in the table, and so the expected number of training records, 900;",
+        ),
+        (
+            {"membership": {"how": "hash", "key": "seed=0"}, "records_declared": True},
+            "the declared number of training records, 900;",
+        ),
+    ],
+)
+def test_what_is_taken_as_public_is_told_as_it_is(changes, size):
+    """By hash how many train is random, and not public: what is public is of how many they were drawn."""
+    assert size in answer_to("unprotected", statement(**changes))
+
+
+def test_trainings_that_were_declared_are_no_choice():
+    """Under a cap all of them may be published, and none need be the best."""
+    assert "At most 3 trainings were declared" in answer_to("trials", statement(trials={"max": 3}))
+    law = {"law": "geometric", "mean": 4.0}
+    assert "It was chosen from several" in answer_to("trials", statement(trials=law))
+
+
+def answer_to(key: str, privacy: dict[str, Any]) -> str:
+    """A line of the registry's tier 3."""
+    return json.loads(registry(privacy))["topics"]["Tier 3: details"][key]["answer"]
+
+
+def test_the_card_promises_no_bounds_of_what_a_network_makes_of_a_record():
+    names = [f"backbone.{i}" for i in range(3)]
+    network = {"model": "backbone", "options": {"network": "timm:resnet18", "weights": "w.safetensors"}}
+    found = card(**network, schema=SCHEMA.to_dict() | {"feature_names": names}, source="ham10000", source_options={})
+    text = files(card=found)["README.md"].decode()
+    assert "the network timm:resnet18, without its last layer. They have no declared bounds." in text
+    assert "from 0 to 1" not in text
+    assert "raw rows" not in text
+
+
+SEX = {"sex": {"kind": "group"}, "old": {"kind": "group", "group": "age_band"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("csv", {}),
+        ("adult", {}),
+        ("csv", {"features": SEX}),
+        ("csv", {"classes": [], "class_map": {"sick": ["ill"], "fine": ["well"]}}),
+        ("csv", {"label": "age", "classes": ["a", "b", "c"], "class_edges": [30, 50], "ordered": True}),
+    ],
+)
+def test_the_code_of_the_card_scores_raw_rows(name, more, tmp_path, monkeypatch):
+    options = write_tiny(name, tmp_path) | more
+    if options.get("classes") == []:
+        del options["classes"]
     known = source(name, options)
     records = known.read(known.locate(tmp_path))
     trained = build_model("logistic", records.schema, seed=3)

@@ -56,6 +56,14 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 )
 """Algorithm names as typed after `--pipeline=`."""
 
+OWN = frozenset(("dpsgd_f_smooth", "dpsgd_f_balanced", "dpsgd_f_adjusted", "dpsgd_f_slack", "dpsgd_level", "custom"))
+"""Those of no paper."""
+
+
+def of_a_paper(name: str) -> bool:
+    """Whether an algorithm is a paper's, as far as is known here: of another package's, or a user's own, nothing is."""
+    return name in ALGORITHMS and ALGORITHMS.package(name) is None and name not in OWN
+
 
 def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> AlgorithmSettings:
     """The validated settings of an algorithm; `.build()` gives the algorithm.

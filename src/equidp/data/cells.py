@@ -23,6 +23,9 @@ MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat
 
 NUMERAL = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,9}))?")
 
+NUMBER = re.compile(r"0|(-?\d+)e(?:(\d{1,3})|-?\d+)")
+"""How `looks_as_id` writes a number."""
+
 SHOWN = 5
 """Number of further invalid values that a message names."""
 
@@ -85,6 +88,15 @@ def looks_as_id(name: str) -> str:
     digits = (whole + part).lstrip("0")
     kept = digits.rstrip("0")
     return f"{sign}{kept}e{power - len(part) + len(digits) - len(kept)}" if kept else "0"
+
+
+def as_number(name: str) -> str:
+    """A number in one way, a whole one by its digits: `007` and `7.0` are `7`. Other text is as it is."""
+    shown = looks_as_id(name)
+    found = NUMBER.fullmatch(shown)
+    if found is None:
+        return name
+    return f"{found[1]}{'0' * int(found[2])}" if found[2] else shown
 
 
 def refuse_alike(names: Iterable[str], kind: str) -> None:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from equidp.data.cells import absent, composed, looks_as_id, require
+from equidp.data.cells import WHOLE, absent, as_number, as_numbers, as_written, composed, looks, looks_as_id, require
 from equidp.data.columns import Named
 from equidp.data.membership import identities
 from equidp.errors import UNSHOWN, EquidpError
@@ -19,6 +20,11 @@ from equidp.options import Declared
 
 CUT_OFF = re.compile(r"-?\d(\.\d+)?[eE]\+\d+")
 """A long number as spreadsheets write it, with its last digits gone."""
+
+DASH = re.compile("[\u2010-\u2015\u2212]")
+
+SPELLING = 2
+"""Increase it with every change of what `id_names` makes of an id: its person may then be in another part."""
 
 
 def check_shown(names: Iterable[str]) -> None:
@@ -65,37 +71,64 @@ def group_names(groupings: Mapping[str, Grouping]) -> dict[str, tuple[str, ...]]
     return {name: grouping.names for name, grouping in groupings.items()}
 
 
-def unit_ids(column: pd.Series, where: str) -> Tensor:
-    """One number per distinct id, int64 `[N]`, in order of first appearance. Raises EquidpError as `id_names`."""
-    return torch.tensor(pd.factorize(id_names(column, where))[0], dtype=torch.int64)
+def unit_ids(names: pd.Series) -> Tensor:
+    """One number per distinct id of `id_names`, int64 `[N]`, in order of first appearance."""
+    return torch.tensor(pd.factorize(names)[0], dtype=torch.int64)
 
 
-def owners(frame: pd.DataFrame, unit: str, own: str, where: str) -> dict[str, Any]:
-    """`unit`, `unit_identity` and `identity` of Records by two columns of a table; an empty name is no column."""
+def owners(frame: pd.DataFrame, unit: str, own: str, where: str, *, guessed: bool = False) -> dict[str, Any]:
+    """`unit`, `unit_identity` and `identity` of Records by two columns of a table; an empty name is no column.
+
+    Raises:
+        EquidpError: as `id_names`, which says what `guessed` is.
+    """
     found: dict[str, Any] = {}
     if unit:
-        found = {"unit": unit_ids(frame[unit], where), "unit_identity": identities(id_names(frame[unit], where))}
+        names = id_names(frame[unit], where, guessed=guessed)
+        found = {"unit": unit_ids(names), "unit_identity": identities(names)}
     if own:
-        found["identity"] = identities(id_names(frame[own], where, "id"))
+        found["identity"] = identities(id_names(frame[own], where, "id", guessed=guessed))
     return found
 
 
-def id_names(column: pd.Series, where: str, of: str = "unit") -> pd.Series:
+def nearly_alike(column: pd.Series) -> int:
+    """How many ids differ from an earlier one in capital letters or dashes alone.
+
+    They are not refused: ids of random letters may.
+    """
+    ids = column.drop_duplicates().map(lambda name: looks(str(name))).drop_duplicates()
+    return int(ids.map(lambda name: DASH.sub("-", name.casefold())).duplicated().sum())
+
+
+def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool = False) -> pd.Series:
     """A column's ids, each in one spelling, `of` says whose ids they are, for messages.
 
-    Accents are written in one way; otherwise one person could be two units, and have twice the influence.
+    Accents are written in one way; otherwise one person could be two units, and have twice the influence. So are whole
+    numbers of a typed table: pandas makes floats of them if one is missing, and one row would rename everybody.
+
+    Args:
+        guessed: whether types were guessed column by column. Then numbers in text are written in one way, too: whether
+            `007` is text or 7 depends on the other rows.
 
     Raises:
-        EquidpError: a row has no id, or a long id that a spreadsheet shortened: rows of many persons would then be
-            protected as one person. Or two ids look alike, or are one number, such as `17` and `17.0`: one person may
-            have both.
+        EquidpError: a row has no id, or a long id that a spreadsheet or a float shortened: rows of many persons would
+            then be protected as one person. Or two ids look alike, or are one number, such as `17` and `17.0`: one
+            person may have both.
     """
     if (gone := absent(column)).any():
         raise EquidpError(
             f"{where}, row {column.index[int(gone.argmax())]}, column {column.name!r}: the {of} is missing. Give every "
             "row one, or an id of its own."
         )
+    floats = np.array([isinstance(cell, float | np.floating) for cell in column.to_numpy(dtype=object)], dtype=bool)
+    if (long := floats & (np.abs(as_numbers(column)) >= WHOLE)).any():
+        at = int(long.argmax())
+        raise EquidpError(
+            f"{where}, row {column.index[at]}, column {column.name!r}: the number {as_written(column.iloc[at])} may be "
+            "several ids, as a float has no more digits; give the ids as text."
+        )
     names = column.astype(str).str.strip().map(composed)
+    names = names.mask(floats, names.map(as_number))
     ids = names.drop_duplicates()
     if (cut := ids.str.fullmatch(CUT_OFF)).any():
         raise EquidpError(
@@ -110,4 +143,4 @@ def id_names(column: pd.Series, where: str, of: str = "unit") -> pd.Series:
             f"{where}, row {ids.index[second]}, column {column.name!r}: {ids.iloc[second]!r} and {ids.iloc[first]!r} "
             f"(row {ids.index[first]}) may be one id in two spellings; write each id in one way."
         )
-    return names
+    return names.map(as_number) if guessed else names

@@ -86,7 +86,7 @@ def read_binary(path: Path) -> pd.DataFrame:
     """
     read = pd.read_parquet if path.suffix.lower() in PARQUET else pd.read_feather
     try:
-        return numbered_from_1(read(path, dtype_backend="numpy_nullable"))
+        return numbered_from_1(read(path, dtype_backend="numpy_nullable"), str(path))
     except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
         raise EquidpError(f"{path} cannot be read ({_one_line(error)}); write or download it again.") from error
 
@@ -120,7 +120,7 @@ def read_query(query: str, database: Path | str) -> pd.DataFrame:
     except (sql.exc.SQLAlchemyError, ImportError) as error:
         reason = _one_line(getattr(error, "orig", None) or error)
         raise EquidpError(f"{where}: the query of data.options.sql cannot be run ({reason}); correct it.") from error
-    return numbered_from_1(pd.DataFrame(rows, columns=names, dtype=object))
+    return numbered_from_1(pd.DataFrame(rows, columns=names, dtype=object), where)
 
 
 def looks_at_other_rows(query: str) -> str:
@@ -129,9 +129,13 @@ def looks_at_other_rows(query: str) -> str:
     return found[1].upper() if found else ""
 
 
-def numbered_from_1(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with column names as text and rows counted from 1."""
-    return frame.set_axis(pd.RangeIndex(1, len(frame) + 1)).rename(columns=str)
+def numbered_from_1(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    """The table with column names as text and rows counted from 1. Raises EquidpError for two columns of one name."""
+    found = frame.set_axis(pd.RangeIndex(1, len(frame) + 1)).rename(columns=str)
+    if found.columns.has_duplicates:
+        twice = found.columns[found.columns.duplicated()][0]
+        raise EquidpError(f"{where}: two columns have the same name, {twice!r}; rename one (in SQL by AS).")
+    return found
 
 
 def frame_digest(frame: pd.DataFrame) -> str:
@@ -146,6 +150,7 @@ def _numbered_rows(path: Path, dialect: Dialect) -> list[tuple[int, list[str]]]:
     # strict, as else a quote that is never closed takes the rows after it into its own cell, and they are lost
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.separator, skipinitialspace=True, strict=True)
     numbered, begun = [], 1
+    limit = csv.field_size_limit(len(text) + 1)  # a long text is no damage
     try:
         for row in reader:
             if row and dialect.separator.isspace() and not row[-1]:  # blanks at the end of a line
@@ -162,6 +167,8 @@ def _numbered_rows(path: Path, dialect: Dialect) -> list[tuple[int, list[str]]]:
             f"{path}, the row that begins in line {begun}: {error}; write a quote within quotes twice, or export the "
             "table again."
         ) from error
+    finally:
+        csv.field_size_limit(limit)
     return numbered
 
 

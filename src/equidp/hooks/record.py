@@ -250,7 +250,8 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
     shown = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
     words = [f" {name.rpartition('.')[2]}={value}" for name, value in shown.items()]
     more = "".join(words) if row is None else row.removeprefix(algorithm)
-    drawn = "secure" if _secure(parameters) else f"seed={parameters['seed']}"
+    drawn = "secure" if algorithm != BASELINE else "not private"  # nothing of that setting protects the baseline
+    drawn = drawn if _secure(parameters) else f"seed={parameters['seed']}"
     name = f"{algorithm}{more} {parameters['dataset']} {drawn}"
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 

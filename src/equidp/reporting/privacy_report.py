@@ -153,25 +153,25 @@ def _delta(privacy: Mapping) -> Section:
 
 def _figures(privacy: Mapping) -> Section:
     published = privacy.get("epsilon_published") or {}
+    title, _, whose = _published_words(privacy)
     rows = [
         ("guaranteed ε", epsilon_text(privacy["epsilon"]), _basis_of_guarantee(privacy)),
         ("ε by RDP", epsilon_text(privacy.get("epsilon_rdp")), f"Rényi accountant over {_spent_as(privacy)}; sound"),
         ("ε by PLD", epsilon_text(privacy.get("epsilon_pld")), "privacy-loss distributions; sound, usually tighter"),
-        ("ε as published", epsilon_text(published.get("value")), str(published.get("formula") or "no formula given")),
+        (title, epsilon_text(published.get("value")), str(published.get("formula") or "no formula given")),
     ]
     if privacy.get("target_epsilon") is not None:
         by_paper = privacy.get("target_epsilon_as") == "published"
         how = "the noise was calibrated to it" + (
-            ", by the paper's count, which is not the guarantee" if by_paper else ""
+            ", by the count of papers, which is not the guarantee" if by_paper else ""
         )
         rows.append(("ε asked for", epsilon_text(privacy["target_epsilon"]), how))
     return Section(
         "The figures for ε, and why they differ",
         (
             "RDP and PLD are two sound upper bounds on one and the same mechanism; PLD keeps more detail and is "
-            "typically 8 to 12 % lower than RDP. The figure as published follows the paper's own formula, so that "
-            "results can be compared with its tables; it may use a looser conversion, or leave out releases or steps "
-            "that cost privacy, and it is not a guarantee.",
+            f"typically 8 to 12 % lower than RDP. {whose}; it may use a looser conversion, or leave out releases or "
+            "steps that cost privacy, and it is not a guarantee.",
             _published_verdict(privacy),
         ),
         ("figure", "value", "how"),
@@ -196,7 +196,7 @@ def _spent_as(privacy: Mapping) -> str:
     return "the budget" if "filter_order" in privacy else "the cap"
 
 
-def _recomputed(privacy: Mapping) -> str:
+def recomputed(privacy: Mapping) -> str:
     """How to compute the same ε from privacy.json."""
     fixed, trials = _fixed_ledger(privacy), privacy.get("trials") or {}
     text = "privacy.json lists them one by one"
@@ -226,6 +226,23 @@ def _fixed_ledger(privacy: Mapping) -> bool:
     return bool(bounds) and math.isclose(privacy["epsilon"], min(bounds), rel_tol=1e-3)
 
 
+def _published_words(privacy: Mapping) -> tuple[str, str, str]:
+    """What the figure to compare with papers, and its formula, are called, and whose formula it is.
+
+    Statements of older versions do not tell which algorithms no paper has.
+    """
+    if (privacy.get("epsilon_published") or {}).get("paper", True):
+        whose = (
+            "The figure as published follows the paper's own formula, so that results can be compared with its tables"
+        )
+        return "ε as published", "the published formula", whose
+    whose = (
+        "No paper with this algorithm is known, and so no formula of its own: the figure as papers count follows the "
+        "one that they use for similar algorithms, so that results can be compared with their tables"
+    )
+    return "ε as papers count", "the papers' formula", whose
+
+
 def understated(privacy: Mapping) -> str | None:
     """A warning where the published figure is below the guarantee, or follows a rule known not to hold; else None."""
     published = privacy.get("epsilon_published") or {}
@@ -233,9 +250,10 @@ def understated(privacy: Mapping) -> str | None:
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
         return None
     fault = "which understates" if value < ours else "by a rule that leaves out releases"
+    _, formula, _ = _published_words(privacy)
     return (
-        f"{privacy['algorithm']}: the published formula gives ε = {epsilon_text(value)}, {fault}. Do not quote it: "
-        f"what is guaranteed is ε = {epsilon_text(ours)}."
+        f"{privacy['algorithm']}: {formula} gives ε = {epsilon_text(value)}, {fault}. Do not quote it: what is "
+        f"guaranteed is ε = {epsilon_text(ours)}."
     )
 
 
@@ -245,7 +263,8 @@ def _published_verdict(privacy: Mapping) -> str:
         return "There is no published formula for this combination."
     if warning := understated(privacy):
         return warning
-    return f"Here the published formula gives {epsilon_text(published)}: not less than ours, by a looser computation."
+    _, formula, _ = _published_words(privacy)
+    return f"Here {formula} gives {epsilon_text(published)}: not less than ours, by a looser computation."
 
 
 _EVENTS = {"poisson_gaussian": "Gaussian noise on a Poisson sample", "gaussian": "Gaussian noise on all records"}
@@ -261,7 +280,7 @@ def _ledger(privacy: Mapping) -> Section:
         (
             f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation "
             f"over the most that one {_unit(privacy)} can change; releases computed from the same sample are one "
-            "event. " + _recomputed(privacy),
+            "event. " + recomputed(privacy),
         ),
         ("event", "times", "sampling rate", "noise multiplier"),
         tuple(map(_ledger_row, rows)),

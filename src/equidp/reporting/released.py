@@ -18,21 +18,23 @@ TITLES = {"auroc": "AUROC"}
 
 def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> tuple[list[str], list[PageTable]]:
     """Sentences and tables of `metrics_release.json`; `beside_exact`: the page has exact figures, too."""
+    units = f"{document['unit']}s"  # one with several records counts once
     sentences = [
         f"From one histogram of the {document['part']} part with Gaussian noise: ε = "
         f"{epsilon_text(document['epsilon'])} at δ = {document['delta']:g} for each {document['unit']} of that part. "
         "Behind each figure stands its 95 % interval, which holds sampling and noise; – is a value that noise hides. "
         "Worst groups and differences are "
-        f"over the groups known to have {MIN_TEST_RECORDS} records or more; their intervals hold for all of these "
+        f"over the groups known to have {MIN_TEST_RECORDS} {units} or more; their intervals hold for all of these "
         "groups together." + (" All other figures of this page are exact." if beside_exact else ""),
         *document["notes"],
     ]
     every = (of for groups in document["intervals"]["groups"].values() for of in groups.values())
     intervals = (document["intervals"]["overall"], *every)
     names = [name for name in FIGURES if any(of.get(name) is not None for of in intervals)]
-    grids = [_grid("All records", names, {"": document["overall"]}, {"": document["intervals"]["overall"]})]
+    alone = {"": document["overall"]}, {"": document["intervals"]["overall"]}
+    grids = [_grid(f"All {units}", names, *alone, units=units)]
     for grouping, groups in document["groups"].items():
-        grids.append(_grid(f"By {grouping}", names, groups, document["intervals"]["groups"][grouping]))
+        grids.append(_grid(f"By {grouping}", names, groups, document["intervals"]["groups"][grouping], units=units))
     rows = []
     for grouping, worst in document["worst"].items():
         left_out = document["left_out"][grouping]
@@ -54,8 +56,11 @@ def _pair(spread: Mapping[str, Any]) -> tuple[float | None, Sequence[float] | No
     return spread["difference"], spread["interval"]
 
 
-def _grid(caption: str, names: Sequence[str], rows: Mapping[str, Any], intervals: Mapping[str, Any]) -> PageTable:
-    header = (("group", False), *((TITLES.get(name, name.replace("_", " ")), True) for name in names))
+def _grid(
+    caption: str, names: Sequence[str], rows: Mapping[str, Any], intervals: Mapping[str, Any], *, units: str
+) -> PageTable:
+    titles = TITLES | {"records": units}
+    header = (("group", False), *((titles.get(name, name.replace("_", " ")), True) for name in names))
     cells = tuple(
         (
             TableCell.of(group),

@@ -14,6 +14,7 @@ from equidp.accounting.dataset_ledger import NAMES, DatasetLedger, Entry
 from equidp.accounting.events import Event, beyond
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
+from equidp.data.groupings import SPELLING
 from equidp.data.records import Membership
 from equidp.data.sources import source
 from equidp.mechanism.algorithm import Algorithm
@@ -174,6 +175,7 @@ def _split(membership: Membership | None, settings: Settings, run: str, raw: str
     Its digest is of the source and its options, too, in their order: a record's identity is made of what these read.
     It is of the raw data, and of the code that reads them, too, where that identity is not a declared id, or where they
     give the test part: a person whose row was changed since, or is read otherwise, may be in another part than before.
+    A declared id is read otherwise only where `SPELLING` says so.
     """
     how, data = "given" if membership is None else membership.how, settings.data
     if how not in ("hash", "provider"):
@@ -182,5 +184,5 @@ def _split(membership: Membership | None, settings: Settings, run: str, raw: str
     part = "validation" if held else data.evaluate_on
     facts = (how, membership.key, repr(data.test_fraction), data.split_by, part)
     stays = how == "hash" and not membership.given and (data.id or data.split_unit == "unit")
-    made = json.dumps([facts, data.source, data.options, data.id, "" if stays else raw], default=str)
+    made = json.dumps([facts, data.source, data.options, data.id, SPELLING if stays else raw], default=str)
     return "/".join((*facts, hashlib.sha256(made.encode()).hexdigest()[:16]))

@@ -9,6 +9,7 @@ from typing import Any
 from equidp.accounting.accounted import Accounted
 from equidp.accounting.events import counted, merged
 from equidp.accounting.plan import Plan
+from equidp.algorithms import of_a_paper
 from equidp.data.membership import size_sentence, split_sentence
 from equidp.data.records import Membership
 from equidp.errors import EquidpError
@@ -75,7 +76,7 @@ def privacy_statement(
         "epsilon": spent.value,
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld if math.isfinite(spent.pld or 0.0) else None,  # a tiny δ is below its grid
-        "epsilon_published": dataclasses.asdict(published) | {"guarantee": bounds},
+        "epsilon_published": dataclasses.asdict(published) | {"guarantee": bounds, "paper": of_a_paper(algorithm.name)},
         "epsilon_replace_one": accounted.replace_one(),
         "epsilon_fixed_before_training": algorithm.fixed,
         "target_epsilon": privacy.epsilon,

@@ -146,6 +146,14 @@ def test_two_ids_that_a_person_cannot_tell_apart_are_refused(tmp_path: Path, one
         read(tmp_path, *rows, unit="", id="person")
 
 
+@pytest.mark.parametrize("other", ["P-17", "p\u201017", "p\u201217"])
+def test_ids_that_differ_in_capital_letters_or_dashes_alone_are_told(tmp_path: Path, other: str) -> None:
+    """Random ids may, so they are no error; a person who has both is two units."""
+    (said,) = read(tmp_path, "p-17,ill,A,50,f,30", f"{other},well,B,100,m,60", "p-18,ill,A,50,f,30").remarks
+    assert said.startswith("mine/people.csv, column 'person': 1 ids differ from another one in capital letters or dash")
+    assert not read(tmp_path, "p-17,ill,A,50,f,30", "p-17,well,B,100,m,60", "p-18,ill,A,50,f,30").remarks
+
+
 def test_ids_that_are_whole_numbers_written_one_way_are_taken(tmp_path: Path) -> None:
     rows = [f"{person},ill,A,50,f,30" for person in ("017", "17a", "1.0", "10.0", "1.5", "-1", "017", "0", "1e5")]
     assert read(tmp_path, *rows).unit.tolist() == [0, 1, 2, 3, 4, 5, 0, 6, 7]

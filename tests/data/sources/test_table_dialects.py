@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 from collections.abc import Callable
@@ -141,6 +142,66 @@ def test_an_entry_of_the_catalog_is_a_table(tmp_path: Path) -> None:
     assert table.read(files).features.tolist() == [[0.25, 0], [0.75, 0]]
     table.catalog = lambda name: {"a": 1}
     with pytest.raises(EquidpError, match="the entry gives a dict; name one that gives a pandas DataFrame"):
+        table.locate(tmp_path)
+
+
+def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:
+    """Python's csv refuses fields of more than 128 KiB unless told, which is a setting of the whole process."""
+    limit = csv.field_size_limit()
+    (tmp_path / "t.csv").write_text(f"body,y\n{'pain ' * 40_000}worse,no\nbetter,yes\n")
+    found = records({"label": "y", "classes": ["no", "yes"], "text": "body", "length": 1, "path": "t.csv"}, tmp_path)
+    assert len(set(found.features.flatten().tolist())) == 2
+    assert csv.field_size_limit() == limit
+
+
+def test_texts_in_other_letters_are_told_of(tmp_path: Path) -> None:
+    rows = "body,y,sex\n頭が痛い,no,f\nболит,no,m\npain,yes,m\n"
+    (tmp_path / "t.csv").write_text(rows, encoding="utf-8")
+    groups = {"sex": {"categories": ["f", "m"]}}
+    found = records({**TEXTS, "groups": groups, "path": "t.csv"}, tmp_path)
+    (said,) = found.remarks
+    assert said.startswith("t.csv, column 'body': 2 of 3 texts have no word of letters a to z")
+    assert said.endswith("(class: no 2; sex: f 1, m 1).")
+
+
+TEXTS = {"label": "y", "classes": ["no", "yes"], "text": "body"}
+
+
+@pytest.mark.parametrize("gone", [None, float("nan"), ""])
+def test_a_text_that_is_missing_is_no_text_that_says_none(tmp_path: Path, gone: object) -> None:
+    frame = pd.DataFrame({"body": ["none", "-", gone], "y": ["no", "yes", "no"]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(EquidpError, match="row 3, column 'body': a value is missing"):
+        records({**TEXTS, "path": "t.parquet"}, tmp_path)
+    assert len(records({**TEXTS, "path": "t.parquet", "missing": "drop"}, tmp_path)) == 2
+    served = source("table", {**TEXTS, "path": "t.parquet"})
+    assert len(served.encode(frame[:2])) == 2
+    with pytest.raises(EquidpError, match="the given table, row 2, column 'body': the text is missing"):
+        served.encode(frame)
+
+
+def test_a_catalog_that_took_points_for_decimal_signs_is_refused(tmp_path: Path) -> None:
+    """pandas leaves the column as text if one row has two points, and else reads 1.234 as a number below two."""
+    given = {"catalog": "t", "decimal": ",", "thousands": ".", "features": {"x": {**NUMBER, "maximum": 1e7}}}
+    table = source("table", {**OPTIONS, **given})
+    rows = "x,y\n1.234,no\n1.235,yes\n"
+
+    def first(rows: str) -> float:
+        table.catalog = lambda name: pd.read_csv(io.StringIO(rows))
+        return float(table.read(table.locate(tmp_path)).features[0, 0])
+
+    assert first(rows + "1.234.567,no\n") == pytest.approx(1234 / 1e7)
+    with pytest.raises(EquidpError, match=r"column 'x': .* points may have been read as decimal signs.*dtype: str"):
+        first(rows)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    options = {**TYPED, **_sqlite(tmp_path), "sql": "SELECT *, x + 1 AS x FROM people"}
+    with pytest.raises(EquidpError, match=r"two columns have the same name, 'x'; rename one"):
+        records(options, tmp_path)
+    table = source("table", {**TYPED, "catalog": "people"})
+    table.catalog = lambda name: pd.concat([FRAME, FRAME["x"]], axis=1)
+    with pytest.raises(EquidpError, match="two columns have the same name, 'x'; rename one"):
         table.locate(tmp_path)
 
 

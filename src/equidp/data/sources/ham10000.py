@@ -125,15 +125,15 @@ class Ham10000(Source):
         groups = {"class": labels, **group_ids(frame, GROUPINGS, where)}
         groups["majority"] = (labels != CLASSES.index(MAJORITY_CLASS)).long()
         pixels = self._pixels(files.paths["images"], frame["image_id"].tolist(), where)
-        lesions, images = frame["lesion_id"], id_names(frame["image_id"], where, "image")
+        lesions, images = id_names(frame["lesion_id"], where), id_names(frame["image_id"], where, "image")
         return Records(
             pixels,
             labels,
             groups,
             self.schema,
-            unit=unit_ids(lesions, where),
+            unit=unit_ids(lesions),
             identity=identities(images),
-            unit_identity=identities(id_names(lesions, where)),
+            unit_identity=identities(lesions),
         )
 
     def _find_images(self, raw_dir: Path) -> Path | None:

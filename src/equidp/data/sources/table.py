@@ -14,9 +14,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from equidp.data.cells import as_written, cells, codes, require, with_points
+from equidp.data.cells import MISSING, absent, as_written, cells, codes, require, with_points
 from equidp.data.columns import Bounded, Named, Numeric, beyond, encode, feature_names, refuse_guessed
-from equidp.data.groupings import group_ids, group_names, owners
+from equidp.data.groupings import group_ids, group_names, nearly_alike, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source
@@ -33,7 +33,7 @@ from equidp.data.tables import (
     read_rows,
 )
 from equidp.data.tokens import Tokenizer, tokenizer_digest
-from equidp.data.words import token_ids, words
+from equidp.data.words import PADDING, token_ids, words
 from equidp.errors import EquidpError, listed_names
 
 PARTS = ("train", "test")
@@ -122,9 +122,9 @@ class Table(Source):
             groups=({"class": labels} if self.options.classes else {}) | group_ids(frame, self.options.groups, where),
             schema=self.schema,
             part=part,
-            **owners(frame, self.options.unit, self.options.id, where),
+            **owners(frame, self.options.unit, self.options.id, where, guessed=bool(self.options.catalog)),
         )
-        return replace(records, remarks=tuple(self._remarks(rows, frame)))
+        return replace(records, remarks=(*self._remarks(rows, frame), *self._wordless(frame, records.features)))
 
     @property
     def columns(self) -> Mapping[str, Named | Numeric]:
@@ -143,7 +143,11 @@ class Table(Source):
         require(frame, [*text, *(declared.column or name for name, declared in self.options.declared.items())], where)
         for name, declared in self.options.declared.items():
             refuse_guessed(frame[declared.column or name], declared, self.options.thousands, where)
-        return self._features(self._cells(frame, where), where)
+        found = self._cells(frame, where)
+        if text and (gone := _no_text(found[text[0]])).any():
+            row = frame.index[int(gone.argmax())]
+            raise EquidpError(f"{where}, row {row}, column {text[0]!r}: the text is missing; leave the row out.")
+        return self._features(found, where)
 
     def _labels(self, frame: pd.DataFrame, where: str) -> Tensor:
         if self.options.number:
@@ -188,7 +192,17 @@ class Table(Source):
                 f"data.options.catalog={self.options.catalog}: the entry gives a {type(found).__name__}; name one that "
                 "gives a pandas DataFrame."
             )
-        return numbered_from_1(found.convert_dtypes(dtype_backend="numpy_nullable"))
+        found = numbered_from_1(found, f"data.options.catalog={self.options.catalog}")
+        floats = {name for name in found if pd.api.types.is_float_dtype(found[name])}
+        for name in floats & self._numeric:
+            if self.options.thousands == ".":
+                raise EquidpError(
+                    f"data.options.catalog={self.options.catalog}, column {name!r}: its points may have been read as "
+                    "decimal signs, where data.options.thousands is '.'; give the entry load_args of dtype: str."
+                )
+        # floats are ids that have lost digits, maybe; as whole numbers again they would not show it
+        kept = {name: found[name] for name in floats & {self.options.unit, self.options.id}}
+        return found.convert_dtypes(dtype_backend="numpy_nullable").assign(**kept)
 
     def _rows(self, path: Path | None) -> pd.DataFrame:
         if path is None:
@@ -205,10 +219,14 @@ class Table(Source):
         frame, signs = cells(frame, self.options.na_values), (self.options.decimal, self.options.thousands)
         if signs == (".", ""):
             return frame
-        every = [*self.options.declared.items(), *self.options.groups.items(), *self.options.outcomes.items()]
-        numeric = {getattr(declared, "column", "") or name for name, declared in every if declared.numeric}
-        changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in numeric}
+        changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in self._numeric}
         return frame.assign(**changed)
+
+    @property
+    def _numeric(self) -> set[str]:
+        """The columns that are declared as numbers."""
+        every = [*self.options.declared.items(), *self.options.groups.items(), *self.options.outcomes.items()]
+        return {getattr(declared, "column", "") or name for name, declared in every if declared.numeric}
 
     def _columns(self) -> list[str]:
         """All columns that are read."""
@@ -220,8 +238,8 @@ class Table(Source):
         needed = [*self.options.outcomes.items(), *self.options.declared.items()]
         gone = np.zeros(len(frame), dtype=bool)
         columns = [(name, frame[getattr(declared, "column", "") or name], declared.missed) for name, declared in needed]
-        if self.options.text:  # `none` and `-` are texts
-            columns.append((self.options.text, frame[self.options.text], lambda column: (column == "").to_numpy()))
+        if self.options.text:
+            columns.append((self.options.text, frame[self.options.text], _no_text))
         for name, column, missing_in in columns:
             missed = missing_in(column)
             if missed.any() and self.options.missing == "error":
@@ -247,6 +265,13 @@ class Table(Source):
         if lost := len(rows) - len(frame):
             by = self._counted(rows.drop(index=frame.index))
             yield f"{table}: {lost:,} of {len(rows):,} rows miss a feature or the label and are left out ({by})."
+        for whose in filter(None, (self.options.unit, self.options.id)):
+            if alike := nearly_alike(frame[whose]):
+                yield (
+                    f"{table}, column {whose!r}: {alike:,} ids differ from another one in capital letters or dashes "
+                    "alone, and count as others. If a person has both, no ε is for all of this person's rows: write "
+                    "each id in one way."
+                )
         every = {**self.options.groups, **self.options.declared, **self.options.outcomes}
         for name, declared in every.items():
             column = getattr(declared, "column", "") or name
@@ -256,6 +281,15 @@ class Table(Source):
                     f"{declared.minimum:g} to {declared.maximum:g} and are set to the nearer bound "
                     f"({self._counted(frame[clipped])})."
                 )
+
+    def _wordless(self, frame: pd.DataFrame, features: Tensor) -> Iterator[str]:
+        """What is lost of texts in other letters."""
+        if self.options.text and not self.options.tokenizer and (empty := (features == PADDING).all(1).numpy()).any():
+            yield (
+                f"{self.options.path or self.options.catalog or 'The query'}, column {self.options.text!r}: "
+                f"{empty.sum():,} of {len(frame):,} texts have no word of letters a to z or digits, and are all one "
+                f"text to the model ({self._counted(frame[empty])})."
+            )
 
     def _counted(self, rows: pd.DataFrame) -> str:
         """How many of some rows are of each class and group; these rows need not be as declared."""
@@ -276,6 +310,11 @@ class Csv(Table):
     """`table` under its older name."""
 
     name = "csv"
+
+
+def _no_text(column: pd.Series) -> np.ndarray:
+    """Boolean `[N]`: the missing texts; `none` and `-` are texts."""
+    return absent(column, MISSING - {""})
 
 
 def _refuse_headless(rows: pd.DataFrame, wanted: list[str], options: TableOptions, where: str) -> None:

@@ -95,14 +95,15 @@ def group_curves(
 
 
 def epsilon_over_epochs(history: pd.DataFrame, privacy: Mapping) -> go.Figure:
-    """ε spent so far by each accountant, with the paper's own figure for the whole run as a level."""
+    """ε spent so far by each accountant, with the figure as papers count for the whole run as a level."""
     chart = figure(f"ε over training at δ = {privacy.get('delta')}", "epoch", "ε")
     series: dict[str, tuple[Iterable, Sequence | pd.Series]] = {
         name: (history["epoch"], history[c]) for c, name in ACCOUNTANTS.items() if c in history
     }
     published = (privacy.get("epsilon_published") or {}).get("value")
     if published is not None:
-        series["as published, whole run"] = (history["epoch"], [published] * len(history))
+        title = "as published" if privacy["epsilon_published"].get("paper", True) else "as papers count"
+        series[f"{title}, whole run"] = (history["epoch"], [published] * len(history))
     return draw_lines(chart, series)
 
 

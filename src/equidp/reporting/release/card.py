@@ -9,6 +9,7 @@ import jinja2
 import yaml
 
 from equidp.data.records import MIN_TEST_RECORDS
+from equidp.models import model_features
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
@@ -43,6 +44,7 @@ def model_card(facts: Facts) -> str:
         figure_tables=figure_tables(metrics) if metrics else [],
         names=_names(schema[of]),
         words=facts.words,
+        mapped=model_features(facts.network["name"], facts.network["options"]) is not None,
         epsilon_text=epsilon_text,
         table=markdown_table,
     )
@@ -95,13 +97,14 @@ def figure_tables(metrics: Any) -> list[str]:
         return [_number(figures.get(name), ends.get(name)) for name in names]
 
     found = [markdown_table([header, row(metrics["overall"], intervals["overall"])])]
+    units = markdown_text(f"{metrics.get('unit', 'record')}s")
     for grouping, groups in metrics["groups"].items():
         known = intervals["groups"].get(grouping, {})
         rows = [[group, *row(figures, known.get(group, {}))] for group, figures in groups.items()]
         found.append(markdown_table([(grouping, *header), *rows]))
         if few := metrics.get("left_out", {}).get(grouping):
             found.append(
-                f"Not known to have {MIN_TEST_RECORDS} records or more, so a figure of theirs says little: "
+                f"Not known to have {MIN_TEST_RECORDS} {units} or more, so a figure of theirs says little: "
                 f"{', '.join(map(markdown_text, few))}."
             )
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
-from equidp.reporting.release.registry import accounting, randomness, trials, unprotected
+from equidp.reporting.release.registry import accounting, preprocessing, randomness, trials, unprotected
 from equidp.reporting.statement_sections import epsilon_text
 
 
@@ -98,8 +98,8 @@ def _algorithm(facts: Facts) -> list[Line]:
             {"sampling_rate": privacy["sampling_rate"], "expected_batch_size": privacy["expected_batch_size"]},
         ),
         accounting(facts),
-        Line(
-            "preprocessing",
+        preprocessing(
+            facts,
             "Did preprocessing look at the records?",
             "No: it follows a schema that was declared in advance. Whoever wrote the schema must not have taken it "
             "from these records.",
@@ -138,30 +138,28 @@ def _utility(facts: Facts) -> list[Line]:
     else:
         text = "Measured inside, on private test records: exact figures of them are not published here."
     shown = facts.metrics or facts.exact_metrics
-    groups = ", ".join(facts.schema["groupings"])
     return [
         Line("utility", "How good is the model?", text, dict(shown) if shown else None, open=not shown),
         Line(
             "groups",
             "Whom does the noise cost most?",
-            ("Not compared with a model without noise. " if tuned else f"Measured inside for the groups by {groups}. ")
-            + (
-                "README.md has the model's figures of every group."
-                if shown
-                else "No figures of groups were made."
-                if tuned
-                else "The figures are exact and not published here."
-            ),
+            (
+                f"Measured inside for the groups by {', '.join(facts.compared)}, exactly, and not published here."
+                if facts.compared
+                else "Not compared with a model without noise."
+            )
+            + (" README.md has the model's own figures of groups." if shown else ""),
             open=not shown,
         ),
         Line(
             "cost_of_privacy",
             "What did privacy cost against a model without it?",
-            "Not measured: the settings were tuned without training such a model."
+            "Measured inside. The comparison is an exact function of the training records, so it cannot be published."
+            if facts.compared
+            else "Not measured: the settings were tuned without training such a model."
             if tuned
-            else "Measured inside. The comparison is an exact function of the training records, so it cannot be "
-            "published.",
-            open=tuned,
+            else "Not measured.",
+            open=not facts.compared,
         ),
         stated("bias", "Bias of the data and of people who use the model", facts.curator, "No run can tell."),
     ]
@@ -169,14 +167,18 @@ def _utility(facts: Facts) -> list[Line]:
 
 def _security(facts: Facts) -> list[Line]:
     exact = bool(facts.privacy.get("diagnostics_published"))
+    beside = ", and what a model without noise learnt" if facts.compared else ""
     return [
         randomness(facts),
         Line(
             "diagnostics",
             "Were exact figures of training records recorded?",
-            "Yes, inside the curator's systems: gradient norms and the like. None is in this folder."
-            if exact
-            else "No.",
+            (
+                "Yes, inside the curator's systems: gradient norms and the like, sizes of groups"
+                if exact
+                else "Of the training with noise none. Inside the curator's systems are sizes of groups"
+            )
+            + f"{beside}. None of it is in this folder.",
             exact,
         ),
         Line(

@@ -20,6 +20,7 @@ from typing import Any
 
 from equidp.algorithms import ALGORITHMS
 from equidp.data.records import MIN_TEST_RECORDS, Schema
+from equidp.data.tables import looks_at_other_rows
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
@@ -57,9 +58,12 @@ SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mea
     "tokenizer", "task", "targets", "bounds")  # fmt: skip
 """Keys of a schema that go out. They are declared: none is learnt from the records."""
 
-ENCODING = ("label", "classes", "target", "counts", "labels", "features", "decimal", "thousands", "na_values")
-"""Options of the source that go out: declared columns with their categories and bounds, and how numbers are written.
-Others name files.
+ENCODING = (
+    "label", "classes", "class_map", "class_edges", "ordered", "target", "counts", "labels", "features", "decimal",
+    "thousands", "na_values",
+)  # fmt: skip
+"""Options of the source that go out: declared columns with their categories and bounds, and how numbers are written;
+of the groupings those that are features, too. Others name files.
 """
 
 TRAINING = (
@@ -114,6 +118,8 @@ class Facts:
         audit: findings of an audit of the same training, or None.
         metrics: figures of test records released under differential privacy, or None.
         exact_metrics: exact figures of test records, or None where the user did not ask for them.
+        across: the word of the source's query by which a row may depend on others; empty where there is none.
+        compared: groupings by which the costs of privacy were measured; empty where there is no baseline.
         curator: what the user states in the settings.
         software: versions of what trained the model and computed ε.
         warning: why nothing of this is for publication, or None.
@@ -128,6 +134,8 @@ class Facts:
     audit: Mapping[str, Any] | None
     metrics: Mapping[str, Any] | None
     exact_metrics: Mapping[str, Any] | None
+    across: str
+    compared: tuple[str, ...]
     curator: Mapping[str, str]
     software: Mapping[str, str]
     warning: str | None
@@ -164,7 +172,7 @@ def released_facts(
         card: what the model's file says of the model, which has so many `parameters`.
         privacy: `privacy.json`.
         settings: what the user asked for, and what the user states.
-        metrics: `metrics.json`, read only for `release.unprotected=test`.
+        metrics: `metrics.json`, of which only names of groupings go out without `release.unprotected=test`.
         released_metrics: `metrics_release.json`, where the run has one.
         audit: `audit.json`, where there is one; used if it is of this training.
 
@@ -191,7 +199,7 @@ def released_facts(
         statement["evaluation"] = _only(statement["evaluation"], EVALUATION)
     return Facts(
         schema=_only(card["schema"], SCHEMA),
-        encoding=_only(card, ("source",)) | _only(card.get("source_options") or {}, ENCODING),
+        encoding=_only(card, ("source",)) | _encoding(card.get("source_options") or {}),
         network={"name": card["model"], "options": dict(card["options"])},
         parameters=parameters,
         training=_only(card.get("training") or {}, TRAINING),
@@ -199,10 +207,22 @@ def released_facts(
         audit=found,
         metrics=None if not released_metrics else _released(released_metrics),
         exact_metrics=_exact(metrics) if "test" in settings.unprotected else None,
+        across=looks_at_other_rows((card.get("source_options") or {}).get("sql") or ""),
+        # a tuning trains no baseline
+        compared=tuple(metrics["groups"])
+        if metrics and metrics.get("cost_of_privacy") and not privacy.get("tuning")
+        else (),
         curator=settings.statements(),
         software={name: importlib.metadata.version(name) for name in (*SOFTWARE, *_packages(privacy, card))},
         warning=_warning(statement, found),
     )
+
+
+def _encoding(options: Mapping[str, Any]) -> dict[str, Any]:
+    features = (options.get("features") or {}).items()
+    used = {feature.get("group") or name for name, feature in features if feature["kind"] == "group"}
+    groups = _only(options.get("groups") or {}, sorted(used))
+    return _only(options, ENCODING) | ({"groups": groups} if groups else {})
 
 
 def _packages(privacy: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:

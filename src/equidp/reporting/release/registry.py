@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.reporting.privacy_report import recomputed
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
 from equidp.reporting.statement_sections import epsilon_text
@@ -108,8 +109,8 @@ def _details(facts: Facts) -> list[Line]:
             "Whatever is computed from the released weights alone is covered by the same ε: predictions, any number of "
             "queries, further training on other data.",
         ),
-        Line(
-            "preprocessing",
+        preprocessing(
+            facts,
             "Preprocessing",
             "Scaling, categories and vocabulary come from the declared schema. Nothing was learnt from the records "
             "before training.",
@@ -129,9 +130,15 @@ def _details(facts: Facts) -> list[Line]:
 def unprotected(facts: Facts) -> Line:
     """Quantities that go out, or are taken as public, without the guarantee."""
     privacy = facts.privacy
-    size = "declared number" if privacy.get("records_declared") else "number"
+    units = f"{privacy['unit']}s"
+    if privacy.get("records_declared"):
+        size = f"the declared number of training {units}"
+    elif (privacy.get("membership") or {}).get("how") == "hash":
+        size = f"the number of {units} in the table, and so the expected number of training {units}"
+    else:
+        size = f"the number of training {units}"
     quantities = [
-        f"the {size} of training {privacy['unit']}s, {privacy['records']:,}",
+        f"{size}, {privacy['records']:,}",
         "batch size, number of steps and all settings",
         "the schema, with names of classes or targets, and of groups",
     ]
@@ -151,6 +158,17 @@ def unprotected(facts: Facts) -> Line:
     )
 
 
+def preprocessing(facts: Facts, question: str, answer: str) -> Line:
+    """What preparing the data cost: the answer, unless the rows come from a query that looks at several at once."""
+    if not facts.across:
+        return Line("preprocessing", question, answer)
+    several = (
+        f"The rows come from a query with {facts.across}, by which a row that it gives may depend on others. ε is for "
+        "rows as the query gives them: one row more in the database may change many. The curator knows the query."
+    )
+    return Line("preprocessing", question, several, open=True)
+
+
 def accounting(facts: Facts) -> Line:
     """How ε was computed, and how to check it."""
     privacy = facts.privacy
@@ -163,7 +181,7 @@ def accounting(facts: Facts) -> Line:
     return Line(
         "accounting",
         "Accounting",
-        f"ε is {how}. Every event is in privacy.json; the library dp_accounting recomputes ε from it.",
+        f"ε is {how}: {recomputed(privacy)}",
         {key: privacy.get(key) for key in ("epsilon_rdp", "epsilon_pld", "epsilon_fixed_before_training")},
     )
 
@@ -181,6 +199,11 @@ def trials(facts: Facts) -> Line:
             "ε does not cover the choice; nor does it cover other releases from the same records. The curator knows.",
             found,
         )
+    if "law" not in found:
+        text = (
+            f"At most {found['max']} trainings were declared before the first, this one included; ε covers all of them"
+        )
+        return Line("trials", question, f"{text}. Other releases from the same records add to it.", found)
     declared = ", ".join(f"{name} {value}" for name, value in found.items())
     text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
