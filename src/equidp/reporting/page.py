@@ -351,6 +351,6 @@ def _doubtful_rules(names: Collection[str], privacy: Mapping[str, Mapping]) -> s
     """One sentence for several algorithms: whose published ε is below ours, and whose leaves out releases only."""
     lower = [name for name in names if privacy[name]["epsilon_published"]["value"] < privacy[name]["epsilon"]]
     other = [name for name in names if name not in lower]
-    faults = [f"understate it in {', '.join(lower)}"] if lower else []
-    faults += [f"leave out releases in {', '.join(other)}"] if other else []
-    return f"The papers' rules for ε {' and '.join(faults)}: quote ε, not ε as published."
+    faults = [f"understates it in {', '.join(lower)}"] if lower else []
+    faults += [f"leaves out releases in {', '.join(other)}"] if other else []
+    return f"Quote ε, not ε as published, which {' and '.join(faults)}."
