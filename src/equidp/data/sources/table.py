@@ -198,7 +198,7 @@ class Table(Source):
                 "gives a pandas DataFrame."
             )
         found = numbered_from_1(found, f"data.options.catalog={self.options.catalog}")
-        floats = {name for name in found if pd.api.types.is_float_dtype(found[name])}
+        floats = {str(name) for name in found if pd.api.types.is_float_dtype(found[name])}
         for name in floats & self._numeric:
             if self.options.thousands == ".":
                 raise EquidpError(
