@@ -121,14 +121,15 @@ def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool =
             "row one, or an id of its own."
         )
     floats = np.array([isinstance(cell, float | np.floating) for cell in column.to_numpy(dtype=object)], dtype=bool)
-    if (long := floats & (np.abs(as_numbers(column)) >= WHOLE)).any():
+    if floats.any() and (long := floats & (np.abs(as_numbers(column)) >= WHOLE)).any():
         at = int(long.argmax())
         raise EquidpError(
             f"{where}, row {column.index[at]}, column {column.name!r}: the number {as_written(column.iloc[at])} may be "
             "several ids, as a float has no more digits; give the ids as text."
         )
     names = column.astype(str).str.strip().map(composed)
-    names = names.mask(floats, names.map(as_number))
+    if floats.any():
+        names = names.mask(floats, names.map(as_number))
     ids = names.drop_duplicates()
     if (cut := ids.str.fullmatch(CUT_OFF)).any():
         raise EquidpError(

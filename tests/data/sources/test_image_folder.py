@@ -187,6 +187,18 @@ def test_an_image_moved_to_another_class_changes_the_fingerprint(tmp_path: Path,
     assert source("image_folder", options).locate(tmp_path).fingerprint != before
 
 
+def test_a_file_that_is_there_twice_by_a_link_is_refused(tmp_path: Path, options: dict) -> None:
+    pets = tmp_path / "mine" / "pets"
+    plain = {key: options[key] for key in ("path", "classes", "size")}
+    (pets / "dog" / "again.png").symlink_to(pets / "cat" / "cat3.png")
+    with pytest.raises(EquidpError, match=r"cat/cat3\.png and .*dog/again\.png are one file, by a link: its person"):
+        read(tmp_path, plain)
+    (pets / "dog" / "again.png").unlink()
+    (pets / "dog" / "more").symlink_to(pets / "cat")
+    with pytest.raises(EquidpError, match=r"are one file, by a link"):
+        read(tmp_path, plain)
+
+
 def test_images_of_linked_folders_are_read_and_in_the_fingerprint(tmp_path: Path, options: dict) -> None:
     pets, elsewhere = tmp_path / "mine" / "pets", tmp_path / "elsewhere"
     expected = read(tmp_path, options)

@@ -154,6 +154,17 @@ def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:
     assert csv.field_size_limit() == limit
 
 
+def test_numbers_are_no_texts(tmp_path: Path) -> None:
+    """Whether a catalog has 7 or 7.0, or the text, depends on the other rows."""
+    table = source("table", {**TEXTS, "catalog": "t"})
+    for rows in ("body,y\n7,no\n1.50,yes\n", "body,y\n007,no\n8,yes\n"):
+        table.catalog = lambda name, rows=rows: pd.read_csv(io.StringIO(rows))
+        with pytest.raises(EquidpError, match=r"row 1, column 'body': 7(\.0)? is no text, and may have been written"):
+            table.read(table.locate(tmp_path))
+    with pytest.raises(EquidpError, match=r"the given table, row 0, column 'body': 7 is no text"):
+        table.encode(pd.DataFrame({"body": [7]}))
+
+
 def test_texts_in_other_letters_are_told_of(tmp_path: Path) -> None:
     rows = "body,y,sex\n頭が痛い,no,f\nболит,no,m\npain,yes,m\n"
     (tmp_path / "t.csv").write_text(rows, encoding="utf-8")

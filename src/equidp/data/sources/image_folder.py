@@ -146,6 +146,7 @@ class ImageFolder(Source):
             for path, label in _labelled(folder / part_name, self.options.classes)
         ]
         paths = [path for path, _, _ in found]
+        _refuse_linked_twice(paths)
         labels = torch.tensor([label for _, label, _ in found], dtype=torch.int64)
         groups, ids = self._from_metadata(files.paths.get("metadata"), paths, folder)
         return Records(
@@ -196,6 +197,18 @@ def _refuse_loose(folder: Path) -> None:
         if path.suffix.lower() in SUFFIXES and not path.is_dir():
             raise EquidpError(
                 f"{path} is outside the class folders, and would be left out; move it into one, or remove it."
+            )
+
+
+def _refuse_linked_twice(paths: list[Path]) -> None:
+    """Refuse a file that is there under two names, by a link."""
+    known: dict[Path, Path] = {}
+    for path in paths:
+        first = known.setdefault(path.resolve(), path)
+        if first is not path:
+            raise EquidpError(
+                f"{first} and {path} are one file, by a link: its person would count twice, and may be in two parts. "
+                "Remove one of them."
             )
 
 

@@ -169,7 +169,12 @@ class Table(Source):
     def _features(self, frame: pd.DataFrame, where: str) -> Tensor:
         if not self.options.text:
             return encode(frame, self.options.declared, where)
-        texts = [str(text) for text in frame[self.options.text]]
+        texts = frame[self.options.text].tolist()
+        if others := [at for at, text in enumerate(texts) if not isinstance(text, str)]:
+            raise EquidpError(
+                f"{where}, row {frame.index[others[0]]}, column {self.options.text!r}: {as_written(texts[others[0]])} "
+                "is no text, and may have been written otherwise; give the column as text (pandas: dtype=str)."
+            )
         if self.options.tokenizer:
             return self._tokens.ids(texts)
         ids = [token_ids(words(text), self.options.vocabulary, self.options.length) for text in texts]
@@ -193,7 +198,7 @@ class Table(Source):
                 "gives a pandas DataFrame."
             )
         found = numbered_from_1(found, f"data.options.catalog={self.options.catalog}")
-        floats = {name for name in found if pd.api.types.is_float_dtype(found[name])}
+        floats = {str(name) for name in found if pd.api.types.is_float_dtype(found[name])}
         for name in floats & self._numeric:
             if self.options.thousands == ".":
                 raise EquidpError(
