@@ -203,3 +203,62 @@ def test_what_remembers_slowly_is_found_where_every_batch_has_one_record() -> No
 
     with pytest.raises(EquidpError, match="those before it"):
         GradientEngine(Remembering(), cross_entropy).norms(torch.randn(1, 6), torch.zeros(1, dtype=torch.int64))
+
+
+class Late(nn.Module):
+    """Learns of the records only in every third pass, or only from larger ones than it has seen."""
+
+    def __init__(self, learn: Callable[[Late, Tensor], None]) -> None:
+        super().__init__()
+        self.learn, self.passes, self.last = learn, 0, nn.Linear(6, 3)
+        self.table = nn.Embedding(4, 2).requires_grad_(False)
+        self.register_buffer("seen", torch.ones(()))
+        self.register_buffer("constant", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.constant = torch.ones(())  # another tensor, and nothing learnt
+        with torch.no_grad():
+            self.learn(self, x)
+        return self.last(x)
+
+
+def learn_largest(model: Late, x: Tensor) -> None:
+    model.seen = torch.maximum(model.seen, x.max())
+
+
+def learn_largest_in_place(model: Late, x: Tensor) -> None:
+    if x.max() > model.seen:
+        model.seen.copy_(x.max())
+
+
+def learn_seldom(model: Late, x: Tensor) -> None:
+    if model.passes % 100 == 0:
+        model.seen.lerp_(x.mean(), 0.1)
+
+
+def learn_a_row(model: Late, x: Tensor) -> None:
+    if model.passes % 100 == 0:
+        model.table.weight[0] = x[0, :2]
+
+
+@pytest.mark.parametrize("learn", [learn_largest, learn_largest_in_place, learn_seldom, learn_a_row])
+def test_what_learns_of_the_records_only_later_is_found_then(learn: Callable[[Late, Tensor], None]) -> None:
+    engine = GradientEngine(Late(learn), cross_entropy)
+
+    def passes(count: int, features: Tensor) -> None:
+        for _ in range(count):
+            engine.norms(features, torch.arange(8) % 3)
+
+    passes(1, torch.randn(8, 6).clamp(max=1))
+    with pytest.raises(EquidpError, match=r"'(seen|table\.weight)' of the model changes in a forward pass"):
+        passes(100, 2 + torch.randn(8, 6))
+
+
+def test_what_is_changed_between_passes_is_its_owners_business() -> None:
+    model = Late(lambda model, x: None)
+    engine = GradientEngine(model, cross_entropy)
+    for step in range(3):
+        engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
+        model.seen.fill_(step)
+        model.table.weight.mul_(0.9)

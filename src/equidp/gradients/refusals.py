@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 
@@ -72,3 +73,48 @@ def refuse_batch_statistics(layers: Iterable[tuple[str, nn.Module]]) -> None:
                 f"Layer {name!r} is a BatchNorm that takes the batch's statistics, which mixes records; use GroupNorm, "
                 "or freeze it, with the running statistics it has, by eval() before training."
             )
+
+
+class Untrained:
+    """What leaves with a model and is not trained, its buffers and frozen parameters: no pass may change it.
+
+    What it learns of the records there would leave exact. It may begin so late that no trial of the model shows it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held: list[tuple[str, dict[str, Any], str]] = []
+        for path, layer in model.named_modules():
+            frozen = [key for key, value in layer._parameters.items() if value is not None and not value.requires_grad]
+            for holder, keys in ((layer._buffers, list(layer._buffers)), (layer._parameters, frozen)):
+                self._held += [(f"{path}.{key}" if path else key, cast(dict[str, Any], holder), key) for key in keys]
+
+    def now(self) -> list[tuple[Tensor | None, int]]:
+        """Every tensor, and how often it was changed in place."""
+        found = [holder.get(key) for _, holder, key in self._held]
+        return [(value, -1 if value is None or value.is_inference() else value._version) for value in found]
+
+    def refuse_changed(self, before: list[tuple[Tensor | None, int]]) -> None:
+        """Refuse, by name, what is another one than `now` gave before; the same numbers in another tensor are no other.
+
+        Raises:
+            EquidpError: for a change.
+        """
+        for (name, _, _), (old, times), (new, times_now) in zip(self._held, before, self.now(), strict=True):
+            if old is new and times == times_now:
+                continue
+            if old is None or new is None or old is new or not same(old, new):
+                raise changed(name, isinstance(new, nn.Parameter))
+
+
+def same(old: Tensor, new: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; what is no number is the same as another."""
+    return torch.equal(old.nan_to_num(), new.nan_to_num())
+
+
+def changed(name: str, parameter: bool) -> EquidpError:
+    """What is said of a model that changes something of its own in a forward pass."""
+    return EquidpError(
+        f"{'Parameter' if parameter else 'Buffer'} {name!r} of the model changes in a forward pass: what it learns of "
+        "the records would leave with the model, without noise; switch off what changes it (running statistics, "
+        "max_norm)."
+    )
