@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from equidp.errors import EquidpError
 from equidp.gradients import engine as engines
@@ -270,3 +271,38 @@ def test_a_model_of_millions_of_parameters_is_held_to_norms_of_all_digits(entry:
     engine = GradientEngine(nn.Linear(2000, 2500, bias=False), lambda outputs, labels: outputs.sum(1))
     norms = engine.norms(torch.tensor([[entry], [2 * entry]]).expand(2, 2000), torch.zeros(2))
     torch.testing.assert_close(norms, entry * 5e6**0.5 * torch.tensor([1.0, 2.0]), rtol=1e-5, atol=0)
+
+
+def test_a_loss_that_depends_on_no_parameter_is_refused_by_the_reason() -> None:
+    engine = GradientEngine(nn.Linear(6, 3), lambda outputs, labels: cross_entropy(outputs.detach(), labels))
+    with pytest.raises(EquidpError, match=r"Parameter 'weight' and 1 more .* gets no gradient"):
+        engine.norms(torch.randn(5, 6), torch.arange(5) % 3)
+
+
+class Listed(nn.Module):
+    """Parameters in a list, which nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(1, 6, 6)), nn.Parameter(torch.randn(6))])
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(x @ self.weights[0][0]) * self.weights[1])
+
+
+def test_parameters_in_a_list_belong_to_who_holds_it() -> None:
+    features, labels = torch.randn(5, 6), torch.arange(5) % 3
+    with pytest.warns(UserWarning, match=r"'0' \(Listed\) has no gradient rule for weights\.0, weights\.1"):
+        engine = GradientEngine(nn.Sequential(Listed()), cross_entropy)
+    norms = engine.norms(features, labels)
+    expected = [engine.plain_sum(features[i : i + 1], labels[i : i + 1]).norm() for i in range(5)]
+    torch.testing.assert_close(norms, torch.stack(expected), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("hook", [nn.utils.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_weight_that_a_hook_makes_of_others_is_refused_by_the_reason(hook: Callable[[nn.Linear], nn.Module]) -> None:
+    engine = GradientEngine(nn.Sequential(hook(nn.Linear(6, 6)), nn.Linear(6, 3)), cross_entropy)
+    with pytest.raises(EquidpError, match=r"Parameter '0\.weight_.* reaches the loss, but not by a call of the layer"):
+        engine.norms(torch.randn(5, 6), torch.arange(5) % 3)

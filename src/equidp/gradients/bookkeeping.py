@@ -174,6 +174,8 @@ class BookKeeping:
             with self._autocast():
                 losses = self.loss(self._outputs(features), repeated(labels, views))
             losses = _one_each(losses, features)
+            if not losses.requires_grad:  # they depend on no parameter
+                return torch.zeros(self.dimension, device=self.device)
             if views > 1:
                 losses = losses.unflatten(0, (views, -1)).mean(0)
             shares = torch.ones_like(losses) if owners is None else Units.of(owners).share()

@@ -22,7 +22,7 @@ without noise.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -79,9 +79,10 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
     before = {name: value.clone() for name, value in _kept(passes)}
     norms = _norms(passes, features, labels, seed)
     _compare_kept(passes, before)
-    _refuse_unreached(passes)
+    unreached = passes.without_gradient()
     ours = passes.weighted_sum(torch.ones_like(norms))
     expected = _by_autograd(passes, features, labels, seed)
+    _refuse_unreached(passes, unreached, expected)
     if not (norms.isfinite().all() and expected.isfinite().all()):
         return False
     _compare_sums(passes, ours, expected, norms)
@@ -239,14 +240,21 @@ def _compare_kept(passes: BookKeeping, before: dict[str, Tensor]) -> None:
             raise changed(name, isinstance(value, nn.Parameter))
 
 
-def _refuse_unreached(passes: BookKeeping) -> None:
+def _refuse_unreached(passes: BookKeeping, unreached: Sequence[nn.Parameter], expected: Tensor) -> None:
+    if not unreached:
+        return
     names = {p: name for name, p in passes.model.named_parameters()}
-    if unreached := [names[parameter] for parameter in passes.without_gradient()]:
-        more = f" and {len(unreached) - 1} more" if len(unreached) > 1 else ""
+    more = f" and {len(unreached) - 1} more" if len(unreached) > 1 else ""
+    if dict(zip(passes.parameters, passes.views(expected), strict=True))[unreached[0]].any():
         raise EquidpError(
-            f"Parameter {unreached[0]!r}{more} would be trained and gets no gradient, as the loss does not depend on "
-            "it: noise alone would move it. Let the model use it, or freeze it by requires_grad_(False)."
+            f"Parameter {names[unreached[0]]!r}{more} reaches the loss, but not by a call of the layer that holds it: "
+            "let that layer's own forward use it (torch.nn.utils.parametrizations in place of hooks such as "
+            "weight_norm's or prune's), and give the model as it is before torch.compile."
         )
+    raise EquidpError(
+        f"Parameter {names[unreached[0]]!r}{more} would be trained and gets no gradient, as the loss does not depend "
+        "on it: noise alone would move it. Let the model use it, or freeze it by requires_grad_(False)."
+    )
 
 
 def _compare_sums(passes: BookKeeping, ours: Tensor, expected: Tensor, norms: Tensor) -> None:
