@@ -279,6 +279,23 @@ def test_a_loss_that_depends_on_no_parameter_is_refused_by_the_reason() -> None:
         engine.norms(torch.randn(5, 6), torch.arange(5) % 3)
 
 
+class Skipping(nn.Module):
+    """Leaves its layer out in half of the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x if self.training and torch.rand(()) < 0.5 else torch.tanh(self.inner(x)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_layer_that_is_left_out_by_chance_is_not_idle(seed: int) -> None:
+    torch.manual_seed(seed)
+    assert GradientEngine(Skipping(), cross_entropy).norms(torch.randn(5, 6), torch.arange(5) % 3).isfinite().all()
+
+
 class Listed(nn.Module):
     """Parameters in a list, which nobody calls."""
 
