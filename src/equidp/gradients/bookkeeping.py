@@ -101,9 +101,7 @@ class BookKeeping:
             self._kept = {}
             return torch.zeros(rows, device=self.device)
         refuse_batch_statistics(self.batch_norms)
-        before = self._untrained.now()
-        calls = self.calls(features, labels, iterates or [(None, 1.0)], views)
-        self._untrained.refuse_changed(before)
+        calls = self._untrained.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
         self._kept = self._kept_by(calls, rows)
         if self.device.type != "cpu" and self._units is None:
             kept = [self._kept.get(parameter) for parameter in self.parameters]

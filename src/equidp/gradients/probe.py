@@ -241,7 +241,7 @@ def _compare_kept(passes: BookKeeping, before: dict[str, Tensor]) -> None:
     for name, value in _kept(passes):
         known = before.get(name)  # None: made in the forward pass
         if known is None or not same(value, known):
-            raise changed(name, isinstance(value, nn.Parameter))
+            raise changed([name])
 
 
 def _refuse_unreached(passes: BookKeeping, unreached: Sequence[nn.Parameter], expected: Tensor) -> None:
