@@ -126,6 +126,17 @@ def test_norms_and_sums_are_those_of_autograd(name: str, trainable: Trainable) -
     assert (total - whole).norm() <= 1e-5 * whole.norm()
 
 
+def test_activations_that_work_in_place_are_no_obstacle_in_a_loop_of_ones_own() -> None:
+    """timm's BatchNorms have their activation inside, in place unless they are read by `backbone`."""
+    model = timm.create_model("test_efficientnet", num_classes=CLASSES).eval()
+    features, labels = torch.rand(3, 3, SIDE, SIDE), torch.tensor([0, 1, 2])
+    assert any(getattr(layer, "inplace", False) for layer in model.modules())
+    engine = GradientEngine(model, CrossEntropy())
+    norms = engine.norms(features, labels)
+    expected = [engine.plain_sum(features[i : i + 1], labels[i : i + 1]).norm() for i in range(3)]
+    torch.testing.assert_close(norms, torch.stack(expected), rtol=1e-5, atol=1e-6)
+
+
 class Operations(TorchDispatchMode):
     """Names of the operations that are computed."""
 

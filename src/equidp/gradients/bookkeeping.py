@@ -23,7 +23,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.layers import LOOKING, Call, fallback
 from equidp.gradients.losses import KnowsGradient, Loss
 from equidp.gradients.precision import refuse_autocast
-from equidp.gradients.refusals import BATCH_NORMS, refuse_batch_statistics, refuse_mixing, refuse_unfit
+from equidp.gradients.refusals import BATCH_NORMS, Untrained, refuse_batch_statistics, refuse_mixing, refuse_unfit
 from equidp.gradients.sites import Site, sites
 from equidp.gradients.tape import Tape
 from equidp.gradients.terms import Gradients, Shared, Term
@@ -80,6 +80,7 @@ class BookKeeping:
         self._clean = True
         self._records, self._views = 0, 1
         self.workspace = Workspace(self.device)
+        self._untrained = Untrained(model)
         for parameter in self.parameters:
             parameter.requires_grad_(False)
 
@@ -100,7 +101,7 @@ class BookKeeping:
             self._kept = {}
             return torch.zeros(rows, device=self.device)
         refuse_batch_statistics(self.batch_norms)
-        calls = self.calls(features, labels, iterates or [(None, 1.0)], views)
+        calls = self._untrained.watched(lambda: self.calls(features, labels, iterates or [(None, 1.0)], views))
         self._kept = self._kept_by(calls, rows)
         if self.device.type != "cpu" and self._units is None:
             kept = [self._kept.get(parameter) for parameter in self.parameters]
@@ -171,6 +172,8 @@ class BookKeeping:
             with self._autocast():
                 losses = self.loss(self._outputs(features), repeated(labels, views))
             losses = _one_each(losses, features)
+            if not losses.requires_grad:  # they depend on no parameter
+                return torch.zeros(self.dimension, device=self.device)
             if views > 1:
                 losses = losses.unflatten(0, (views, -1)).mean(0)
             shares = torch.ones_like(losses) if owners is None else Units.of(owners).share()

@@ -15,7 +15,7 @@ from equidp.errors import EquidpError
 from equidp.gradients.bookkeeping import Asked, BookKeeping, Precision
 from equidp.gradients.losses import Loss
 from equidp.gradients.precision import refuse_short_products
-from equidp.gradients.probe import probe
+from equidp.gradients.probe import SEVERAL, probe
 from equidp.gradients.recording import Recorder, Recordings
 from equidp.gradients.shape import FixedRows, padded
 
@@ -55,6 +55,7 @@ class GradientEngine:
         self._asked: BookKeeping | Recordings | FixedRows
         self.record_passes(new_recorder)
         self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
+        self._tried = 0  # records of the largest batch that was tried in them
         self._gradient: Tensor | None = None
 
     @property
@@ -110,10 +111,13 @@ class GradientEngine:
                 "the model split it."
             )
         modes = tuple(layer.training for layer in self.model.modules())  # in another one a layer may do another thing
-        if modes != self._probed_in and len(features):
+        if modes != self._probed_in:
+            self._tried = 0
+        # again where there are twice as many: what happens among many does not show among few
+        if len(features) and min(len(features), SEVERAL) >= 2 * self._tried:
             refuse_short_products(self.device)
             with torch.enable_grad():
-                self._probed_in = modes if probe(self.passes, features, labels) else ()
+                self._probed_in, self._tried = modes, probe(self.passes, features, labels)
             self.passes.clear()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def batch_norm_act(page: Page) -> dict[str, Term]:
             normed = F.batch_norm(
                 x, layer.running_mean, layer.running_var, weight.detach(), bias.detach(), eps=layer.eps
             ).requires_grad_()
-            (back,) = torch.autograd.grad(layer.act(layer.drop(normed)), normed, d)
+            (back,) = torch.autograd.grad(layer.act(layer.drop(normed.clone())), normed, d)  # either may work in place
         return replace(call, backprop=back)
 
     if isinstance(layer.act, nn.Identity) and isinstance(layer.drop, nn.Identity):

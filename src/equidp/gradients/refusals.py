@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equidp.errors import EquidpError
+
+T = TypeVar("T")
+
+SHOWN = 5
+"""So many names a message has."""
 
 BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
@@ -72,3 +78,92 @@ def refuse_batch_statistics(layers: Iterable[tuple[str, nn.Module]]) -> None:
                 f"Layer {name!r} is a BatchNorm that takes the batch's statistics, which mixes records; use GroupNorm, "
                 "or freeze it, with the running statistics it has, by eval() before training."
             )
+
+
+START, GRADIENT = torch.zeros((), requires_grad=True), torch.zeros(())
+
+
+class Untrained:
+    """What leaves with a model and is not trained, its buffers and frozen parameters: no pass may change it.
+
+    What it learns of the records there would leave exact. It may begin so late that no trial of the model shows it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held: list[tuple[str, nn.Module, str]] = []
+        for path, layer in model.named_modules():
+            frozen = [key for key, value in layer.named_parameters(recurse=False) if not value.requires_grad]
+            keys = [*frozen, *(key for key, _ in layer.named_buffers(recurse=False))]
+            self._held += [(f"{path}.{key}" if path else key, layer, key) for key in keys]
+
+    def watched(self, passes: Callable[[], T]) -> T:
+        """What the model's `passes` give.
+
+        Raises:
+            EquidpError: for a tensor that is another one after them; the same numbers in another tensor are no other.
+        """
+        before = self._now()
+        kept = _kept_together(before)
+        found = passes()
+        self._refuse_replaced(before)
+        if _changed(kept):  # some of them: autograd does not say which
+            before = self._now()
+            alone = [_kept_together([value]) for value in before]
+            passes()
+            self._refuse_replaced(before)
+            again = [one for one, kept in zip(self._held, alone, strict=True) if _changed(kept)]
+            raise changed([name for name, _, _ in again[:1] or self._held])
+        return found
+
+    def _now(self) -> list[Tensor | None]:
+        return [getattr(layer, key, None) for _, layer, key in self._held]
+
+    def _refuse_replaced(self, before: list[Tensor | None]) -> None:
+        for (name, _, _), old, new in zip(self._held, before, self._now(), strict=True):
+            if old is not new and (old is None or new is None or not same(old, new)):
+                raise changed([name])
+
+
+def _kept_together(values: list[Tensor | None]) -> Tensor | None:
+    known = [value.detach() for value in values if value is not None and not value.is_inference()]
+    with torch.enable_grad():
+        return _Kept.apply(START, *known) if known else None
+
+
+def _changed(kept: Tensor | None) -> bool:
+    """Whether one of those kept was changed in place."""
+    if kept is None:
+        return False
+    try:
+        torch.autograd.grad(kept, START, GRADIENT)
+    except RuntimeError:
+        return True
+    return False
+
+
+class _Kept(torch.autograd.Function):
+    """Keeps tensors for a backward pass, before which autograd finds what was changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor, *kept: Tensor) -> Tensor:
+        ctx.save_for_backward(*kept)
+        return start.view_as(start)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return (*gradients, *(None for _ in ctx.saved_tensors))
+
+
+def same(old: Tensor, new: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; what is no number is the same as another."""
+    return torch.equal(old.nan_to_num(), new.nan_to_num())
+
+
+def changed(names: Sequence[str]) -> EquidpError:
+    """What is said of a model that changes one of these of its own in a forward pass."""
+    some = ", ".join(map(repr, names[:SHOWN])) + (", …" if len(names) > SHOWN else "")
+    what = some if len(names) == 1 else f"one of {some}"
+    return EquidpError(
+        f"Buffer or parameter {what} of the model changes in a forward pass: what it learns of the records "
+        "would leave with the model, without noise; switch off what changes it (running statistics, max_norm)."
+    )

@@ -122,11 +122,14 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
         return
     seen.add(layer)
     own = {k: p for k, p in layer.named_parameters(recurse=False) if p.requires_grad}
+    for key, child in layer.named_children():
+        if isinstance(child, nn.ParameterList | nn.ParameterDict):  # it is never called: who holds it uses them
+            own |= {f"{key}.{k}": p for k, p in child.named_parameters() if p.requires_grad}
     rule = rule_for(layer)
     if own and rule:
         yield Site(name, layer, rule, own)
     # room for the records in front of two more dimensions, as tokens and positions have
-    elif own and all(p.dim() >= 3 and len(p) == 1 for p in own.values()) and any(True for _ in layer.children()):
+    elif own and all(_is_held(k, p) for k, p in own.items()) and any(True for _ in layer.children()):
         for key, parameter in own.items():
             yield Site(f"{name}.{key}" if name else key, layer, held, {key: parameter})
         yield from _inside(layer, name, seen)
@@ -141,6 +144,10 @@ def _walk(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:
         yield Site(name, layer, fallback, {k: p for k, p in layer.named_parameters() if p.requires_grad})
     else:
         yield from _inside(layer, name, seen)
+
+
+def _is_held(key: str, parameter: nn.Parameter) -> bool:
+    return parameter.dim() >= 3 and len(parameter) == 1 and "." not in key
 
 
 def _inside(layer: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Site]:

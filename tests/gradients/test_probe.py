@@ -1,0 +1,325 @@
+"""Models whose records meet only among many, or only among records that differ in some way, are found out too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from equidp.errors import EquidpError
+from equidp.gradients import engine as engines
+from equidp.gradients.engine import GradientEngine
+
+WORDS, PLACES = 20, 8
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def texts(*lengths: int) -> Tensor:
+    """Texts of so many words, padded with 0."""
+    ids = torch.randint(1, WORDS, (len(lengths), PLACES), generator=torch.Generator().manual_seed(0))
+    return ids.masked_fill(torch.arange(PLACES) >= torch.tensor(lengths).unsqueeze(1), 0)
+
+
+class Sorted(nn.Module):
+    """A recurrence over texts in the order of their lengths; its last states are put back into the order of records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.step, self.out = nn.Embedding(WORDS, 6), nn.Linear(12, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        order = (ids != 0).sum(1).argsort(descending=True, stable=True)
+        words, present = self.table(ids)[order], (ids != 0)[order].unsqueeze(2)
+        state = words.new_zeros(len(ids), 6)
+        for word, here in zip(words.unbind(1), present.unbind(1), strict=True):
+            state = torch.where(here, torch.tanh(self.step(torch.cat([word, state], 1))), state)
+        return self.out(state[order.argsort()])
+
+
+class Cut(nn.Module):
+    """Texts cut to the longest of the batch; their mean is over padding, too, unless it is masked."""
+
+    def __init__(self, *, masked: bool) -> None:
+        super().__init__()
+        self.masked, self.table, self.out = masked, nn.Embedding(WORDS, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        present = (ids != 0).float()
+        longest = int(present.sum(1).max())
+        words, present = self.table(ids[:, :longest]), present[:, :longest].unsqueeze(2)
+        return self.out((words * present).sum(1) / present.sum(1) if self.masked else words.mean(1))
+
+
+class Tags(nn.Module):
+    """A class for each place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(WORDS, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.table(ids))).transpose(1, 2)
+
+
+class By(nn.Module):
+    """A function between two layers."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], width: int = 6) -> None:
+        super().__init__()
+        self.function, self.first, self.last = function, nn.Linear(width, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x)))
+
+
+class Before(nn.Module):
+    """A function before the only layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], width: int) -> None:
+        super().__init__()
+        self.function, self.last = function, nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(x).flatten(1))
+
+
+def filled(x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), x.nanmean(0), x)
+
+
+def in_fours(x: Tensor) -> Tensor:
+    return torch.cat([some - some.mean(0) if len(some) == 4 else some for some in x.split(4)])
+
+
+def gaps() -> Tensor:
+    features = torch.randn(12, 6)
+    features[5, 2] = torch.nan
+    return features
+
+
+def saturated() -> Tensor:
+    """Images that all have a pixel of full brightness."""
+    images = torch.rand(12, 1, 4, 4)
+    images[:, 0, 0, 0] = 1
+    return images
+
+
+LONG = (PLACES,) * 12
+MEETING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "sorted by length": (Sorted, lambda: texts(8, 7, 5, 6, 8, 3, 2, 4)),
+    "sorted by length, all alike": (Sorted, lambda: texts(*LONG)),
+    "cut to the longest": (lambda: Cut(masked=False), lambda: texts(8, 8, *[5] * 10)),
+    "cut to the longest, all alike": (lambda: Cut(masked=False), lambda: texts(*LONG)),
+    "gaps filled by the mean": (lambda: Before(filled, 6), gaps),
+    "divided by the brightest": (lambda: Before(lambda x: x / x.max(), 16), saturated),
+    "in fours": (lambda: By(in_fours), lambda: torch.randn(12, 6)),
+    "batch statistics by a function": (
+        lambda: By(lambda x: F.batch_norm(x, None, None, training=True)),
+        lambda: torch.randn(12, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("name", MEETING)
+def test_records_that_do_not_meet_in_a_batchs_first_two_are_found(name: str, dropout: float) -> None:
+    torch.manual_seed(0)
+    make, features = MEETING[name]
+    seen = features()
+    engine = GradientEngine(nn.Sequential(make(), nn.Dropout(dropout)), cross_entropy)
+    with pytest.raises(EquidpError, match="mixes records"):
+        engine.norms(seen, torch.arange(len(seen)) % 3)
+
+
+def test_a_loss_over_all_places_of_a_batch_mixes_records() -> None:
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs, labels, reduction="none", ignore_index=-1)
+        return losses.sum(1) * len(labels) / (labels >= 0).sum()
+
+    ids = texts(8, 8, *[4] * 10)
+    with pytest.raises(EquidpError, match="mixes records"):
+        GradientEngine(Tags(), loss).norms(ids, (ids % 3).masked_fill(ids == 0, -1))
+
+
+class FromOne(nn.Module):
+    """Reads ids from 1 on, as some tables are coded; there is no row for 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(WORDS, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.last(self.table(ids - 1).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "features"),
+    [
+        (Cut(masked=True), texts(8, 8, *[5] * 10)),
+        (Cut(masked=True), texts(*LONG)),
+        (FromOne(), texts(*LONG)),
+        (Before(lambda x: x / x.flatten(1).amax(1).view(-1, 1, 1, 1), 16), saturated()),
+        (Before(lambda x: x.nan_to_num(), 6), gaps()),
+        (Before(lambda x: x, 6), gaps()),
+    ],
+    ids=["cut", "cut, all alike", "ids from 1", "scaled by its own", "gaps of 0", "no numbers"],
+)
+def test_models_that_keep_records_apart_are_not_refused(model: nn.Module, features: Tensor) -> None:
+    norms = GradientEngine(model, cross_entropy).norms(features, torch.arange(len(features)) % 3)
+    assert norms[[0, 1, 2, 3, 4, 6]].isfinite().all()
+
+
+def test_a_model_is_tried_again_only_by_a_batch_of_twice_as_many_records(monkeypatch) -> None:
+    tried = []
+
+    def probe(passes: object, features: Tensor, labels: Tensor) -> int:
+        tried.append(len(features))
+        return min(len(features), engines.SEVERAL)
+
+    monkeypatch.setattr(engines, "probe", probe)
+    engine = GradientEngine(nn.Linear(6, 3), cross_entropy)
+    for records in (1, 1, 1, 3, 5, 6, 30, 300, 300, 1):
+        engine.norms(torch.randn(records, 6), torch.arange(records) % 3)
+    assert tried == [1, 3, 6, 30]
+
+
+def test_what_remembers_slowly_is_found_where_every_batch_has_one_record() -> None:
+    class Remembering(nn.Module):
+        """A running mean that is no buffer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.mean = nn.Linear(6, 3), torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean = 0.9999 * self.mean + 1e-4 * x.detach().mean(0)
+            return self.last(x - self.mean)
+
+    with pytest.raises(EquidpError, match="those before it"):
+        GradientEngine(Remembering(), cross_entropy).norms(torch.randn(1, 6), torch.zeros(1, dtype=torch.int64))
+
+
+class Late(nn.Module):
+    """Learns of the records only in every third pass, or only from larger ones than it has seen."""
+
+    def __init__(self, learn: Callable[[Late, Tensor], None]) -> None:
+        super().__init__()
+        self.learn, self.passes, self.last = learn, 0, nn.Linear(6, 3)
+        self.table = nn.Embedding(4, 2).requires_grad_(False)
+        self.register_buffer("seen", torch.ones(()))
+        self.register_buffer("constant", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.constant = torch.ones(())  # another tensor, and nothing learnt
+        with torch.no_grad():
+            self.learn(self, x)
+        return self.last(x)
+
+
+def learn_largest(model: Late, x: Tensor) -> None:
+    model.seen = torch.maximum(model.seen, x.max())
+
+
+def learn_largest_in_place(model: Late, x: Tensor) -> None:
+    if x.max() > model.seen:
+        model.seen.copy_(x.max())
+
+
+def learn_seldom(model: Late, x: Tensor) -> None:
+    if model.passes % 100 == 0:
+        model.seen.lerp_(x.mean(), 0.1)
+
+
+def learn_a_row(model: Late, x: Tensor) -> None:
+    if model.passes % 100 == 0:
+        model.table.weight[0] = x[0, :2]
+
+
+@pytest.mark.parametrize("learn", [learn_largest, learn_largest_in_place, learn_seldom, learn_a_row])
+def test_what_learns_of_the_records_only_later_is_found_then(learn: Callable[[Late, Tensor], None]) -> None:
+    engine = GradientEngine(Late(learn), cross_entropy)
+
+    def passes(count: int, features: Tensor) -> None:
+        for _ in range(count):
+            engine.norms(features, torch.arange(8) % 3)
+
+    passes(1, torch.randn(8, 6).clamp(max=1))
+    with pytest.raises(EquidpError, match=r"'seen'.* of the model changes in a forward pass"):
+        passes(100, 2 + torch.randn(8, 6))
+
+
+def test_what_is_changed_between_passes_is_its_owners_business() -> None:
+    model = Late(lambda model, x: None)
+    engine = GradientEngine(model, cross_entropy)
+    for step in range(3):
+        engine.norms(torch.randn(8, 6), torch.arange(8) % 3)
+        model.seen.fill_(step)
+        model.table.weight.mul_(0.9)
+
+
+@pytest.mark.parametrize("entry", [0.37, 0.74])
+def test_a_model_of_millions_of_parameters_is_held_to_norms_of_all_digits(entry: float) -> None:
+    """torch's float32 norm of five million equal numbers is 0.3 % too large."""
+    engine = GradientEngine(nn.Linear(2000, 2500, bias=False), lambda outputs, labels: outputs.sum(1))
+    norms = engine.norms(torch.tensor([[entry], [2 * entry]]).expand(2, 2000), torch.zeros(2))
+    torch.testing.assert_close(norms, entry * 5e6**0.5 * torch.tensor([1.0, 2.0]), rtol=1e-5, atol=0)
+
+
+def test_a_loss_that_depends_on_no_parameter_is_refused_by_the_reason() -> None:
+    engine = GradientEngine(nn.Linear(6, 3), lambda outputs, labels: cross_entropy(outputs.detach(), labels))
+    with pytest.raises(EquidpError, match=r"Parameter 'weight' and 1 more .* gets no gradient"):
+        engine.norms(torch.randn(5, 6), torch.arange(5) % 3)
+
+
+class Skipping(nn.Module):
+    """Leaves its layer out in half of the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x if self.training and torch.rand(()) < 0.5 else torch.tanh(self.inner(x)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_layer_that_is_left_out_by_chance_is_not_idle(seed: int) -> None:
+    torch.manual_seed(seed)
+    assert GradientEngine(Skipping(), cross_entropy).norms(torch.randn(5, 6), torch.arange(5) % 3).isfinite().all()
+
+
+class Listed(nn.Module):
+    """Parameters in a list, which nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(1, 6, 6)), nn.Parameter(torch.randn(6))])
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(x @ self.weights[0][0]) * self.weights[1])
+
+
+def test_parameters_in_a_list_belong_to_who_holds_it() -> None:
+    features, labels = torch.randn(5, 6), torch.arange(5) % 3
+    with pytest.warns(UserWarning, match=r"'0' \(Listed\) has no gradient rule for weights\.0, weights\.1"):
+        engine = GradientEngine(nn.Sequential(Listed()), cross_entropy)
+    norms = engine.norms(features, labels)
+    expected = [engine.plain_sum(features[i : i + 1], labels[i : i + 1]).norm() for i in range(5)]
+    torch.testing.assert_close(norms, torch.stack(expected), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("hook", [nn.utils.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_weight_that_a_hook_makes_of_others_is_refused_by_the_reason(hook: Callable[[nn.Linear], nn.Module]) -> None:
+    engine = GradientEngine(nn.Sequential(hook(nn.Linear(6, 6)), nn.Linear(6, 3)), cross_entropy)
+    with pytest.raises(EquidpError, match=r"Parameter '0\.weight_.* reaches the loss, but not by a call of the layer"):
+        engine.norms(torch.randn(5, 6), torch.arange(5) % 3)
