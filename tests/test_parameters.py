@@ -25,6 +25,16 @@ def test_settings_are_frozen() -> None:
         settings.training.epochs = 4
 
 
+@pytest.mark.parametrize("place", ["privacy", "privacy.evaluation"])
+def test_a_delta_without_an_inverse_is_refused_before_a_run_trains_for_it(place: str) -> None:
+    """Its trade-off curve would end the run once the model is trained and charged."""
+    block: dict[str, object] = {"delta": 1e-320}
+    privacy = {"epsilon": 3.0} | (block if place == "privacy" else {"evaluation": block | {"epsilon": 1.0}})
+    with pytest.raises(EquidpError, match=rf"{place}.delta=1e-320: .*at least 1e-300"):
+        resolve(GIVEN | {"privacy": privacy})
+    assert resolve(GIVEN | {"privacy": {"epsilon": 3.0, "delta": 1e-300}}).privacy.delta == 1e-300
+
+
 def test_what_changes_no_release_is_apart_and_a_user_finds_it_below_training() -> None:
     settings = resolve(GIVEN)
     assert (settings.training.epochs, settings.operation.checkpoint_every) == (3, 2)

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
@@ -32,6 +41,16 @@ HUGE = 1e12
 
 Positive = Annotated[float, Field(gt=0, le=HUGE)]
 """Bounds, factors and rates."""
+
+
+def _with_inverse(delta: float) -> float:
+    if delta < 1e-300:
+        raise ValueError("give at least 1e-300, as 1/δ has to be a number")
+    return delta
+
+
+Delta = Annotated[float, Field(gt=0, lt=1), AfterValidator(_with_inverse)]
+"""δ of a guarantee."""
 
 
 class Declared(BaseModel):

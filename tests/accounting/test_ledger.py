@@ -222,6 +222,12 @@ class TestCalibration:
         events = [Event(0.02, calibrate(lambda noise: [Event(0.02, noise, 500)], target, 1e-5), 500)]
         assert 0.99 * target < epsilon(events, 1e-5).value <= target
 
+    @pytest.mark.parametrize(("rate", "count"), [(0.01, 1000), (1.0, 10)])
+    def test_meets_a_target_below_what_order_512_says_of_no_divergence(self, rate: float, count: int) -> None:
+        """The quick figure is at least ln(511/512) − ln(512·δ)/511 = 0.04, whatever the noise."""
+        noise = calibrate(lambda noise: [Event(rate, noise, count)], 0.03, 1e-12)
+        assert 0.0297 < epsilon([Event(rate, noise, count)], 1e-12).value <= 0.03
+
     @pytest.mark.parametrize("event", [(0.01, 1000), pytest.param((0.05, 200), marks=pytest.mark.slow)])
     def test_meets_a_target_beyond_the_limit_of_pld(self, event: tuple[float, int]) -> None:
         """PLD is asked up to a Rényi figure only, and there it may still be below so large a target."""

@@ -70,6 +70,15 @@ def test_a_run_of_very_many_steps_is_accounted_by_renyi_divergences_alone() -> N
 
 
 @pytest.mark.usefixtures("no_pld")
+@pytest.mark.parametrize(("rate", "delta"), [(1e-7, 1e-5), (1e-6, 1e-3), (1e-7, 0.5)])
+def test_a_run_of_very_many_steps_that_show_next_to_nothing_has_a_finite_epsilon(rate: float, delta: float) -> None:
+    """dp_accounting answers 0 for Rényi divergences that are nearly 0, and PLD, which would know, is not asked."""
+    found = epsilon([Event(rate, 10.0, 1_000_000)], delta)
+    # what the conversion leaves of no divergence at the largest order, 1,024
+    assert found.value == pytest.approx(max(0.0, math.log(1023 / 1024) - math.log(1024 * delta) / 1023), abs=1e-5)
+
+
+@pytest.mark.usefixtures("no_pld")
 def test_a_run_of_very_many_steps_has_a_trade_off_curve_and_an_epsilon_of_replacement() -> None:
     plan = Plan(records=1000, batch_size=10, epochs=1, groups=2, delta=1e-5, noise_multiplier=44.8)
     accounted = Accounted(plan, (LONG,), (LONG,), None)

@@ -38,6 +38,10 @@ LARGE_NOISE = 1e3
 Rényi divergences below the rounding error, where no accountant can be trusted."""
 
 
+MOST_NOISE = 1e6
+"""Beyond this no noise is looked for."""
+
+
 def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
     """The smallest noise multiplier whose whole schedule of events costs at most ε = `target` at `delta`.
 
@@ -95,6 +99,8 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
     def finely(noise: float) -> float:
         return epsilon(events_for(noise), delta).value
 
+    if live_epsilon(events_for(MOST_NOISE), delta) > target:  # its largest order says as much of no divergence at all
+        return smallest_noise(finely, target)
     low, high = _bracket(lambda noise: live_epsilon(events_for(noise), delta), target)
     if pld_epsilon(events_for(high), delta, SEARCH_INTERVAL) > target:  # RDP is tighter here, or PLD's grid too coarse
         try:
@@ -201,7 +207,7 @@ def _bracket(cost: Callable[[float], float], target: float, precision: float = 1
     high = 1.0
     while cost(high) > target:
         high *= 2
-        if high > 1e6:
+        if high > MOST_NOISE:
             raise EquidpError(f"privacy.epsilon={target:g} cannot be reached with any noise for this schedule.")
     low = high / 2
     while cost(low) <= target:

@@ -58,9 +58,9 @@ class Epsilon:
     @property
     def value(self) -> float:
         """The ε we stand by. Both bounds hold for events fixed before training, hence so does the smaller."""
-        if self.pld is None:
+        if self.pld is None or math.isinf(self.pld):
             return self.rdp
-        # dp_accounting answers 0 where rounding has made a Rényi divergence negative; PLD decides there
+        # where rounding leaves nothing of Rényi divergences, PLD decides
         return min(self.rdp, self.pld) if self.rdp > 0 else self.pld
 
 
@@ -176,7 +176,13 @@ def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
     with orders_left_out_in_silence():
         for event in events:
             accountant.compose(event.as_dp_event())
-    return float(accountant.get_epsilon(delta))
+        found = float(accountant.get_epsilon(delta))
+    if found > 0:
+        return found
+    # dp_accounting answers 0 where a divergence is below δ², or by rounding below 0; the conversion needs none of the
+    # digits that rounding may have taken
+    totals = zip(accountant.rdp, accountant.orders, strict=True)
+    return max(0.0, min(float(epsilon_of(max(total, 0.0), order, delta)) for total, order in totals))
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from equidp.data.sources import record_words
 from equidp.errors import EquidpError, refuse_unknown, unknown_name
-from equidp.options import HUGE, Declared, Number, Positive, dotted, listed
+from equidp.options import HUGE, Declared, Delta, Number, Positive, dotted, listed
 
 if TYPE_CHECKING:
     from equidp.accounting.trials import Trials
@@ -110,7 +110,7 @@ class FiguresSettings(Block):
 
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """ε for which figures of the evaluated part are released with noise (`metrics_release.json`); null: none are."""
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    delta: Delta | None = None
     """δ of these figures; null: `privacy.delta`."""
     bins: Annotated[int, Field(ge=2, le=200)] = 10
     """Score bins, in all predicted classes together: AUROC and calibration need many, small groups few."""
@@ -134,7 +134,7 @@ class PrivacySettings(Block):
     ε may then be larger."""
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     """The noise, given directly; ε is then reported."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Delta = 1e-5
     """δ; keep it below one over the number of training records."""
     unit: str = "record"
     """Whose influence is bounded: that of one record, or that of all records of one unit (or `lesion`, `person`, …)."""
