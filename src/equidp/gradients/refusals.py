@@ -80,7 +80,7 @@ def refuse_batch_statistics(layers: Iterable[tuple[str, nn.Module]]) -> None:
             )
 
 
-START, GRADIENT = torch.zeros((), requires_grad=True), torch.zeros(())
+START = torch.zeros((), requires_grad=True)
 
 
 class Untrained:
@@ -130,28 +130,22 @@ def _kept_together(values: list[Tensor | None]) -> Tensor | None:
         return _Kept.apply(START, *known) if known else None
 
 
-def _changed(kept: Tensor | None) -> bool:
-    """Whether one of those kept was changed in place."""
-    if kept is None:
-        return False
+def _changed(kept: Any) -> bool:
+    """Whether one of those that `_kept_together` gave was changed in place since."""
     try:
-        torch.autograd.grad(kept, START, GRADIENT)
+        _ = None if kept is None else kept.grad_fn.saved_tensors
     except RuntimeError:
         return True
     return False
 
 
 class _Kept(torch.autograd.Function):
-    """Keeps tensors for a backward pass, before which autograd finds what was changed in place."""
+    """Keeps tensors as for a backward pass: asked for them, autograd refuses what was changed in place."""
 
     @staticmethod
     def forward(ctx: Any, start: Tensor, *kept: Tensor) -> Tensor:
         ctx.save_for_backward(*kept)
         return start.view_as(start)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return (*gradients, *(None for _ in ctx.saved_tensors))
 
 
 def same(old: Tensor, new: Tensor) -> bool:
