@@ -60,10 +60,10 @@ SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mea
 
 ENCODING = (
     "label", "classes", "class_map", "class_edges", "ordered", "target", "counts", "labels", "features", "decimal",
-    "thousands", "na_values",
+    "thousands", "na_values", "size", "channels", "fit", "mean", "sd",
 )  # fmt: skip
 """Options of the source that go out: declared columns with their categories and bounds, and how numbers are written;
-of the groupings those that are features, too. Others name files.
+how images are read; of the groupings those that are features, too. Others name files.
 """
 
 TRAINING = (
@@ -111,7 +111,7 @@ class Facts:
 
     Attributes:
         schema: the declared schema. `network`: name and options of the model. Together they rebuild it.
-        encoding: the source's name and, of a table that was described by options, its declared columns.
+        encoding: the source's name and, where options described them, a table's columns or how images are read.
         parameters: number of the model's parameters.
         training: settings of the training; empty where the model's file does not have them.
         privacy: the privacy statement.
