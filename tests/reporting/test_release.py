@@ -560,6 +560,8 @@ def test_the_card_promises_no_bounds_of_what_a_network_makes_of_a_record():
     text = files(card=found)["README.md"].decode()
     assert "It takes features of shape 3, which a fixed public map makes of each record, and gives" in text
     assert "*Score new records*. Images are read as squares of 128 pixels" in text
+    assert "what a fixed public map makes of each record as a whole" in files(card=found)["checklist.md"].decode()
+    assert "tabular data" not in files(card=found)["registry.md"].decode()
     assert json.loads(files(card=found)["config.json"])["encoding"] == {"source": "images", "size": 128}
     assert "the network timm:resnet18, without its last layer. They have no declared bounds." in text
     assert "from 0 to 1" not in text

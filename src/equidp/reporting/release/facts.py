@@ -24,7 +24,7 @@ from equidp.data.tables import looks_at_other_rows
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
-from equidp.models import MODELS
+from equidp.models import MODELS, model_features
 from equidp.parameters import ReleaseSettings
 from equidp.reporting.tables import BASELINE
 from equidp.tasks import kind_of, task_of
@@ -149,6 +149,11 @@ class Facts:
     def words(self) -> Words:
         """What the model is, and what it gives."""
         return task_of(Schema.from_dict(self.schema)).words()
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the model takes what a fixed public map makes of a record, in the place of the record."""
+        return model_features(self.network["name"], self.network["options"]) is not None
 
     @property
     def algorithm(self) -> str:
