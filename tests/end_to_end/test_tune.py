@@ -41,6 +41,9 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
     released = read_json(folder / "release" / "privacy.json")
     choice = read_json(folder / "tune.json")
     assert released["epsilon"] == choice["epsilon"]
+    (tracked,) = (run.data for run in mlflow_runs(project))
+    assert tracked.metrics["epsilon"] == choice["epsilon"]
+    assert tracked.params["chosen.training.learning_rate"] == choice["chosen"]["training.learning_rate"]
     assert released["epsilon_published"]["value"] < released["epsilon"]
     assert released["epsilon_published"]["guarantee"] is False
     assert released["tuning"]["chosen"] == choice["chosen"]

@@ -68,6 +68,15 @@ def test_a_model_that_chance_explains_is_told_of(caplog):
     assert "dpsgd: the model is hardly better than guesses: MCC 0.09" in said(caplog, "dpsgd", predicted, labels)
 
 
+def test_a_baseline_whose_loss_is_above_that_of_equal_probabilities_is_told_of(caplog):
+    """Its accuracy may be as high as the private model's: privacy seemed to be free beside a rate far too large."""
+    labels, sure_and_often_wrong = (0, 1) * 40, (0, 1) * 30 + (1, 1) * 10
+    told = said(caplog, "sgd", sure_and_often_wrong, labels)
+    assert "above the 0.69 of equal probabilities: costs of privacy beside it are too small" in told
+    assert not said(caplog, "dpsgd", sure_and_often_wrong, labels)
+    assert not said(caplog, "sgd", labels, labels)
+
+
 def test_no_advice_on_the_baseline_stands_beside_a_model_that_guesses(caplog):
     labels = (0,) * 76 + (1,) * 4
     schema = Schema(name="made", kind="tabular", shape=(1,), classes=("no", "yes"), groupings={"class": ("no", "yes")})

@@ -92,6 +92,18 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
         assert {step for step, _ in curves[0]} >= {1, 12}
 
 
+@pytest.mark.parametrize("epochs", [set(), {1}])
+def test_an_interrupt_after_training_says_how_to_go_on(epochs: set[int], capsys: pytest.CaptureFixture[str]) -> None:
+    """In the baseline, an evaluation or a page: whoever repeats the command as it is trains the model twice."""
+    runs.begin(True)
+    try:
+        runs._current.runs["dpsgd"], runs._current.epochs["dpsgd"] = "0", epochs
+        runs._end_with_process()
+    finally:
+        runs.begin(False)
+    assert ("the same command with resume=true" in capsys.readouterr().err) is bool(epochs)
+
+
 @pytest.mark.slow
 def test_ctrl_c_before_training_is_not_finished_in_mlflow(project: Path) -> None:
     def begun() -> bool:

@@ -212,7 +212,7 @@ def test_a_folder_whose_configuration_is_another_networks_is_refused_by_name(ber
         ({"network": "timm:resnet81"}, r"Unknown network of timm 'resnet81'\. Did you mean"),
         ({"network": "torchvision:resnet81"}, r"Unknown network of torchvision 'resnet81'\. Did you mean"),
         ({"network": NETWORK}, r"needs its pretrained weights: give the path of its \.safetensors file, or `download`"),
-        ({"network": NETWORK, "weights": "no.safetensors"}, r"no\.safetensors does not exist"),
+        ({"network": NETWORK, "weights": "no.safetensors"}, r"no\.safetensors does not exist in .+; give"),
         ({"network": "hf:nowhere"}, r"folder nowhere does not exist"),
         ({"network": NETWORK, "weights": "{folder}/m.bin"}, r"m\.bin is a pickle, .*save_file\(.*m\.safetensors'\)"),
         ({"network": NETWORK, "weights": "{folder}"}, r"m\.bin is a pickle"),

@@ -252,6 +252,18 @@ def test_a_model_that_diverged_is_said_and_costs_nothing_that_is_shown(sample, p
     assert "The model of sgd diverged" in text[: text.index("Choose a heading")]
 
 
+def test_a_baseline_that_overshot_is_said(sample, page):
+    assert "equal probabilities" not in page.text
+    baseline = sample.documents["dpsgd"]["baseline"]
+    far = baseline | {"overall": baseline["overall"] | {"loss": 13.81}}
+    documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"baseline": far}}
+    text = Reader(html_report(**sample.arguments() | {"documents": documents})).text
+    assert (
+        "The non-private baseline of dpsgd has a test loss of 13.81, above the"
+        in text[: text.index("Choose a heading")]
+    )
+
+
 def test_a_private_model_that_guesses_is_said(sample):
     guessing = sample.documents["dpsgd"]["overall"] | {"mcc": 0.0, "auroc": 0.5}
     documents = sample.documents | {"dpsgd": sample.documents["dpsgd"] | {"overall": guessing}}

@@ -555,8 +555,14 @@ def answer_to(key: str, privacy: dict[str, Any]) -> str:
 def test_the_card_promises_no_bounds_of_what_a_network_makes_of_a_record():
     names = [f"backbone.{i}" for i in range(3)]
     network = {"model": "backbone", "options": {"network": "timm:resnet18", "weights": "w.safetensors"}}
-    found = card(**network, schema=SCHEMA.to_dict() | {"feature_names": names}, source="ham10000", source_options={})
+    stored = {"size": 128, "path": "skin"}
+    found = card(**network, schema=SCHEMA.to_dict() | {"feature_names": names}, source="images", source_options=stored)
     text = files(card=found)["README.md"].decode()
+    assert "It takes features of shape 3, which a fixed public map makes of each record, and gives" in text
+    assert "*Score new records*. Images are read as squares of 128 pixels" in text
+    assert "what a fixed public map makes of each record as a whole" in files(card=found)["checklist.md"].decode()
+    assert "tabular data" not in files(card=found)["registry.md"].decode()
+    assert json.loads(files(card=found)["config.json"])["encoding"] == {"source": "images", "size": 128}
     assert "the network timm:resnet18, without its last layer. They have no declared bounds." in text
     assert "from 0 to 1" not in text
     assert "raw rows" not in text

@@ -167,6 +167,16 @@ def test_the_table_is_whole_in_80_columns_and_never_wider_than_100(cells, width)
         assert whole in text
 
 
+def test_figures_of_a_validation_part_are_not_called_test(cells):
+    for cell in cells:
+        path = cell.outputs["metrics"]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"evaluated_on": "validation"}))
+    shown = io.StringIO()
+    print_table(table_of(rows_of(cells)), Console(file=shown, width=100))
+    assert "validation accuracy, mean" in shown.getvalue()
+    assert "test accuracy" not in shown.getvalue()
+
+
 def test_a_table_and_a_page_per_dataset_are_written(cells, tmp_path):
     rows = rows_of(cells)
 

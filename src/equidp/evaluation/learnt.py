@@ -46,3 +46,14 @@ def hardly(figures: Mapping) -> str | None:
         return None
     ranking = "" if auroc is None else f" and AUROC {auroc:.2f}"
     return f"is hardly better than guesses: MCC {mcc:.2f}{ranking} on {count:,} records can be chance"
+
+
+def overshot(figures: Mapping) -> str | None:
+    """What to say of a model whose loss is above that of equal probabilities, as predicate of a sentence; else None.
+
+    Its classes may be right by half, but its steps are too long, or it went on too long: another rate would do better.
+    """
+    loss, classes = figures.get("overall", {}).get("loss"), len(figures.get("groups", {}).get("class", {}))
+    if loss is None or classes < 2 or loss <= math.log(classes):
+        return None
+    return f"has a test loss of {loss:.2f}, above the {math.log(classes):.2f} of equal probabilities"

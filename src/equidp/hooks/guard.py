@@ -87,7 +87,7 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
             said = json.loads(statement.read_text(encoding="utf-8"))
         unfinished = workplace.is_dir() and any(workplace.iterdir())
         if said.get("secure") and not (resume and unfinished):
-            ways = "Finish that run by --params=resume=true, give" if unfinished else "Give"
+            ways = "Finish that run by its command with resume=true in --params, give" if unfinished else "Give"
             raise EquidpError(
                 f"{statement.parent} holds the results of a secure run, whose ε is spent, and this run would remove "
                 f"them. {ways} this one a place of its own by --params=run_label=…, or move that folder away."
@@ -331,7 +331,7 @@ def _refuse_misleading(run_params: dict[str, Any], pipeline: Pipeline, catalog: 
     if run_params.get("only_missing_outputs"):
         raise EquidpError(
             "--only-missing-outputs would take files of earlier settings for this run's: leave it out. An interrupted "
-            "run goes on with --params=resume=true."
+            "run goes on by the same command with resume=true added to --params."
         )
     if run_params.get("load_versions"):
         raise EquidpError(

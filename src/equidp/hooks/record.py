@@ -170,6 +170,10 @@ class RunRecorder:
             for name in names:
                 if name in made and (path := written_to(catalog, name)).is_file():
                     runs.log_artifact(owner, path)
+        if "tuned.choice" in made:
+            choice = catalog.load("tuned.choice")
+            runs.log_metrics(TUNE, {"epsilon": choice["epsilon"]})
+            runs.log_params(TUNE, {f"chosen.{name}": value for name, value in choice["chosen"].items()})
         if "tuned.metrics_release" in made and (released := catalog.load("tuned.metrics_release")):
             runs.log_metrics(TUNE, overall(flat_released(released)))
         _log_model(TUNE, "tuned", made, catalog)

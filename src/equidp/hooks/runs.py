@@ -14,6 +14,7 @@ import json
 import logging
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -163,6 +164,8 @@ def end_interrupted() -> None:
 @atexit.register  # after MLflow registered what would end the run as finished, hence before that is called
 def _end_with_process() -> None:
     """Retry once if interrupted again: Ctrl-C is often pressed twice, and some launchers pass it on twice."""
+    if begun():  # without a word users repeat the command as it is, and pay for a model that is trained already
+        print("What is finished is kept: the same command with resume=true in --params goes on.", file=sys.stderr)
     for _ in range(2):
         with suppress(KeyboardInterrupt, SystemExit):
             end_interrupted()

@@ -307,6 +307,11 @@ def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) 
             "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
             "small."
         )
+    if far := {name: said for name, of in baselines.items() if name not in guesses and (said := task.overshot(of))}:
+        found.append(
+            f"The non-private baseline of {', '.join(far)} {next(iter(far.values()))}: give it a smaller learning rate "
+            "(sgd.options.learning_rate). Costs and gaps beside it are too small."
+        )
     found += [
         f"The model of {name} {said}. {task.guessed_means}."
         for name, document in documents.items()

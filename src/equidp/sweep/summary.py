@@ -147,9 +147,14 @@ def table_of(rows: Sequence[Row]) -> pd.DataFrame:
         `cost`, `worst`, `gap`) its mean, `<figure>_seeds`, the number of seeds that have it (where the baseline
         diverged there is no cost), and `<figure>±`; costs and gaps are paired by seed. Undefined values are NaN.
         `worst` is the mean over seeds of the worst group's accuracy, of the first grouping. Of other tasks than
-        classification the main metric stands in the place of `accuracy`.
+        classification the main metric stands in the place of `accuracy`. `attrs["parts"]` names, per dataset, the
+        parts that figures are of.
     """
-    return pd.DataFrame([_line(row) for row in rows])
+    table, parts = pd.DataFrame([_line(row) for row in rows]), defaultdict[str, dict[str, None]](dict)
+    for row in rows:
+        parts[row.dataset] |= {of.get("evaluated_on", "test"): None for of in row.metrics.values()}
+    table.attrs["parts"] = {dataset: list(names) for dataset, names in parts.items()}
+    return table
 
 
 def _line(row: Row) -> dict[str, Any]:
@@ -224,8 +229,9 @@ def print_table(table: pd.DataFrame, console: Console) -> None:
         task = next(kind for kind in TASKS.values() if kind.main in lines and lines[f"{kind.main}_seeds"].notna().any())
         main = task.main
         costs |= {METRIC_TITLES[main]: None}
+        part = " or ".join(table.attrs.get("parts", {}).get(dataset, ["test"]))
         shown = Table(
-            title=f"{dataset}: test {METRIC_TITLES[main]}, mean ± half of the 95 % interval over seeds",
+            title=f"{dataset}: {part} {METRIC_TITLES[main]}, mean ± half of the 95 % interval over seeds",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),

@@ -172,6 +172,11 @@ class Task(ABC):
         return None
 
     @classmethod
+    def overshot(cls, figures: Mapping[str, Any]) -> str | None:
+        """What to say of a model whose loss is worse than without any training; None if not told."""
+        return None
+
+    @classmethod
     def measures(cls, baseline: Mapping[str, Any]) -> bool:
         """Whether a cost of privacy can be told beside this baseline: it has figures, and has learnt something."""
         return not cls.diverged(baseline) and cls.guessing(baseline) is None

@@ -96,3 +96,8 @@ class Classification(Task):
     def hardly(cls, figures: Mapping[str, Any]) -> str | None:
         """By MCC, AUROC and the number of records."""
         return learnt.hardly(figures)
+
+    @classmethod
+    def overshot(cls, figures: Mapping[str, Any]) -> str | None:
+        """By the loss; the number of classes is known where they are reported."""
+        return learnt.overshot(figures)

@@ -247,7 +247,7 @@ class Checkpointer:
         name = "Ctrl-C" if self._signal == signal.SIGINT else signal.Signals(self._signal).name
         raise StoppedError(
             f"Stopped by {name} after step {trainer.steps_done} of {trainer.plan.steps}; the checkpoint is in "
-            f"{self.path.parent}. Continue with --params=resume=true.",
+            f"{self.path.parent}. Go on by the same command with resume=true added to --params.",
             self._signal,
         )
 

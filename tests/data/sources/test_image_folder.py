@@ -118,6 +118,14 @@ def test_an_image_in_no_class_is_named(tmp_path: Path, options: dict, place: str
         read(tmp_path, {"path": "both", "classes": options["classes"]})
 
 
+def test_of_many_images_in_no_class_it_is_told_how_many(tmp_path: Path, options: dict) -> None:
+    shutil.copytree(tmp_path / "mine" / "pets", tmp_path / "flat")
+    for i in range(3):
+        write_image(tmp_path / "flat" / f"loose{i}.png", 3)
+    with pytest.raises(EquidpError, match=r"loose0\.png is outside .* left out, as would 2 more; move it into one"):
+        read(tmp_path, {"path": "flat", "classes": options["classes"]})
+
+
 @pytest.mark.parametrize("suffix", [".jfif", ".avif", ".pgm"])
 def test_an_image_of_a_rarer_kind_is_named(tmp_path: Path, options: dict, suffix: str) -> None:
     (tmp_path / "mine" / "pets" / "dog" / f"dog40{suffix}").touch()

@@ -193,11 +193,12 @@ def _refuse_beside(folder: Path) -> None:
 
 def _refuse_loose(folder: Path) -> None:
     """Refuse images that are outside the class folders."""
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in SUFFIXES and not path.is_dir():
-            raise EquidpError(
-                f"{path} is outside the class folders, and would be left out; move it into one, or remove it."
-            )
+    loose = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.is_dir())
+    if loose:
+        more = f", as would {len(loose) - 1:,} more" if len(loose) > 1 else ""
+        raise EquidpError(
+            f"{loose[0]} is outside the class folders, and would be left out{more}; move it into one, or remove it."
+        )
 
 
 def _refuse_linked_twice(paths: list[Path]) -> None:

@@ -33,7 +33,10 @@ def weight_files(path: Path, setting: str) -> list[Path]:
     if path.suffix in PICKLES:
         raise _pickle(path, setting)
     if not path.is_file():
-        raise EquidpError(f"{setting}: {path} does not exist; give the path of a .safetensors file or its folder.")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"  # not below raw_dir, where data are
+        raise EquidpError(
+            f"{setting}: {path} does not exist{where}; give the path of a .safetensors file or its folder."
+        )
     return [path]
 
 

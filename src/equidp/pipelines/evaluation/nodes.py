@@ -48,6 +48,12 @@ def evaluate_groups(scores: np.ndarray, test: Records, settings: Settings, *, al
         _tell_of_guessing(algorithm, said, task)
     elif said := task.hardly(figures):
         logger.warning("%s: the model %s.", algorithm, said)
+    elif algorithm == BASELINE and (said := task.overshot(figures)):
+        logger.warning(
+            "The non-private baseline %s: costs of privacy beside it are too small. Give it a smaller learning rate of "
+            "its own, by --params=sgd.options.learning_rate=…, or fewer training.epochs.",
+            said,
+        )
     # the baseline is part of every run, and the part is the same for all its algorithms
     if algorithm == BASELINE and test.schema.classes:
         _tell_of_absent_classes(test, part)

@@ -9,7 +9,6 @@ import jinja2
 import yaml
 
 from equidp.data.records import MIN_TEST_RECORDS
-from equidp.models import model_features
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
@@ -44,7 +43,6 @@ def model_card(facts: Facts) -> str:
         figure_tables=figure_tables(metrics) if metrics else [],
         names=_names(schema[of]),
         words=facts.words,
-        mapped=model_features(facts.network["name"], facts.network["options"]) is not None,
         epsilon_text=epsilon_text,
         table=markdown_table,
     )

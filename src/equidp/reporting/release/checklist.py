@@ -217,6 +217,8 @@ def _trust(facts: Facts) -> list[Line]:
 def _collection(facts: Facts) -> list[Line]:
     names = facts.schema.get("feature_names") or ()
     features = f"The model uses {len(names)} declared features (config.json)." if names else "Declared in config.json."
+    if facts.mapped:
+        features = "The model uses what a fixed public map makes of each record as a whole."
     return [
         stated("data_origin", "Whose data, how collected, on what ground", facts.curator),
         Line(

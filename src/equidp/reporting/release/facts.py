@@ -24,7 +24,7 @@ from equidp.data.tables import looks_at_other_rows
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
-from equidp.models import MODELS
+from equidp.models import MODELS, model_features
 from equidp.parameters import ReleaseSettings
 from equidp.reporting.tables import BASELINE
 from equidp.tasks import kind_of, task_of
@@ -60,10 +60,10 @@ SCHEMA = ("name", "kind", "shape", "classes", "groupings", "feature_names", "mea
 
 ENCODING = (
     "label", "classes", "class_map", "class_edges", "ordered", "target", "counts", "labels", "features", "decimal",
-    "thousands", "na_values",
+    "thousands", "na_values", "size", "channels", "fit", "mean", "sd",
 )  # fmt: skip
 """Options of the source that go out: declared columns with their categories and bounds, and how numbers are written;
-of the groupings those that are features, too. Others name files.
+how images are read; of the groupings those that are features, too. Others name files.
 """
 
 TRAINING = (
@@ -111,7 +111,7 @@ class Facts:
 
     Attributes:
         schema: the declared schema. `network`: name and options of the model. Together they rebuild it.
-        encoding: the source's name and, of a table that was described by options, its declared columns.
+        encoding: the source's name and, where options described them, a table's columns or how images are read.
         parameters: number of the model's parameters.
         training: settings of the training; empty where the model's file does not have them.
         privacy: the privacy statement.
@@ -149,6 +149,11 @@ class Facts:
     def words(self) -> Words:
         """What the model is, and what it gives."""
         return task_of(Schema.from_dict(self.schema)).words()
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the model takes what a fixed public map makes of a record, in the place of the record."""
+        return model_features(self.network["name"], self.network["options"]) is not None
 
     @property
     def algorithm(self) -> str:

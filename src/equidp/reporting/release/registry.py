@@ -35,7 +35,8 @@ def _basics(facts: Facts) -> list[Line]:
     schema, stated_by = facts.schema, facts.curator
     product = (
         f"Weights of a {facts.words.model} ({facts.network['name']}, {facts.parameters:,} parameters) of "
-        f"{schema['kind']} data {facts.words.into}, with its documents."
+        f"{'what a public map makes of records' if facts.mapped else schema['kind'] + ' data'} {facts.words.into}, "
+        "with its documents."
     )
     return [
         stated("curator", "Who releases it", stated_by, "The run does not know its curator."),

@@ -224,7 +224,7 @@ def _reason(error: ChildFailedError, folder: Path, job: Mapping[str, Any]) -> Eq
     rank, failure = error.get_first_failure()
     cause = f"was killed by signal {-failure.exitcode}" if failure.exitcode < 0 else "failed; its error is above"
     remedy = (
-        "Continue with --params=resume=true: what was charged stays charged."
+        "Go on by the same command with resume=true added to --params: what was charged stays charged."
         if job["workplace"]
         else "Start the training again."
     )
