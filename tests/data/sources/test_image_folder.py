@@ -43,6 +43,54 @@ def test_images_labels_groups_and_units_belong_together(tmp_path: Path, options:
     assert records.unit[1] == records.unit[0] != records.unit[2]
 
 
+def flat(tmp_path: Path, options: dict) -> dict:
+    """The same images in one folder, their classes in the table."""
+    rows = (tmp_path / "mine" / "pets.csv").read_text().splitlines()
+    told = [f"{row},{row[:3] if at else 'kind'}" for at, row in enumerate(rows)]
+    (tmp_path / "mine" / "told.csv").write_text("\n".join([*told, ""]))
+    (tmp_path / "flat").mkdir()
+    for image in (tmp_path / "mine" / "pets").rglob("*.png"):
+        shutil.copy(image, tmp_path / "flat")
+    return {**options, "path": "flat", "metadata": "mine/told.csv", "label": "kind"}
+
+
+def test_a_table_tells_the_classes_of_images_in_one_folder(tmp_path: Path, options: dict) -> None:
+    records, told = read(tmp_path, options), read(tmp_path, flat(tmp_path, options))
+    assert torch.equal(told.features, records.features)
+    assert torch.equal(told.labels, records.labels)
+    assert torch.equal(told.groups["class"], records.labels)
+    assert torch.equal(told.unit, records.unit)
+    for part in ("train", "test"):
+        shutil.copytree(tmp_path / "flat", tmp_path / "both" / part)
+    for image in sorted((tmp_path / "both" / "train").glob("cat*")) + sorted((tmp_path / "both" / "test").glob("dog*")):
+        image.unlink()
+    parted = read(tmp_path, {**options, "path": "both", "metadata": "mine/told.csv", "label": "kind"})
+    assert parted.labels.tolist() == [1] * 40 + [0] * 40
+    assert parted.part.tolist() == [0] * 40 + [1] * 40
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [("cat0.png,f,0,cow", r"row 2, column 'kind': 'cow'\. Valid: cat, dog"), ("cat0.png,f,0,", "row 2, column 'kind'")],
+)
+def test_a_class_that_the_table_does_not_tell_is_refused(tmp_path: Path, options: dict, row: str, message: str) -> None:
+    told, table = flat(tmp_path, options), tmp_path / "mine" / "told.csv"
+    table.write_text(table.read_text().replace("cat0.png,f,0,cat", row))
+    with pytest.raises(EquidpError, match=message):
+        read(tmp_path, told)
+
+
+def test_classes_by_folder_and_by_table_are_told_apart(tmp_path: Path, options: dict) -> None:
+    told = flat(tmp_path, options)
+    with pytest.raises(EquidpError, match=r"cat0.png is outside .* as would 79 more.*name its column in data.options"):
+        read(tmp_path, {**told, "label": ""})
+    with pytest.raises(EquidpError, match="need metadata, and so do id and label"):
+        read(tmp_path, {**told, "metadata": "", "groups": {}, "unit": ""})
+    (tmp_path / "none").mkdir()
+    with pytest.raises(EquidpError, match="none holds no JPEG or PNG image"):
+        read(tmp_path, {**told, "path": "none"})
+
+
 def test_grey_images_and_cropping(tmp_path: Path, options: dict) -> None:
     records = read(tmp_path, {**options, "channels": 1, "fit": "crop", "mean": [0.5], "sd": [0.25]})
     assert records.features.shape == (80, 1, 16, 16)

@@ -1,16 +1,16 @@
-"""Image folder: images of the user's own, one folder per class, with an optional table of groups."""
+"""Image folder: images of the user's own, of classes by folder or by a table, which may tell groups and units too."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pandas as pd
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from equidp.data.cells import composed, looks, require
+from equidp.data.cells import codes, composed, looks, require
 from equidp.data.groupings import Grouping, group_ids, group_names, owners
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, decoder, image_files
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
@@ -28,7 +28,7 @@ class ImageFolderOptions(SourceOptions):
 
     Attributes:
         path: the folder, relative to the raw folder: `<class>/…`, or `train/<class>/…` and `test/<class>/…`.
-        classes: the class folders' names, in label order.
+        classes: the class folders' names, or the values of `label`, in label order.
         ordered: the classes have an order, such as grades, and it counts (`ordinal`).
         size: side of the square that images are resized to.
         channels: 3, or 1 for grey.
@@ -36,6 +36,7 @@ class ImageFolderOptions(SourceOptions):
         mean, sd: published constants per channel on the 0..1 scale; ImageNet's unless given.
         metadata: csv relative to the raw folder with one row per image; empty for none.
         image: its column with the file's name, with or without folder and suffix.
+        label: its column with each image's class; empty where folders tell it. Then folders mean nothing.
         groups: groupings over its columns.
         unit: its column whose value is shared by the images of one person; empty where each image is a unit.
         id: its column with an id for each image, which then decides on its part, in place of its content (`data.id`).
@@ -52,6 +53,7 @@ class ImageFolderOptions(SourceOptions):
     sd: tuple[Annotated[Number, Field(gt=0)], ...] = ()
     metadata: str = ""
     image: str = "image"
+    label: str = ""
     groups: dict[str, Grouping] = Field(default_factory=dict)
     unit: str = ""
     id: str = ""
@@ -61,8 +63,8 @@ class ImageFolderOptions(SourceOptions):
     @model_validator(mode="after")
     def _fits_together(self) -> ImageFolderOptions:
         check_group_names(self.groups)
-        if (self.groups or self.unit or self.id) and not self.metadata:
-            raise ValueError("groups and unit need metadata, and so does id: a csv with one row per image")
+        if (self.groups or self.unit or self.id or self.label) and not self.metadata:
+            raise ValueError("groups and unit need metadata, and so do id and label: a csv with one row per image")
         check_sizes(self.classes, self.sizes, self.unit_sizes)
         check_ordered(self.classes, ordered=self.ordered)
         for constants in (self.mean, self.sd):
@@ -72,7 +74,7 @@ class ImageFolderOptions(SourceOptions):
 
 
 class ImageFolder(Source):
-    """Images by class folder; groupings are the class and the declared ones."""
+    """Images by class folder, or of the classes that a table tells; groupings are the class and the declared ones."""
 
     name = "image_folder"
     Options = ImageFolderOptions
@@ -132,7 +134,9 @@ class ImageFolder(Source):
         """The folder, or the metadata where only it is missing."""
         if (raw_dir / self.options.path).is_dir():
             return PublishedFile(self.options.metadata.removesuffix(".gz"), "")
-        return PublishedFile(self.options.path, "", contains="one subfolder per class")
+        return PublishedFile(
+            self.options.path, "", contains="the images" if self.options.label else "one subfolder per class"
+        )
 
     def read(self, files: RawFiles) -> Records:
         """Images uint8 `[N, channels, size, size]`, in the order of their paths."""
@@ -143,12 +147,18 @@ class ImageFolder(Source):
         found = [
             (path, label, part)
             for part, part_name in enumerate(parts)
-            for path, label in _labelled(folder / part_name, self.options.classes)
+            for path, label in self._found_in(folder / part_name)
         ]
         paths = [path for path, _, _ in found]
         _refuse_linked_twice(paths)
         labels = torch.tensor([label for _, label, _ in found], dtype=torch.int64)
-        groups, ids = self._from_metadata(files.paths.get("metadata"), paths, folder)
+        groups, ids = {}, {}
+        if table := files.paths.get("metadata"):
+            frame, where = self._metadata(table, paths, folder), str(table)
+            groups = group_ids(frame, self.options.groups, where)
+            ids = owners(frame, self.options.unit, self.options.id, where)
+            if self.options.label:
+                labels = codes(frame[self.options.label], self.options.classes, where)
         return Records(
             features=self._pixels(paths),
             labels=labels,
@@ -167,17 +177,19 @@ class ImageFolder(Source):
             crop=self.options.fit == "crop",
         )
 
-    def _from_metadata(
-        self, table: Path | None, paths: list[Path], folder: Path
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Groups, and each image's unit."""
-        if table is None:
-            return {}, {}
-        frame = read_rows(table, None)
-        whose = (self.options.unit, self.options.id)
-        require(frame, [self.options.image, *filter(None, whose)], str(table))
-        frame = _rows_of(frame, self.options.image, paths, folder, str(table))
-        return group_ids(frame, self.options.groups, str(table)), owners(frame, *whose, str(table))
+    def _found_in(self, folder: Path) -> list[tuple[Path, int]]:
+        """Images with the labels that folders tell; 0 where the table does."""
+        if self.options.label:
+            if not (paths := _images(folder)):
+                raise EquidpError(f"{folder} holds no JPEG or PNG image; put the images there.")
+            return [(path, 0) for path in paths]
+        return _labelled(folder, self.options.classes)
+
+    def _metadata(self, table: Path, paths: list[Path], folder: Path) -> pd.DataFrame:
+        """The rows, in the order of the images."""
+        frame, options = read_rows(table, None), self.options
+        require(frame, [options.image, *filter(None, (options.unit, options.id, options.label))], str(table))
+        return _rows_of(frame, options.image, paths, folder, str(table))
 
 
 def _refuse_beside(folder: Path) -> None:
@@ -197,7 +209,8 @@ def _refuse_loose(folder: Path) -> None:
     if loose:
         more = f", as would {len(loose) - 1:,} more" if len(loose) > 1 else ""
         raise EquidpError(
-            f"{loose[0]} is outside the class folders, and would be left out{more}; move it into one, or remove it."
+            f"{loose[0]} is outside the class folders, and would be left out{more}; move it into one, or remove it. If "
+            "a table tells the classes, name its column in data.options.label."
         )
 
 
@@ -213,10 +226,22 @@ def _refuse_linked_twice(paths: list[Path]) -> None:
             )
 
 
-def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    """Image paths with their labels; every class folder must be declared and hold an image."""
+def _images(folder: Path) -> list[Path]:
+    """All images below a folder. Raises EquidpError for one that cannot be read, or may be a hidden copy."""
     if unread := image_files(folder, OTHER_SUFFIXES):
         raise EquidpError(f"{unread[0]} is neither JPEG nor PNG, and would be left out; save it as PNG, or remove it.")
+    found = image_files(folder)
+    for image in found:
+        if any(part.startswith(".") for part in image.relative_to(folder).parts):
+            raise EquidpError(
+                f"{image} is hidden, and may be a copy that a program keeps of another image: its person would count "
+                "twice. Remove it, or give it a name that does not begin with a dot."
+            )
+    return found
+
+
+def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """Image paths with their labels; every class folder must be declared and hold an image."""
     label_of = {composed(name): label for label, name in enumerate(classes)}
     folders = []
     _refuse_loose(folder)
@@ -224,13 +249,8 @@ def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
         if composed(path.name) not in label_of:
             raise unknown_name(f"class folder in {folder}:", path.name, classes)
         folders.append((label_of[composed(path.name)], path))
+    _images(folder)  # those in class folders are all of them
     found = [(image, label) for label, path in sorted(folders) for image in image_files(path)]
-    for image, _ in found:
-        if any(part.startswith(".") for part in image.relative_to(folder).parts):
-            raise EquidpError(
-                f"{image} is hidden, and may be a copy that a program keeps of another image: its person would count "
-                "twice. Remove it, or give it a name that does not begin with a dot."
-            )
     for label, name in enumerate(classes):
         if not any(label == other for _, other in found):
             raise EquidpError(f"{folder / name} holds no JPEG or PNG image; add some, or remove it from classes.")
