@@ -49,7 +49,8 @@ def test_a_baseline_that_is_outdone_is_no_measure_of_the_cost(caplog):
     schema = Schema(name="made", kind="tabular", shape=(1,), classes=("no", "yes"), groupings={"class": ("no", "yes")})
     of_class = torch.tensor(labels)
     test = Records(features=torch.zeros(80, 1), labels=of_class, groups={"class": of_class}, schema=schema)
-    good, poor = np.eye(2, dtype=np.float32)[list(labels)], np.eye(2, dtype=np.float32)[[0, 1] * 25 + [0, 0] * 15]
+    good, sure = np.eye(2, dtype=np.float32)[list(labels)], np.eye(2, dtype=np.float32)[[0, 1] * 25 + [0, 0] * 15]
+    poor = 0.4 + 0.2 * sure
 
     def told(private: np.ndarray, baseline: np.ndarray) -> str:
         caplog.clear()
@@ -61,6 +62,7 @@ def test_a_baseline_that_is_outdone_is_no_measure_of_the_cost(caplog):
     assert not told(good, good)
     assert not told(poor, good)
     assert "by more than chance" not in told(good, np.zeros_like(good))  # one that guesses is told of already
+    assert "by more than chance" not in told(good, sure)  # of one that overshot it is told that its steps are too long
 
 
 def test_a_model_that_chance_explains_is_told_of(caplog):

@@ -83,7 +83,8 @@ def cost_against_baseline(
         document["cost_of_privacy"]["intervals"] = task.cost_intervals(
             scores, baseline_scores, test.labels.numpy(), groups, units=_units(test)
         )
-    if task.outdone(document) and not task.guessing(baseline) and not task.guessing(evaluation):
+    told = task.guessing(baseline) or task.overshot(baseline) or task.guessing(evaluation)
+    if task.outdone(document) and not told:
         logger.warning(
             "The private model is more accurate than its non-private baseline, by more than chance: costs and gaps say "
             "nothing while the baseline can do better. Give it a learning rate of its own, smaller or larger, by "
