@@ -47,6 +47,13 @@ def test_a_draft_has_columns_and_types_and_no_value(tmp_path: Path) -> None:
     assert "61" not in str(data)
 
 
+def test_a_table_of_images_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("image;Dateiname;file_name;imagery;y\na.png;b;c.png;1;0\n")
+    text = draft(tmp_path / "t.csv", tmp_path, "mine", "")
+    assert list(yaml.safe_load(text)["presets"]["mine"]["data"]["options"]["features"]) == ["Dateiname", "imagery"]
+    assert "called like a file: image, file_name. Where a table is of images, their folder is the source" in text
+
+
 def test_an_index_of_bodies_is_a_feature_and_one_of_rows_is_none(tmp_path: Path) -> None:
     columns = "Barthel-Index;Körpergewichtsindex;row_index;PatientIndex;Index;y"
     features = drafted(tmp_path, f"{columns}\n1;2;3;4;5;no\n")["options"]["features"]

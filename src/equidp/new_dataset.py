@@ -32,6 +32,10 @@ IDENTIFYING = re.compile(
     re.IGNORECASE,
 )
 """A body mass index, say, is a feature."""
+IMAGE = re.compile(
+    r"(^|[_.\s-])(image|img|photo|picture|bild|foto)s?([_.\s-]?(name|file|path))?$|^file[_.\s-]?(name|path)$",
+    re.IGNORECASE,
+)
 DATE = r"\d{1,2}\.\d{1,2}\.\d+"
 """Which is a number to pandas where a point groups thousands."""
 
@@ -58,7 +62,7 @@ presets:
         # unit: {id}          the column whose rows are one person's; name it as `split_by` beside
                                 # `groups`, too, and as `unit` in `privacy`: without, ε is of one row
         features:
-{features}{ids}        groups:
+{features}{ids}{images}        groups:
 {groups}    model: {{name: logistic}}
     privacy: {{epsilon: 3.0, delta: 1.0e-5}}          # δ below 1 / the number of rows
     training: {{epochs: 20, batch_size: 256, learning_rate: 0.1}}          # the check proposes a rate
@@ -86,11 +90,16 @@ def draft(path: Path, raw_dir: Path, name: str, label: str) -> str:
     others = {column: kind for column, kind in columns.items() if column != label}
     groups = {column: kind for column, kind in others.items() if SENSITIVE.search(column)}
     ids = [column for column in others if IDENTIFYING.search(column)]
-    features = {column: kind for column, kind in others.items() if column not in groups and column not in ids}
+    images = [column for column in others if IMAGE.search(column)]
+    features = {column: kind for column, kind in others.items() if column not in (*groups, *ids, *images)}
     return DRAFT.format(
         mark=MARK,
         id=_text(next(iter(ids), "…")),
         ids=f"          # not taken, as it is called like an identifier: {', '.join(map(_text, ids))}\n" if ids else "",
+        images=f"          # not taken, as it is called like a file: {', '.join(map(_text, images))}. Where a table is "
+        "of images, their folder is the source (image_folder: docs/images.md)\n"
+        if images
+        else "",
         name=name,
         reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
         path=_text(path.resolve().relative_to(raw_dir.resolve()).as_posix()),
