@@ -95,6 +95,8 @@ class Untrained:
             frozen = [key for key, value in layer.named_parameters(recurse=False) if not value.requires_grad]
             keys = [*frozen, *(key for key, _ in layer.named_buffers(recurse=False))]
             self._held += [(f"{path}.{key}" if path else key, layer, key) for key in keys]
+        self._before: list[Tensor | None] = []
+        self._kept: Tensor | None = None  # of those, from pass to pass: to keep them anew takes ten times as long
 
     def watched(self, passes: Callable[[], T]) -> T:
         """What the model's `passes` give.
@@ -103,10 +105,12 @@ class Untrained:
             EquidpError: for a tensor that is another one after them; the same numbers in another tensor are no other.
         """
         before = self._now()
-        kept = _kept_together(before)
+        # between passes a model's owner may change it
+        if _changed(self._kept) or list(map(id, before)) != list(map(id, self._before)):
+            self._before, self._kept = before, _kept_together(before)
         found = passes()
         self._refuse_replaced(before)
-        if _changed(kept):  # some of them: autograd does not say which
+        if _changed(self._kept):  # some of them: autograd does not say which
             before = self._now()
             alone = [_kept_together([value]) for value in before]
             passes()
