@@ -243,18 +243,17 @@ def _images(folder: Path) -> list[Path]:
 def _labelled(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Image paths with their labels; every class folder must be declared and hold an image."""
     label_of = {composed(name): label for label, name in enumerate(classes)}
-    folders = []
+    labels = {}
     _refuse_loose(folder)
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         if composed(path.name) not in label_of:
             raise unknown_name(f"class folder in {folder}:", path.name, classes)
-        folders.append((label_of[composed(path.name)], path))
-    _images(folder)  # those in class folders are all of them
-    found = [(image, label) for label, path in sorted(folders) for image in image_files(path)]
+        labels[path.name] = label_of[composed(path.name)]
+    found = sorted((labels[image.relative_to(folder).parts[0]], image) for image in _images(folder))
     for label, name in enumerate(classes):
-        if not any(label == other for _, other in found):
+        if not any(label == other for other, _ in found):
             raise EquidpError(f"{folder / name} holds no JPEG or PNG image; add some, or remove it from classes.")
-    return found
+    return [(image, label) for label, image in found]
 
 
 def _stem(name: str) -> str:
