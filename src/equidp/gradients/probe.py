@@ -93,10 +93,10 @@ def _found_sound(passes: BookKeeping, features: Tensor, labels: Tensor, seed: in
     if len(features) == RECORDS:
         for draw in range(DRAWS if _draws(passes, features, labels, seed) else 1):
             _compare_beside(passes, features, labels, seed + draw)
-        with _undrawn(passes, features, labels, seed) as still:
-            if still:
+        with _undrawn(passes, features, labels, seed) as together:
+            if together is not None:
                 alone = [_norms(passes, features[i : i + 1], labels[i : i + 1], seed) for i in range(RECORDS)]
-                _compare_norms(passes, _norms(passes, features, labels, seed), torch.cat(alone))
+                _compare_norms(passes, together, torch.cat(alone))
     # by now a model that remembers, however slowly, has seen others, or this one again
     _compare_norms(passes, norms, _norms(passes, features, labels, seed), share=0.01)
     if len(features) == RECORDS:
@@ -114,10 +114,9 @@ def _compare_several(passes: BookKeeping, features: Tensor, labels: Tensor, seed
     except (RuntimeError, IndexError, ValueError, AssertionError):  # the model takes no such records
         varied = features
     _compare_beside(passes, varied, labels, seed)
-    with _undrawn(passes, varied, labels, seed) as still:
-        if still:
-            turned = _norms(passes, varied.flip(0), labels.flip(0), seed).flip(0)
-            _compare_norms(passes, _norms(passes, varied, labels, seed), turned)
+    with _undrawn(passes, varied, labels, seed) as together:
+        if together is not None:
+            _compare_norms(passes, together, _norms(passes, varied.flip(0), labels.flip(0), seed).flip(0))
 
 
 def _varied(features: Tensor) -> Tensor:
@@ -144,11 +143,11 @@ def _compare_beside(passes: BookKeeping, features: Tensor, labels: Tensor, seed:
 
 
 @contextlib.contextmanager
-def _undrawn(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> Iterator[bool]:
-    """The model as it draws no random numbers, which are others in another place; false where it always draws some."""
+def _undrawn(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> Iterator[Tensor | None]:
+    """Norms of the model as it draws no random numbers, which are others elsewhere; None where it always draws some."""
     with _evaluating(passes.model) if _draws(passes, features, labels, seed) else contextlib.nullcontext():
         first, second = (_norms(passes, features, labels, seed + draw) for draw in (0, 1))
-        yield _close(passes, first, second)
+        yield first if _close(passes, first, second) else None
 
 
 def _draws(passes: BookKeeping, features: Tensor, labels: Tensor, seed: int) -> bool:
