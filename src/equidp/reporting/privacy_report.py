@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from equidp.data.sources import record_words
 from equidp.reporting.attack import factor_text, from_curve, recognised, share_text
@@ -153,12 +154,12 @@ def _delta(privacy: Mapping) -> Section:
 
 def _figures(privacy: Mapping) -> Section:
     published = privacy.get("epsilon_published") or {}
-    title, _, whose = _published_words(privacy)
+    words = published_words(privacy)
     rows = [
         ("guaranteed ε", epsilon_text(privacy["epsilon"]), _basis_of_guarantee(privacy)),
         ("ε by RDP", epsilon_text(privacy.get("epsilon_rdp")), f"Rényi accountant over {_spent_as(privacy)}; sound"),
         ("ε by PLD", epsilon_text(privacy.get("epsilon_pld")), "privacy-loss distributions; sound, usually tighter"),
-        (title, epsilon_text(published.get("value")), str(published.get("formula") or "no formula given")),
+        (words.title, epsilon_text(published.get("value")), str(published.get("formula") or "no formula given")),
     ]
     if privacy.get("target_epsilon") is not None:
         by_paper = privacy.get("target_epsilon_as") == "published"
@@ -170,8 +171,8 @@ def _figures(privacy: Mapping) -> Section:
         "The figures for ε, and why they differ",
         (
             "RDP and PLD are two sound upper bounds on one and the same mechanism; PLD keeps more detail and is "
-            f"typically 8 to 12 % lower than RDP. {whose}; it may use a looser conversion, or leave out releases or "
-            "steps that cost privacy, and it is not a guarantee.",
+            f"typically 8 to 12 % lower than RDP. {words.whose}; it may use a looser conversion, or leave out releases "
+            "or steps that cost privacy, and it is not a guarantee.",
             _published_verdict(privacy),
         ),
         ("figure", "value", "how"),
@@ -226,21 +227,26 @@ def _fixed_ledger(privacy: Mapping) -> bool:
     return bool(bounds) and math.isclose(privacy["epsilon"], min(bounds), rel_tol=1e-3)
 
 
-def _published_words(privacy: Mapping) -> tuple[str, str, str]:
-    """What the figure to compare with papers, and its formula, are called, and whose formula it is.
+class PublishedWords(NamedTuple):
+    """What the figure to compare with papers, and its formula, are called, and whose formula it is."""
 
-    Statements of older versions do not tell which algorithms no paper has.
-    """
+    title: str
+    formula: str
+    whose: str
+
+
+def published_words(privacy: Mapping) -> PublishedWords:
+    """By whether a paper has the algorithm; statements of older versions do not tell where none has."""
     if (privacy.get("epsilon_published") or {}).get("paper", True):
         whose = (
             "The figure as published follows the paper's own formula, so that results can be compared with its tables"
         )
-        return "ε as published", "the published formula", whose
+        return PublishedWords("ε as published", "the published formula", whose)
     whose = (
         "No paper with this algorithm is known, and so no formula of its own: the figure as papers count follows the "
         "one that they use for similar algorithms, so that results can be compared with their tables"
     )
-    return "ε as papers count", "the papers' formula", whose
+    return PublishedWords("ε as papers count", "the papers' formula", whose)
 
 
 def understated(privacy: Mapping) -> str | None:
@@ -250,10 +256,9 @@ def understated(privacy: Mapping) -> str | None:
     if value is None or ours is None or (published.get("guarantee", True) and value >= 0.999 * ours):
         return None
     fault = "which understates" if value < ours else "by a rule that leaves out releases"
-    _, formula, _ = _published_words(privacy)
     return (
-        f"{privacy['algorithm']}: {formula} gives ε = {epsilon_text(value)}, {fault}. Do not quote it: what is "
-        f"guaranteed is ε = {epsilon_text(ours)}."
+        f"{privacy['algorithm']}: {published_words(privacy).formula} gives ε = {epsilon_text(value)}, {fault}. Do not "
+        f"quote it: what is guaranteed is ε = {epsilon_text(ours)}."
     )
 
 
@@ -263,7 +268,7 @@ def _published_verdict(privacy: Mapping) -> str:
         return "There is no published formula for this combination."
     if warning := understated(privacy):
         return warning
-    _, formula, _ = _published_words(privacy)
+    formula = published_words(privacy).formula
     return f"Here {formula} gives {epsilon_text(published)}: not less than ours, by a looser computation."
 
 

@@ -10,6 +10,7 @@ from plotly.subplots import make_subplots
 
 from equidp.evaluation.metrics import unique_slugs
 from equidp.reporting.figures.drawing import METRIC_NAMES, draw_lines, gaps, in_words
+from equidp.reporting.privacy_report import published_words
 from equidp.reporting.style import HEIGHT, INK, blank, figure, label, line, looks
 from equidp.reporting.tables import BASELINE
 from equidp.reporting.titles import task_in
@@ -102,7 +103,7 @@ def epsilon_over_epochs(history: pd.DataFrame, privacy: Mapping) -> go.Figure:
     }
     published = (privacy.get("epsilon_published") or {}).get("value")
     if published is not None:
-        title = "as published" if privacy["epsilon_published"].get("paper", True) else "as papers count"
+        title = published_words(privacy).title.removeprefix("ε ")
         series[f"{title}, whole run"] = (history["epoch"], [published] * len(history))
     return draw_lines(chart, series)
 
