@@ -36,6 +36,7 @@ IMAGE = re.compile(
     r"(^|[_.\s-])(image|img|photo|picture|bild|foto)s?([_.\s-]?(name|file|path))?$|^file[_.\s-]?(name|path)$",
     re.IGNORECASE,
 )
+"""File names of images; an index of images, say, is an id."""
 DATE = r"\d{1,2}\.\d{1,2}\.\d+"
 """Which is a number to pandas where a point groups thousands."""
 
@@ -95,11 +96,10 @@ def draft(path: Path, raw_dir: Path, name: str, label: str) -> str:
     return DRAFT.format(
         mark=MARK,
         id=_text(next(iter(ids), "…")),
-        ids=f"          # not taken, as it is called like an identifier: {', '.join(map(_text, ids))}\n" if ids else "",
-        images=f"          # not taken, as it is called like a file: {', '.join(map(_text, images))}. Where a table is "
-        "of images, their folder is the source (image_folder: docs/images.md)\n"
-        if images
-        else "",
+        ids=_not_taken(ids, "an identifier"),
+        images=_not_taken(
+            images, "a file", ". Where a table is of images, their folder is the source (image_folder: docs/images.md)"
+        ),
         name=name,
         reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
         path=_text(path.resolve().relative_to(raw_dir.resolve()).as_posix()),
@@ -228,6 +228,12 @@ def _kinds(frame: pd.DataFrame) -> dict[str, str]:
         return "number" if pd.api.types.is_numeric_dtype(column) else "text"
 
     return {str(name): kind(frame[name]) for name in frame.columns}
+
+
+def _not_taken(columns: list[str], like: str, more: str = "") -> str:
+    """A comment on columns that are no features."""
+    names = ", ".join(map(_text, columns))
+    return f"          # not taken, as it is called like {like}: {names}{more}\n" if columns else ""
 
 
 def _feature(kind: str) -> str:

@@ -50,9 +50,9 @@ def pack(target: Path, weights: Path, statement: Iterable[Path] = ()) -> None:
 def _requirements(card: Mapping[str, Any]) -> list[str]:
     """What pip installs where the model is served: this package, and those that add its network or its data set."""
     extra = model_options(card["model"], card["options"]).extra
-    added = {MODELS.package(card["model"]), SOURCES.package(card["source"])} - {None}
+    added = MODELS.package(card["model"]), SOURCES.package(card["source"])
     own = f"equidp[{extra}]" if extra else "equidp"
-    return [f"{own}=={equidp.__version__}", *(f"{name}=={version(str(name))}" for name in sorted(added, key=str))]
+    return [f"{own}=={equidp.__version__}", *(f"{name}=={version(name)}" for name in sorted({*filter(None, added)}))]
 
 
 def _forget_paths(model: Path) -> None:
