@@ -165,13 +165,13 @@ def test_damaged_files_are_read_or_refused(
 @pytest.mark.parametrize("victim", ["sgd.parquet", "sgd.safetensors"])
 @pytest.mark.parametrize("keep", [0, 40])
 def test_a_damaged_baseline_says_what_to_do(tmp_path: Path, victim: str, keep: int) -> None:
-    def train() -> tuple[Weights, pd.DataFrame]:
+    def train(place: Path | None) -> tuple[Weights, pd.DataFrame]:
         return Weights({"w": torch.ones(2)}, {}), pd.DataFrame({"epoch": [1.0]})
 
-    trained_once(tmp_path, "sgd", train)
+    trained_once(tmp_path, "sgd", train, workplace="sgd")
     (tmp_path / victim).write_bytes((tmp_path / victim).read_bytes()[:keep])
     with pytest.raises((EquidpError, DatasetError)) as refused:
-        trained_once(tmp_path, "sgd", train)
+        trained_once(tmp_path, "sgd", train, workplace="sgd")
     told = refusal_in(refused.value)
     assert told is not None
     assert re.search(rf"{re.escape(victim)} is damaged \(.*\): delete it, and train again\.$", told.message)

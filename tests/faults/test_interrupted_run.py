@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -15,16 +16,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlflow
+import pandas as pd
 import pytest
+import torch
 from kedro_datasets.json import json_dataset
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
+from equidp.accounting.plan import Segment
 from equidp.errors import EquidpError
 from equidp.hooks import runs
 from equidp.mechanism.trainer import Trainer
+from equidp.models.weights import Weights
+from equidp.pipelines.training.baseline import trained_once
 from equidp.training.checkpoint import Checkpointer
 
 PARAMS = {"training.epochs": 12, "training.batch_size": 64, "training.device": "cpu", "training.checkpoint_every": 1,
@@ -90,6 +96,57 @@ def test_an_interrupted_run_says_so_and_resumes_to_the_same_result(project: Path
         curves = [{(p.step, p.value) for p in client.get_metric_history(run.info.run_id, name)} for run in finished]
         assert curves[0] == curves[1]
         assert {step for step, _ in curves[0]} >= {1, 12}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_an_interrupted_baseline_goes_on_where_it_was(
+    project: Path, monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    """For another private algorithm too, and without resume=true: nothing of it is charged."""
+    taken: list[int] = []
+    step = Trainer.step
+
+    def pressed(trainer: Trainer, segment: Segment) -> None:
+        if trainer.algorithm.name == "sgd":
+            taken.append(trainer.steps_done)
+            if len(taken) == 5:
+                signal.raise_signal(signal.SIGINT)
+        step(trainer, segment)
+
+    monkeypatch.setattr(Trainer, "step", pressed)
+    with pytest.raises(EquidpError, match="Stopped by Ctrl-C after step 5 of") as stopped:
+        kedro_run(project, "dpsgd", **QUICK)
+    runs.end_interrupted()
+    kept = next((project / "data" / "06_models" / "digits" / "sgd").rglob("trained"))
+    assert str(kept) in stopped.value.message
+    # of seeded generators secure runs know nothing
+    kedro_run(project, "dpsgd_f", **QUICK, **({"privacy.secure": True} if secure else {}))
+    steps = len(set(taken))
+    assert taken == [*range(5), *range(0 if secure else 5, steps)]
+    assert {path.suffix for path in kept.iterdir()} == {".safetensors", ".parquet"} | ({""} if secure else set())
+
+    if not secure:
+        cut = read_json(next(report_folder(project, "dpsgd_f").rglob("metrics.json")))["baseline"]
+        shutil.rmtree(kept)
+        kedro_run(project, "dpsgd_f", **QUICK)
+        assert taken[steps:] == [*range(steps)]
+        assert read_json(next(report_folder(project, "dpsgd_f").rglob("metrics.json")))["baseline"] == cut
+
+
+def test_of_two_runs_that_need_one_baseline_at_once_one_keeps_checkpoints(tmp_path: Path) -> None:
+    places: list[Path | None] = []
+
+    def train(place: Path | None) -> tuple[Weights, pd.DataFrame]:
+        places.append(place)
+        if len(places) == 1:
+            trained_once(tmp_path, "sgd", train, workplace="unfinished")
+            assert places[0] is not None
+            assert places[0].is_dir()
+        return Weights({"w": torch.ones(2)}, {}), pd.DataFrame({"epoch": [1.0]})
+
+    trained_once(tmp_path, "sgd", train, workplace="unfinished")
+    assert places == [tmp_path / "unfinished", None]
+    assert {path.name for path in tmp_path.iterdir()} == {"sgd.safetensors", "sgd.parquet"}
 
 
 @pytest.mark.parametrize("epochs", [set(), {1}])

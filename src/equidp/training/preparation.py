@@ -95,13 +95,15 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
         logger.info("%s: %d records at once fit into the GPU's memory.", algorithm.name, at_once)
     added = code_of_others((*map(type, algorithm.parts), type(network)))
     keeper = None
-    if request.workplace is not None and algorithm.private and (peers is None or peers.first):
+    if request.workplace is not None and (peers is None or peers.first):
         asked = request.facts() | {
             "initial_model": initial_state(network),
             "records": fingerprint(split.train),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
         }
-        if at_once != training.physical_batch_size:  # sums over other chunks round differently
+        if not algorithm.private:  # no release: what rounds its sums, or protects others, may differ
+            asked["privacy"] = {"unit": privacy.unit}
+        elif at_once != training.physical_batch_size:  # sums over other chunks round differently
             asked["physical_batch_size"] = at_once
         budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
         keeper = Checkpointer(
@@ -113,7 +115,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
             code=f"{CODE_DIGEST[:16]}{added[:16]}",
             repeating=not graphs,  # whether a new recording repeats an old one was not tried on a GPU
         )
-        if request.resume and not keeper.found:
+        if request.resume and not keeper.found and algorithm.private:
             logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
         if keeper.abandoned:
             logger.warning(

@@ -1,14 +1,16 @@
 """The baseline, trained once: weights and history kept by a digest of everything they depend on.
 
 The digest covers the records themselves, all settings that matter, the seed and the code, so a stale baseline cannot be
-found: whatever changes, changes the name it would have.
+found: whatever changes, changes the name it would have. What an interrupted training left is found by the same name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ import pandas as pd
 from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.models.weights import Weights, load_weights, save_weights
-from equidp.system.files import replacing
+from equidp.system.files import locked, private, replacing, storage_error
 from equidp.system.network import first_line
+from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training.digests import CODE_DIGEST, fingerprint
+
+LOCK = "lock"
 
 
 def digest(train: Records, settings: Mapping[str, Any]) -> str:
@@ -30,21 +35,50 @@ def digest(train: Records, settings: Mapping[str, Any]) -> str:
 
 
 def trained_once(
-    folder: Path, name: str, train: Callable[[], tuple[Weights, pd.DataFrame]]
+    folder: Path, name: str, train: Callable[[Path | None], tuple[Weights, pd.DataFrame]], *, workplace: str
 ) -> tuple[Weights, pd.DataFrame]:
     """The baseline of that name from `folder`, or a freshly trained one that is kept there.
 
+    Args:
+        train: trains it, with checkpoints in the given folder; in none where another run is training it there.
+        workplace: the name of that folder in `folder`; it is removed once the baseline is kept.
+
     Raises:
-        EquidpError: what is kept there is damaged.
+        EquidpError: what is kept there is damaged, or the disk refuses.
     """
     weights, history = folder / f"{name}.safetensors", folder / f"{name}.parquet"
-    if weights.is_file() and history.exists():
-        return load_weights(weights), _read(history)
-    fresh = train()
-    with replacing(history) as part:
-        fresh[1].to_parquet(part)
-    save_weights(fresh[0], weights)  # last: both files are there once this one is
-    return fresh
+
+    def kept() -> bool:
+        return weights.is_file() and history.exists()
+
+    if not kept():
+        with _alone_in(folder / workplace) as place:
+            if not kept():  # another run may have finished it just now
+                fresh = train(place)
+                with replacing(history) as part:
+                    fresh[1].to_parquet(part)
+                save_weights(fresh[0], weights)  # last: both files are there once this one is
+    return load_weights(weights), _read(history)
+
+
+@contextmanager
+def _alone_in(place: Path) -> Iterator[Path | None]:
+    """`place` while no other process is in it, else None. At the end it is removed, but for an unfinished training."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        file = open(place / LOCK, "ab", opener=private)  # noqa: SIM115 (closed before the folder goes, for Windows)
+    except OSError as error:
+        raise storage_error(place, error) from error
+    mine, finished = locked(file), False
+    try:
+        if mine and not (place / CHECKPOINT_FILE).exists():  # a training that was killed before its first checkpoint
+            (place / JOURNAL_FILE).unlink(missing_ok=True)
+        yield place if mine else None
+        finished = True
+    finally:
+        file.close()
+        if mine and (finished or not (place / CHECKPOINT_FILE).exists()):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _read(history: Path) -> pd.DataFrame:

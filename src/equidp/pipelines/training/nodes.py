@@ -88,23 +88,31 @@ def train_network(
 ) -> Trained:
     """Train one algorithm; a private one is entered in the data set's ledger before it begins.
 
-    The non-private baseline is trained once per records, settings, seed and code, and reused after that.
+    The non-private baseline is trained once per records, settings, seed and code, and reused after that. What an
+    interrupted one left is found without `resume`: it costs no ε.
     """
     arrays = group_arrays(test, settings.data.groups)
     follow = partial(_after_epoch, test=test, arrays=arrays, settings=settings, report=partial(on_epoch, algorithm))
     made, chosen = Plan(**plan), settings.algorithm(algorithm)
-    fresh = partial(_trained, algorithm, made, Split(train, test, public), settings, workplace, follow)
+    request, split = TrainingRequest.of(settings, algorithm, made, workplace), Split(train, test, public)
     if chosen.private:
         due = planned(chosen, made)
         every = {("training", "train"): due}
         run = enter(ledgers, workplace, settings, provenance, train.membership, every, algorithm=algorithm)
         if "events" in due and settings.resume and settings.privacy.secure:
             enter_more(ledgers, settings, run, repeated(workplace, chosen, made))
-        trained = fresh()
+        trained = _trained(request, split, settings, follow)
         if "events" in due:
             enter_more(ledgers, settings, run, stated_beyond(trained[2], made.trials, due["events"]))
         return trained
-    kept = trained_once(workplace, digest(train, _baseline_facts(algorithm, plan, settings)), lambda: fresh()[:2])
+
+    def fresh(place: Path | None) -> tuple[Weights, pd.DataFrame]:
+        here = dataclasses.replace(request, workplace=place, resume=place is not None)
+        return _trained(here, split, settings, follow)[:2]
+
+    name = digest(train, _baseline_facts(algorithm, plan, settings))
+    # a secure run continues from no seeded generator
+    kept = trained_once(workplace, name, fresh, workplace=f"{name}-secure" if settings.privacy.secure else name)
     outcome = Outcome((), made.steps, made.steps)
     given: dict[str, Any] = {"privacy": settings.privacy, "training": settings.training, "seed": settings.seed}
     return *kept, privacy_statement(chosen, made, outcome, **given)
@@ -126,15 +134,13 @@ def group_arrays(records: Records, groups: tuple[str, ...]) -> dict[str, tuple[n
 
 
 def _trained(
-    algorithm: str,
-    plan: Plan,
+    request: TrainingRequest,
     split: Split,
     settings: Settings,
-    workplace: Path,
     follow: Callable[[dict[str, float], nn.Module], Mapping[str, float]],
 ) -> Trained:
-    trained = train_model(TrainingRequest.of(settings, algorithm, plan, workplace), split, on_epoch=follow)
-    card = model_card(algorithm, split.train, settings)
+    trained = train_model(request, split, on_epoch=follow)
+    card = model_card(request.algorithm.name, split.train, settings)
     card["trainable_parameters"] = trained.privacy["trainable_parameters"]
     statement = trained.privacy | figures_entry(settings.privacy, settings.data)
     return Weights(trained.weights, card), trained.history, statement
