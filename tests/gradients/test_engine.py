@@ -651,6 +651,29 @@ def test_flat_vectors_go_in_and_out() -> None:
     assert engine.flatten().equal(before)
 
 
+@pytest.mark.parametrize("when", ["before", "between", "another engine"])
+def test_what_was_differentiated_without_the_engine_moves_nothing(when) -> None:
+    model, features = mlp()
+    labels = torch.zeros(len(features), dtype=torch.int64)
+    if when == "before":  # a model that learnt from public records first
+        cross_entropy(model(features), labels).sum().backward()
+    engine = GradientEngine(model, cross_entropy)
+    optimizer = torch.optim.SGD(engine.parameters, lr=1.0)
+    if when != "before":
+        engine.apply_gradient(torch.ones(engine.dimension))
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        if when == "between":
+            cross_entropy(model(features), labels).sum().backward()
+        else:
+            GradientEngine(model, cross_entropy).apply_gradient(torch.ones(engine.dimension))
+    before, step = engine.flatten(), torch.randn(engine.dimension)
+    engine.apply_gradient(step)
+    optimizer.step()
+    close(engine.flatten(), before - step)
+
+
 @pytest.mark.parametrize("records", [0, 3])
 def test_norms_and_sums_may_be_changed_in_place_and_differentiated(records) -> None:
     engine = GradientEngine(nn.Linear(4, 3), cross_entropy)

@@ -312,6 +312,8 @@ def test_a_score_without_noise_is_caught(tmp_path: Any, digits: Any, monkeypatch
             r"both have training\.epochs",
         ),
         ({"data": {"membership": "strata"}}, "data.membership=hash"),
+        ({"training": {"device": "cpu", "devices": 2}}, "leave training.devices out"),
+        ({"tune": {"grid": {"training": {"devices": [1, 2]}}}}, "leave training.devices out"),
         ({"algorithm": "sa_dpsgd", "sa_dpsgd": {"options": {"energy": "test"}}}, "an energy of test records"),
         (
             {

@@ -57,6 +57,7 @@ class GradientEngine:
         self._probed_in: tuple[bool, ...] = ()  # the modes of the model's layers
         self._tried = 0  # records of the largest batch that was tried in them
         self._gradient: Tensor | None = None
+        self._held: list[Tensor] = []  # its parts, one a parameter
 
     @property
     def device(self) -> torch.device:
@@ -165,7 +166,9 @@ class GradientEngine:
         """Let every parameter's `.grad` hold its part of a `[d]` vector divided by `over`, for an optimiser's step."""
         if self._gradient is None:
             self._gradient = torch.empty_like(flat)
-        if self.parameters[0].grad is None:  # the first time, and after an optimiser's `zero_grad`
-            for parameter, view in zip(self.parameters, self.passes.views(self._gradient), strict=True):
+            self._held = self.passes.views(self._gradient)
+        for parameter, view in zip(self.parameters, self._held, strict=True):
+            # another one at first, after `zero_grad`, and where a loss was differentiated without the engine
+            if parameter.grad is not view:
                 parameter.grad = view
         torch.div(flat, over, out=self._gradient)

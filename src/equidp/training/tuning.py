@@ -251,8 +251,6 @@ def _refuse_untunable(settings: Settings) -> None:
         raise EquidpError("tune states the guaranteed ε: leave privacy.epsilon_as=published out.")
     if settings.release.unprotected:
         raise EquidpError("tune makes no exact figures and no audit: leave release.unprotected out.")
-    if settings.training.devices != 1:
-        raise EquidpError("tune trains in one process: leave training.devices out.")
     if settings.tune.sampler != "halton":
         raise EquidpError(
             f"tune.sampler={settings.tune.sampler}: give halton. The bound on ε is for trials that are drawn "
@@ -327,6 +325,8 @@ def _axis(name: str, given: Sequence[Any], shares: NDArray) -> list[int] | list[
 
 def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Point:
     of = varied(settings, changes)
+    if of.training.devices != 1:  # in a grid, too
+        raise EquidpError("tune trains in one process: leave training.devices out.")
     algorithm = of.algorithm(settings.audited)
     _refuse_algorithm(algorithm, settings.audited)
     groups = len(groups_of(algorithm, train, of.data.groups[0])[1])
