@@ -93,9 +93,10 @@ class Cells:
         """`[labels, predicted, bins]` bool."""
         return np.broadcast_to(np.eye(self.classes, dtype=bool)[:, :, None], self.counts.shape)
 
-    def size(self) -> Estimate:
+    def size(self, z: float | None = None) -> Estimate:
         """The number of records, at least 0."""
-        found, half = float(self.counts.sum()), _z() * self.sd * math.sqrt(self.counts.size)
+        z = _z() if z is None else z
+        found, half = float(self.counts.sum()), z * self.sd * math.sqrt(self.counts.size)
         return Estimate(max(found, 0.0), [max(found - half, 0.0), max(found + half, 0.0)])
 
     def share(
@@ -243,9 +244,9 @@ def released_figures(noised: Noised) -> dict[str, Any]:
     Returns:
         `overall` and `groups[grouping][group]` with `FIGURES`, and their 95 % intervals as `intervals`, of the same
         shape. `worst[grouping]`, `gap[grouping]` (of accuracy) and `disparity[grouping]` (of `PARITY`, two classes
-        only) are over the groups that are known to have ten records or more; their intervals are wide enough for all of
-        these groups together, and hold at 95 % at least. `left_out[grouping]` names the other groups. `reliability` is
-        the accuracy by confidence. Figures that noise hides are None.
+        only) are over the groups that are known to have ten records or more, by intervals of their sizes that hold for
+        all groups together; the figures' own are wide enough for all of these groups. `left_out[grouping]` names the
+        other groups. `reliability` is the accuracy by confidence. Figures that noise hides are None.
     """
     whole = overall(noised)
     groups = {
@@ -259,7 +260,7 @@ def released_figures(noised: Noised) -> dict[str, Any]:
         "overall": _values(_figures(whole)),
         "groups": _nested(figures, _values),
         "intervals": {"overall": _intervals(_figures(whole)), "groups": _nested(figures, _intervals)},
-        **_compared(groups, figures),
+        **_compared(groups),
         "reliability": whole.reliability(),
     }
 
@@ -317,13 +318,12 @@ def spread(found: Sequence[Estimate]) -> dict[str, Any]:
     return {"difference": max(values) - min(values), "interval": [ends[0], min(ends[1], 1.0)]}
 
 
-def _compared(groups: Mapping[str, Mapping[str, Cells]], figures: Mapping[str, Mapping[str, dict]]) -> dict[str, Any]:
+def _compared(groups: Mapping[str, Mapping[str, Cells]]) -> dict[str, Any]:
     """`worst`, `gap`, `disparity` and `left_out`."""
     document: dict[str, dict] = {"worst": {}, "gap": {}, "disparity": {}, "left_out": {}}
     for grouping, cells in groups.items():
-        sure = {
-            name: of for name, of in cells.items() if figures[grouping][name]["records"].interval[0] >= MIN_TEST_RECORDS
-        }
+        every = _z(len(cells))  # or of many small groups one would be among the large ones by chance
+        sure = {name: of for name, of in cells.items() if of.size(every).interval[0] >= MIN_TEST_RECORDS}
         document["left_out"][grouping] = [name for name in cells if name not in sure]
         found = {name: of.accuracy() for name, of in sure.items()}
         wide = {name: of.accuracy(_z(len(sure))) for name, of in sure.items()}
