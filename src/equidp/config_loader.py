@@ -100,7 +100,8 @@ class EquidpConfigLoader(OmegaConfigLoader):
         except OmegaConfBaseException as error:
             place = f" ({error.full_key})" if error.full_key else ""
             raise EquidpError(f"The configuration does not resolve: {str(error).splitlines()[0]}{place}.") from error
-        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, OSError) as error:  # a list is an AttributeError
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError, OSError, RecursionError) as error:
+            # a list, and a name that is a number, are AttributeErrors
             fault = _fault_in(Path(self.conf_source), (self.base_env, self.env or self.default_run_env))
             if fault is None and isinstance(error, yaml.YAMLError):  # in an archive
                 fault = f"A file of settings in {self.conf_source} cannot be read: {' '.join(str(error).split())}"
@@ -238,10 +239,14 @@ def _fault_in(folder: Path, environments: Iterable[str]) -> str | None:
             mark = error.problem_mark
             place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
             return f"{path}{place}: {error.problem}; repair it."
+        except RecursionError:
+            return f"{path} has an anchor that stands below itself (&name … *name); repair it."
         except (yaml.YAMLError, OSError) as error:  # a character that no YAML holds; a lone number
             return f"{path} cannot be read: {' '.join(str(error).split()).rstrip('.')}; repair it."
         if not OmegaConf.is_dict(read):
             return f"{path} holds a list: give names with values, such as `dataset: adult`."
+        if unlike := [name for name in read if not isinstance(name, str)]:
+            return f"{path} has the name {unlike[0]!r}, which YAML takes for no text: put it in quotes."
     return None
 
 

@@ -18,6 +18,10 @@ MOST_NAMES, SHOWN_NAMES = 100, 10
 UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Signs that end lines, command terminals, or turn the text after them around. Marks that scripts need are none."""
 
+LONGEST = 500
+"""Signs of a name or value that are told and compared: of one of a million, nobody reads the rest, and to compare it
+takes seconds."""
+
 
 class EquidpError(click.ClickException):
     """A refused input or setting. The message names the place and the remedy."""
@@ -36,7 +40,7 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> EquidpError:
 
     `kind` is what the name stands for, as a user would say it ("dataset", "setting").
     """
-    return EquidpError(f"Unknown {kind} {str(name)!r}.{_nearest(name, valid)}")
+    return EquidpError(f"Unknown {kind} {shortened(str(name))!r}.{_nearest(name, valid)}")
 
 
 def missing_column(where: str, name: object, present: Iterable[str]) -> EquidpError:
@@ -44,17 +48,22 @@ def missing_column(where: str, name: object, present: Iterable[str]) -> EquidpEr
 
     `where` is the table: its file, or what a user calls it.
     """
-    return EquidpError(f"No column {str(name)!r} in {where}.{_nearest(name, present, 'It has')}")
+    return EquidpError(f"No column {shortened(str(name))!r} in {where}.{_nearest(name, present, 'It has')}")
+
+
+def shortened(text: str) -> str:
+    """A text for a message; of a long one its beginning."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} signs)"
 
 
 def listed_names(names: Iterable[str]) -> str:
     """Names in a row; in quotes one with a comma of its own, as it would read as two, or with what cannot be shown."""
-    return ", ".join(repr(name) if "," in name or UNSHOWN.search(name) else name for name in names)
+    return ", ".join(repr(name) if "," in name or UNSHOWN.search(name) else name for name in map(shortened, names))
 
 
 def nearest(name: object, valid: Iterable[str], *, cutoff: float = 0.7) -> str | None:
     """The valid name that is most like another, None where none is alike; `cutoff` is difflib's."""
-    found = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=cutoff)
+    found = difflib.get_close_matches(str(name)[:LONGEST], list(valid), n=1, cutoff=cutoff)
     return found[0] if found else None
 
 
@@ -64,6 +73,6 @@ def _nearest(name: object, valid: Iterable[str], heading: str = "Valid") -> str:
     hint = f" Did you mean {near!r}?" if near else ""
     shown, more = names, ""
     if len(names) > MOST_NAMES:
-        shown = difflib.get_close_matches(str(name), names, n=SHOWN_NAMES, cutoff=0.0)
+        shown = difflib.get_close_matches(str(name)[:LONGEST], names, n=SHOWN_NAMES, cutoff=0.0)
         more = f" and {len(names) - SHOWN_NAMES:,} more"
     return f"{hint} {heading}: {listed_names(shown) or 'none'}{more}."

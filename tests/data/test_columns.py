@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equidp.data.cells import codes, numbers
 from equidp.data.columns import Categorical, Numeric, band_ids, bands, encode, feature_names
 from equidp.data.tables import read_rows
 from equidp.errors import EquidpError
@@ -110,3 +111,16 @@ def test_a_table_that_other_signs_separate_is_refused(tmp_path: Path, sign: str)
     table.write_text(f"age{sign}weight\n1{sign}2,5\n")
     with pytest.raises(EquidpError, match=r"columns are separated by .* where commas are expected"):
         read_rows(table, None)
+
+
+@pytest.mark.parametrize("number", [10**600, -(10**600)], ids=["above", "below"])
+def test_a_whole_number_beyond_every_float_is_refused_in_a_sentence(number: int) -> None:
+    with pytest.raises(EquidpError, match=r"^there, row 1, column 'age': -?10+… \(\d+ signs\) is not a number; give a"):
+        numbers(pd.Series([3, number], name="age", dtype=object), 0, 90, "there")
+
+
+def test_of_a_value_of_a_million_signs_the_beginning_is_told() -> None:
+    column = pd.Series(["a", "x" * 1_000_000], name="work")
+    with pytest.raises(EquidpError, match=r"… \(1,000,000 signs\)'\. Valid: a, b\.$") as refused:
+        codes(column, ("a", "b"), "there")
+    assert len(refused.value.message) < 1000

@@ -109,6 +109,23 @@ def test_a_file_in_conf_local_that_is_written_wrong_ends_in_a_sentence(project, 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (
+            "3: {algorithms: [dpsgd]}\n",
+            r"local/sweeps\.yml has the name 3, which YAML takes for no text: put it in quotes",
+        ),
+        ("on: {algorithms: [dpsgd]}\n", r"local/sweeps\.yml has the name True, which"),
+        ("a: &a {grids: [*a]}\n", r"local/sweeps\.yml has an anchor that stands below itself"),
+    ],
+)
+def test_a_file_of_sweeps_that_kedro_cannot_merge_ends_in_a_sentence(project, text, words):
+    (project / "conf/local/sweeps.yml").write_text(text)
+    with pytest.raises(EquidpError, match=words):
+        settings.CONFIG_LOADER_CLASS(project / "conf", **settings.CONFIG_LOADER_ARGS)["sweeps"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("servr: {mlflow_tracking_uri: secret}\n", r"^mlflow\.yml: servr is not valid: there is no such setting\.$"),
         (
             "server: {mlflow_tracking_url: secret}\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,32 @@ def test_a_read_only_store_is_refused_before_anything_runs(project, monkeypatch)
     monkeypatch.setattr(sqlite3, "connect", lambda path, **how: connect(f"file:{path}?mode=ro", uri=True, **how))
     with pytest.raises(EquidpError, match=r"mlflow\.db cannot be written to \(attempt to write a readonly database\)"):
         store.check_store(f"sqlite:///{project / 'mlflow.db'}")
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("http://127.0.0.1:99999", r"http://127\.0\.0\.1:99999 is no address of an MLflow store \(Port out of range"),
+        ("http://[::1", r"\[::1 is no address of an MLflow store \("),
+        ("mysql+nothere://a:secret@b/c", r"mysql\+nothere://a:\*\*\*@b/c failed"),
+        (
+            "postgresql://a:secret@b/c",
+            r"postgresql://a:.* needs psycopg, which .* begin with postgresql\+psycopg2://\.",
+        ),
+    ],
+)
+def test_an_address_that_cannot_be_one_is_refused_in_a_sentence(uri, words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)  # SQLAlchemy's own choice, which the extra does not bring
+    settings = {"experiment": {"name": "equidp", "create_experiment_kwargs": {}}}
+    config = {"mlflow": {"server": {"mlflow_tracking_uri": uri, "credentials": None}, "tracking": settings}}
+    with pytest.raises(EquidpError, match=words) as refused:
+        store.connect(config)
+    assert "secret" not in refused.value.message
+
+
+def test_the_reason_is_told_and_not_a_remark_in_front_of_it():
+    remark = "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block)"
+    assert "disk is full" in str(store.refusal("x", OSError(f"{remark}\n(sqlite3) disk is full\n[SQL: …]"), "").message)
 
 
 def test_a_folder_without_room_for_a_store_is_refused_at_once(project, monkeypatch):

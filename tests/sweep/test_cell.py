@@ -100,6 +100,17 @@ def test_a_cell_that_keeps_failing_tells_its_last_line(make_job, calls, monkeypa
     assert not finished(job)
 
 
+def test_a_marker_that_a_power_cut_left_empty_is_written_again_and_the_run_is_not_repeated(make_job, calls, store):
+    job = make_job()
+    run_cell(job)
+    for left in ("", "{", "[]"):
+        job.marker.write_text(left)
+        assert not finished(job)
+        assert run_cell(job).run_id == "run-1"
+        assert finished(job)
+    assert len(calls) == 1
+
+
 def test_a_run_that_finished_before_its_marker_was_written_is_not_repeated(make_job, calls, store):
     job = make_job()
     job.cell.folder.mkdir(parents=True)

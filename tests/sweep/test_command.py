@@ -13,14 +13,18 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from distributed.comm import CommClosedError
 from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from rich.console import Console
 
 from equidp.cli import sweep
+from equidp.errors import EquidpError
 from equidp.options import dotted
-from equidp.sweep.command import INTERRUPTED, fan_out, time_left, unnamed
+from equidp.sweep.cell import CellResult
+from equidp.sweep.command import INTERRUPTED, _conclude, fan_out, time_left, unnamed
+from equidp.sweep.fanout import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,6 +117,56 @@ def test_sigterm_ends_a_sweep_as_ctrl_c_does(capfd):
     said = capfd.readouterr()
     assert said.err.strip().startswith("Stopping: running cells end first")
     assert said.out.startswith("Stopped. 0 cells")
+
+
+def test_a_scheduler_that_is_lost_is_told_in_a_sentence(monkeypatch):
+    class Client:
+        dashboard_link = "/status"
+        nthreads = staticmethod(dict)
+
+    class Cluster:
+        scheduler, resources = "tcp://there:8786", None
+
+        @contextmanager
+        def connect(self):
+            yield Client()
+
+    def lost(sweep, cells, update):
+        sweep.outcomes.append(CellResult("cell-a"))
+        raise CommClosedError("in <TCP (closed)>: ConnectionResetError")
+
+    monkeypatch.setattr(Sweep, "run", lost)
+    with pytest.raises(
+        EquidpError, match=r"The Dask scheduler at tcp://there:8786 answers no more .* 1 cells were fini"
+    ):
+        fan_out(None, Cluster(), {}, [], Console())
+
+
+def test_what_failed_is_told_where_the_disk_takes_no_table(make_job, monkeypatch, capsys):
+    done, failed = make_job("cell-a"), make_job("cell-b")
+
+    def refused(*_):
+        raise EquidpError("the disk is full")
+
+    monkeypatch.setattr("equidp.sweep.cell.finished", lambda job: job is done)
+    monkeypatch.setattr("equidp.sweep.summary.rows_of", refused)
+    jobs = {job.cell.key: job for job in (done, failed)}
+    cells, outcomes = [done.cell, failed.cell], [CellResult("cell-b", "Error: no space")]
+    with pytest.raises(EquidpError, match="the disk is full"):
+        _conclude(None, "demo", cells, jobs, outcomes, Console())
+    assert "failed: dpsgd" in (said := capsys.readouterr().out)
+    assert "Error: no space" in said
+
+
+@pytest.mark.parametrize("name", ["../../x", "it's", "a/b", "größe"])
+def test_a_sweeps_name_leads_nowhere_and_is_a_word_for_mlflow(project, name):
+    (project / "conf" / "local" / "sweeps.yml").write_text(
+        f'"{name}": {{algorithms: [dpsgd], datasets: [digits]}}\n', encoding="utf-8"
+    )
+    bootstrap_project(project)
+    done = CliRunner().invoke(sweep, [name, "--dry-run"], obj=SimpleNamespace(project_path=project))
+    assert done.exit_code == 1
+    assert done.output.startswith(f"Error: The sweep {name!r} names a folder: use letters")
 
 
 def test_a_sweep_without_a_name_is_named_after_its_cells():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from mlflow import MlflowClient
 
 from equidp.hooks.views import RUNS, TAG, add_views
@@ -43,6 +44,18 @@ def test_a_row_is_above_its_seeds_and_below_its_data_set_once_however_often_it_i
     assert views.pop(RUNS) == "the user's own"
     (means_view,) = map(json.loads, views.values())
     assert set(json.loads(means_view["state"])["selectedColumns"]) >= {"metrics.`epsilon`", "tags.`overall`"}
+    client._tracking_client.store.engine.dispose()
+
+
+def test_a_full_disk_and_a_lost_page_cost_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(store)
+    experiment = client.create_experiment("equidp", artifact_location=(tmp_path / "artifacts").as_uri())
+    (tmp_path / "artifacts").write_text("a file where a folder should be: the system refuses")
+    page = tmp_path / "digits.html"
+    page.write_text("<p>all rows</p>")
+    summarise("demo", [], {"digits": page}, store, experiment)
+    assert "MLflow has no means of this sweep (" in caplog.text
     client._tracking_client.store.engine.dispose()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -15,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from equidp.errors import EquidpError, listed_names, missing_column, unknown_name
+from equidp.errors import EquidpError, listed_names, missing_column, shortened, unknown_name
 
 UNKNOWN = "unknown"
 MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "\\n", "none", UNKNOWN})
@@ -209,7 +210,15 @@ def numbers(
 
 def as_numbers(column: pd.Series) -> np.ndarray:
     """The column as float64 `[N]`, NaN where a cell is no number."""
-    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    try:
+        read = pd.to_numeric(column, errors="coerce")
+    except OverflowError:  # a whole number beyond every float
+        read = pd.to_numeric(_each(column, lambda value: None if _beyond(value) else value), errors="coerce")
+    return read.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _beyond(value: object) -> bool:
+    return isinstance(value, int) and value.bit_length() > sys.float_info.max_exp
 
 
 def with_points(column: pd.Series, decimal: str, thousands: str, where: str) -> pd.Series:
@@ -255,7 +264,7 @@ def _others(invalid: pd.Series, told: object, what: str) -> str:
 
 def as_written(value: object) -> str:
     """A cell for a message."""
-    return repr(value.item() if isinstance(value, np.generic) else value)
+    return shortened(repr(value.item() if isinstance(value, np.generic) else value))
 
 
 def _each(column: pd.Series, change: Any) -> pd.Series:

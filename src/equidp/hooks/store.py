@@ -64,6 +64,11 @@ def connect(config: AbstractConfigLoader) -> str:
         return _chosen(settings["tracking"]["experiment"])
     except FAILURES as error:
         raise refusal(uri, error, "Nothing was run.") from error
+    except ModuleNotFoundError as error:  # the database's driver; SQLAlchemy's own choice is not the extra's
+        install = f"install {error.name}"
+        if urlparse(uri).scheme.startswith("postgres"):
+            install = "pip install 'equidp[postgres]', and let the address begin with postgresql+psycopg2://"
+        raise EquidpError(f"MLflow's store {shown(uri)} needs {error.name}, which is not here: {install}.") from error
 
 
 def _chosen(experiment: Mapping[str, Any]) -> str:
@@ -114,13 +119,17 @@ def check_store(uri: str) -> None:
     """
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
-    address = urlparse(uri)
+    try:
+        address = urlparse(uri)
+        port = address.port or PORTS.get(address.scheme)
+    except ValueError as error:
+        raise EquidpError(f"{shown(uri)} is no address of an MLflow store ({error}): correct it.") from error
     if path := _database_file(uri):
         _check_file(path)
-    if address.scheme not in ("http", "https") or address.hostname is None:
+    if port is None or address.scheme not in PORTS or address.hostname is None:
         return
     try:
-        socket.create_connection((address.hostname, address.port or PORTS[address.scheme]), timeout=5).close()
+        socket.create_connection((address.hostname, port), timeout=5).close()
     except OSError as error:
         raise EquidpError(
             f"The MLflow server at {shown(uri)} does not answer ({error}): start it, or take the project's own store "

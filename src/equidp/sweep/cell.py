@@ -93,7 +93,15 @@ class CellResult:
 
 def finished(job: Job) -> bool:
     """Whether the cell has its marker and its files."""
-    return job.marker.is_file() and all(path.is_file() for path in job.cell.outputs.values())
+    return marked(job) is not None and all(path.is_file() for path in job.cell.outputs.values())
+
+
+def marked(job: Job) -> str | None:
+    """MLflow's id of the cell's run, by its marker; None without one, or where a power cut left it empty."""
+    try:
+        return str(json.loads(job.marker.read_text())["run_id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def run_cell(job: Job) -> CellResult:
@@ -102,7 +110,7 @@ def run_cell(job: Job) -> CellResult:
     job.cell.folder.mkdir(parents=True, exist_ok=True)
     with held(job.cell.folder / LOCK) as lock:
         if finished(job):
-            return CellResult(key, run_id=json.loads(job.marker.read_text())["run_id"])
+            return CellResult(key, run_id=marked(job))
         job.marker.unlink(missing_ok=True)
         if run_id := _finished_run(job):
             return _mark(job, CellResult(key, run_id=run_id))

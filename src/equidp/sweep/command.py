@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -18,16 +17,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from equidp.algorithms import ALGORITHMS
 from equidp.errors import EquidpError
 from equidp.options import dotted
+from equidp.parameters.resolved import SAFE_NAME
 from equidp.sweep.grid import Grid, choose_grid, nested
 from equidp.sweep.project import BASELINE, Cell, Project, by_seed, digest
 from equidp.system.interrupts import handling
 from equidp.system.logs import terminal
+from equidp.system.network import first_line
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
     from equidp.sweep.cell import CellResult, Job
+    from equidp.sweep.fanout import Sweep
     from equidp.sweep.summary import Row
 
 REPORTS = Path("data") / "08_reporting" / "sweeps"
@@ -62,7 +64,7 @@ def run_command(
     grid = choose_grid(grids, name, {**axes, "params": typed})
     cells = project.cells(grid)
     _refuse_unread(typed, cells)
-    name = name or unnamed(cells)
+    name = _folder_name(name or unnamed(cells))
     _announce(name, grid, cells, console)
     if dry_run:
         for cell in cells:
@@ -99,6 +101,13 @@ def _refuse_unread(typed: Mapping[str, Any], cells: Sequence[Cell]) -> None:
     for name in typed:
         if (section := name.split(".")[0]) in ALGORITHMS and section not in trained:
             raise EquidpError(f"--params sets {name}, and no cell of this sweep trains {section}: leave it out.")
+
+
+def _folder_name(name: str) -> str:
+    """The sweep's name, which becomes a folder's and a word of MLflow's filters."""
+    if not SAFE_NAME.fullmatch(name):
+        raise EquidpError(f"The sweep {name!r} names a folder: use letters a-z, digits and . _ = - only.")
+    return name
 
 
 def unnamed(cells: Sequence[Cell]) -> str:
@@ -186,12 +195,22 @@ def fan_out(
             with display.progress:
                 return sweep.run(cells, display.update)
     except KeyboardInterrupt:
-        done = sum(outcome.reason is None for outcome in sweep.outcomes) if sweep else 0
         console.print(
-            f"Stopped. {done} cells were finished by this call and are kept; call it again for the rest. Interrupted "
-            "cells continue from their checkpoints."
+            f"Stopped. {_kept(sweep)}; call it again for the rest. Interrupted cells continue from their checkpoints."
         )
         sys.exit(INTERRUPTED)
+    except OSError as error:  # of Dask's connections
+        if sweep is None or cluster.scheduler is None:
+            raise
+        raise EquidpError(
+            f"The Dask scheduler at {cluster.scheduler} answers no more ({first_line(error)}). {_kept(sweep)}; start "
+            "it again, then call the sweep again for the rest. Interrupted cells continue from their checkpoints."
+        ) from error
+
+
+def _kept(sweep: Sweep | None) -> str:
+    done = sum(outcome.reason is None for outcome in sweep.outcomes) if sweep else 0
+    return f"{done} cells were finished by this call and are kept"
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -213,14 +232,26 @@ def _conclude(
     from equidp.sweep.summary import print_table, rows_of, table_of, write_summary
 
     complete = [cell for cell in cells if finished(jobs[cell.key])]
-    if complete:
-        rows = rows_of(complete)
-        table = table_of(rows)
-        print_table(table, console)
-        written = write_summary(rows, table, project.path / REPORTS / name, name, project.path / REPORTS.parent)
-        for path in written:
-            console.print(str(path), soft_wrap=True, markup=False)
-        _summarise(name, complete, jobs, rows, table, written)
+    try:
+        if complete:
+            rows = rows_of(complete)
+            table = table_of(rows)
+            print_table(table, console)
+            written = write_summary(rows, table, project.path / REPORTS / name, name, project.path / REPORTS.parent)
+            for path in written:
+                console.print(str(path), soft_wrap=True, markup=False)
+            _summarise(name, complete, jobs, rows, table, written)
+    finally:  # a full disk refuses the table too: what failed is told all the same
+        _list_failed(cells, jobs, outcomes, console)
+    if len(complete) < len(cells):
+        raise EquidpError(
+            f"{len(cells) - len(complete)} of {len(cells)} cells are not finished; call the sweep again to retry them."
+        )
+
+
+def _list_failed(
+    cells: Sequence[Cell], jobs: Mapping[str, Job], outcomes: Sequence[CellResult], console: Console
+) -> None:
     failed = {outcome.key: outcome.reason for outcome in outcomes if outcome.reason is not None}
     for cell in cells:
         if cell.key in failed:
@@ -229,10 +260,6 @@ def _conclude(
             log = jobs[cell.key].log
             if log.exists():  # it may have failed before it began
                 console.print(f"    log: {shlex.quote(str(log))}", soft_wrap=True, markup=False)
-    if len(complete) < len(cells):
-        raise EquidpError(
-            f"{len(cells) - len(complete)} of {len(cells)} cells are not finished; call the sweep again to retry them."
-        )
 
 
 def _summarise(
@@ -244,10 +271,11 @@ def _summarise(
     written: Sequence[Path],
 ) -> None:
     """Means in MLflow, above the runs of the cells."""
+    from equidp.sweep.cell import marked
     from equidp.sweep.summary import means_of
     from equidp.sweep.tracked import summarise
 
-    runs = {cell.key: json.loads(jobs[cell.key].marker.read_text())["run_id"] for cell in cells}
+    runs = {cell.key: str(marked(jobs[cell.key])) for cell in cells}
     lines = [{str(name): value for name, value in line.items()} for line in table.to_dict("records")]
     means = [means_of(of, row, line, runs) for of, row, line in zip(by_seed(cells), rows, lines, strict=True)]
     pages = {path.stem: path for path in written if path.suffix == ".html"}

@@ -20,6 +20,7 @@ from mlflow.utils.time import get_current_time_millis
 from sqlalchemy.exc import SQLAlchemyError
 
 from equidp.reporting.rendering import whole
+from equidp.system.network import first_line
 
 SUMMARY = "summary"
 """The tag of runs that trained nothing: `seeds` of a row's means, `dataset` of a data set's."""
@@ -78,8 +79,9 @@ def summarise(sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], stor
     """
     try:
         _summarise(sweep, rows, pages, client(store), experiment)
-    except (MlflowException, SQLAlchemyError) as error:
-        logger.warning("MLflow has no means of this sweep (%s): call it again once the store answers.", error)
+    except (MlflowException, SQLAlchemyError, OSError) as error:  # a full disk is an OSError
+        said = first_line(error)
+        logger.warning("MLflow has no means of this sweep (%s): call it again once the store answers.", said)
 
 
 def _summarise(

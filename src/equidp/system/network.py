@@ -12,6 +12,8 @@ T = TypeVar("T")
 TIMEOUT = 30.0
 """Seconds a server may stay silent before its download counts as failed."""
 
+REMARK = "(raised as a result of Query-invoked autoflush"
+
 
 def attempt(download: Callable[[], T]) -> tuple[T | None, str]:
     """Run a download.
@@ -29,8 +31,8 @@ def attempt(download: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, with its type."""
-    text = str(error).strip().splitlines()
+    """The first line of an exception's message, with its type; SQLAlchemy puts a remark in front of some reasons."""
+    text = [line for line in str(error).strip().splitlines() if not line.startswith(REMARK)]
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
