@@ -141,16 +141,16 @@ def test_what_noise_hides_is_none_and_its_interval_wide() -> None:
 
 
 def test_of_many_empty_groups_none_is_among_those_known_to_have_records() -> None:
-    """By an interval of 95 % for each, one of these 60 would be in three of four releases, and often the worst one."""
+    """By an interval of 95 % for each, one of these 60 would be in every other release, and often the worst one."""
     draw, names, strays = np.random.default_rng(0), tuple(f"group {k}" for k in range(62)), 0
     true = np.zeros((62, 2, 2, 1))
     true[:2] = 500.0
-    for _ in range(100):
+    for _ in range(30):
         counts = {"group": true + draw.normal(0.0, 20.0, true.shape)}
         left = released_figures(Noised(counts, {"group": names}, ("a", "b"), 20.0))["left_out"]["group"]
         assert names[0] not in left
         strays += len(left) < 60
-    assert strays <= 5
+    assert strays <= 2
 
 
 @pytest.mark.parametrize("size", [20, 300, 20_000])
