@@ -3,6 +3,7 @@
 import pytest
 from kedro.pipeline import Pipeline
 
+from equidp.algorithms import ALGORITHMS
 from equidp.pipeline_registry import DEMONSTRATION, register_pipelines
 from equidp.settings import PIPELINES
 
@@ -31,6 +32,11 @@ def test_several_algorithms_are_compared_on_one_page(asked, compared):
     assert {node.name for name in asked for node in pipelines[name].nodes} - {"reporting.compare_algorithms"} <= {
         node.name for node in whole.nodes
     }
+
+
+def test_the_demonstration_fits_every_task():
+    """Who types `kedro run --params=dataset=diabetes` has chosen no algorithm that needs classes."""
+    assert not [name for name in DEMONSTRATION if ALGORITHMS[name]().build().objective.by_class]
 
 
 def test_the_names_that_are_checked_before_pipelines_are_imported_are_those_of_all_pipelines():

@@ -78,7 +78,7 @@ def test_shares_are_in_the_history(lab: Any) -> None:
     assert not [name for name in last if "remembered" in name or "counted" in name]
 
 
-def test_groups_that_are_not_the_classes_are_refused(lab: Any) -> None:
+def test_its_groups_are_the_classes_whatever_is_named(lab: Any) -> None:
     plain = lab.records()
     records = dataclasses.replace(
         plain,
@@ -88,8 +88,9 @@ def test_groups_that_are_not_the_classes_are_refused(lab: Any) -> None:
     adjusted, smooth = (algorithm_settings(name).build() for name in ("dpsgd_f_adjusted", "dpsgd_f_smooth"))
     assert groups_of(adjusted, records, "class")[1] == records.schema.classes
     assert groups_of(smooth, records, "sex")[1] == ("f", "m")
-    with pytest.raises(EquidpError, match="put class first in data"):
-        groups_of(adjusted, records, "sex")
+    ids, names = groups_of(adjusted, records, "sex")
+    assert names == records.schema.classes
+    assert torch.equal(ids, plain.labels)
 
 
 def test_an_adjusted_loss_without_shares_is_refused() -> None:

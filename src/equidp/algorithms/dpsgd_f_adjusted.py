@@ -86,7 +86,7 @@ class Adjusting(Pursuing):
 
 
 class DPSGDFAdjusted(DPSGDFSmooth):
-    """Settings of DPSGD-F with remembered counts and logit adjustment. The groups have to be the classes."""
+    """Settings of DPSGD-F with remembered counts and logit adjustment. Its groups are the classes."""
 
     count_noise_multiplier: NoiseLevel = "5x"
     """σ_1, noise on each of the 2K counts; half of DPSGD-F's, as shares are made of them: 2 % more noise elsewhere."""

@@ -54,7 +54,7 @@ class SharesAndMargins(ClipCountsAndShares):
 
 
 class DPSGDLevel(AlgorithmSettings):
-    """Settings of one bound and a loss for rare and hard classes. The groups have to be the classes."""
+    """Settings of one bound and a loss for rare and hard classes. Its groups are the classes."""
 
     clip_norm: Positive = 1.0
     """C, the bound, and the threshold of the counts."""

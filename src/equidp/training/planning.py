@@ -78,19 +78,14 @@ def refuse_without_classes(algorithm: Algorithm, task: str) -> None:
 
 
 def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Group ids `[N]` and names of the partition that the algorithm is told.
+    """Group ids `[N]` and names of the partition that the algorithm is told: the grouping, or the classes if it changes
+    their scores.
 
     Raises:
-        EquidpError: where it needs the classes, and the grouping is another.
+        EquidpError: where it needs classes, and there are none.
     """
-    ids, names = records.grouping(grouping)
     refuse_without_classes(algorithm, records.schema.task)
-    if algorithm.objective.by_class and names != records.schema.classes:
-        raise EquidpError(
-            f"{algorithm.name} allows for how rare each class is, so its groups have to be the classes, not "
-            f"{grouping!r}: put class first in data.groups."
-        )
-    return ids, names
+    return records.grouping("class" if algorithm.objective.by_class else grouping)
 
 
 def units_in(train: Records, privacy: PrivacySettings) -> int:

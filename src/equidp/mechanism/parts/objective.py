@@ -16,7 +16,7 @@ class Objective(Part):
     """Which loss a record has, as a function of its own outputs and label and of released values: here, the run's."""
 
     by_class: ClassVar[bool] = False
-    """Whether the groups have to be the classes."""
+    """Whether its groups are the classes, whatever `data.groups` says."""
 
     def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
         """The objective at work; `loss` is the run's."""
