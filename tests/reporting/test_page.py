@@ -200,6 +200,9 @@ def test_one_run_shows_its_baseline_and_its_headline(sample):
     cards = page.text[page.text.rindex("Overview") : page.text.index("Choose a heading")]
     assert "ε = 2.9866" in cards
     assert "how much worse the accuracy is than the non-private baseline's" in cards
+    group = sample.documents["dpsgd_f"]["worst"]["sex"]["group"]
+    tested = sample.documents["dpsgd_f"]["groups"]["sex"][group]["count"]
+    assert f"{group}, {tested:,} test records" in cards
     bars = next(chart for chart in page.charts() if chart["data"][0]["type"] == "bar")
     assert [trace["name"] for trace in bars["data"]] == ["sgd", "dpsgd_f"]
 

@@ -26,6 +26,9 @@ from equidp.tasks.base import Task
 MAX_FIGURE_GROUPS = 40
 """Groupings with more groups than this are tabulated, not drawn."""
 
+CARD_GROUPINGS = 3
+"""So many groupings have figures at the top of a page."""
+
 MAX_DETAILED = 4
 """Up to this many private algorithms, each has a figure of ε by accountant; with more, all share one figure of ε."""
 
@@ -193,15 +196,21 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     cards.append((title, _number(document["overall"][main]), _interval(document, ".3f")))
     if (change := cost.get("overall", {}).get(main)) is not None:
         cards.append(("cost of privacy", _signed(change), f"in {title}; {_interval(cost, '+.3f')}".removesuffix("; ")))
-    for grouping, worst in list(document.get("worst", {}).items())[:2]:
-        if worst["group"] is not None:
-            cards.append((f"worst {grouping}", _number(worst[main]), worst["group"]))
-    for grouping, gap in list(cost.get("gap", {}).items())[:2]:
+    for grouping, worst in list(document.get("worst", {}).items())[:CARD_GROUPINGS]:
+        if (group := worst["group"]) is not None:
+            tested = document["groups"].get(grouping, {}).get(group, {}).get("count")
+            cards.append((f"worst {grouping}", _number(worst[main]), f"{group}{_of_records(tested)}"))
+    for grouping, gap in list(cost.get("gap", {}).items())[:CARD_GROUPINGS]:
         if gap.get(main) is not None:
             cards.append((f"gap over {grouping}", _number(gap[main]), "largest minus smallest cost of privacy"))
         if (spread := document.get("spread", {}).get(grouping)) is not None:
             cards.append((f"spread over {grouping}", _number(spread), f"largest minus smallest {title}"))
     return cards
+
+
+def _of_records(tested: float | None) -> str:
+    """On how many test records a figure rests, if it is known; over seeds their number is a mean."""
+    return "" if tested is None else f", {tested:,.0f} test records"
 
 
 def _interval(of: Mapping, form: str) -> str:
