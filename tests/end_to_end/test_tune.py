@@ -44,6 +44,9 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
     (tracked,) = (run.data for run in mlflow_runs(project))
     assert tracked.metrics["epsilon"] == choice["epsilon"]
     assert tracked.params["chosen.training.learning_rate"] == choice["chosen"]["training.learning_rate"]
+    assert "training.learning_rate" not in tracked.params, "the file's, which no trial need have had"
+    assert tracked.tags["mlflow.runName"].startswith("tune dpsgd")
+    assert "digits" in tracked.tags["mlflow.runName"]
     assert released["epsilon_published"]["value"] < released["epsilon"]
     assert released["epsilon_published"]["guarantee"] is False
     assert released["tuning"]["chosen"] == choice["chosen"]

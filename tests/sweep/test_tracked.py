@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from equidp.hooks.views import RUNS, TAG, add_views
+from equidp.hooks.views import MEANS, NOISED, RUNS, TAG, add_views
 from equidp.reporting.headlines import headline_metrics
 from equidp.sweep.tracked import Means, summarise
 
@@ -42,8 +42,10 @@ def test_a_row_is_above_its_seeds_and_below_its_data_set_once_however_often_it_i
     tags = client.get_experiment(experiment).tags
     views = {name.removeprefix(TAG): text for name, text in tags.items() if name.startswith(TAG)}
     assert views.pop(RUNS) == "the user's own"
-    (means_view,) = map(json.loads, views.values())
-    assert set(json.loads(means_view["state"])["selectedColumns"]) >= {"metrics.`epsilon`", "tags.`overall`"}
+    columns = {key: set(json.loads(json.loads(view)["state"])["selectedColumns"]) for key, view in views.items()}
+    assert columns.keys() == {MEANS, NOISED}
+    assert columns[MEANS] >= {"metrics.`epsilon`", "tags.`overall`"}
+    assert columns[NOISED] >= {"metrics.`released/epsilon`", "metrics.`released/accuracy`"}
     client._tracking_client.store.engine.dispose()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -106,17 +107,18 @@ class RunRecorder:
         row = active.data.tags.get(ROW)
         mlflow.set_tags({name: value for name, value in run_params.items() if value})
         mlflow.set_tag("kedro_command", self._command(run_params))
-        if tunes(pipeline):
-            mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"]))
-            runs.open_run(TUNE, active.info.run_id)
-            runs.log_params(TUNE, self._settings_of(BASELINE, more=("resume", "tune", "audited")))
-        if not (algorithms or audits(pipeline)):
+        if tunes(pipeline) or audits(pipeline):
+            owner, audited = TUNE if tunes(pipeline) else AUDIT, self._parameters["audited"]["algorithm"]
+            mlflow.set_tags({"mlflow.runName": f"{owner} {self._run_name(audited)}", **self._tags(audited)})
+            runs.open_run(owner, active.info.run_id)
+            settings = self._settings_of(BASELINE, more=("resume", owner, "audited"))
+            varied = dotted(self._parameters["tune"]["grid"]) if owner == TUNE else {}
+            # of these the choice is told, as `chosen.…`
+            runs.log_params(owner, {name: value for name, value in settings.items() if name not in varied})
             return
-        mlflow.set_tags(self._tags(self._parameters["audited"]["algorithm"] if audits(pipeline) else None))
-        if audits(pipeline):
-            runs.open_run(AUDIT, active.info.run_id)
-            runs.log_params(AUDIT, self._settings_of(BASELINE, more=("resume", "audit", "audited")))
+        if not algorithms:
             return
+        mlflow.set_tags(self._tags(None))
         if len(names) == 1 and names[0] in algorithms:
             algorithms = (names[0],)
             runs.open_run(names[0], active.info.run_id)
@@ -252,7 +254,9 @@ def run_name(algorithm: str, parameters: Mapping[str, Any], given: Mapping[str, 
     """
     others = ALGORITHMS.keys() - {BASELINE, *algorithm.split("+")}
     shown = {name: value for name, value in given.items() if name.split(".")[0] not in (*others, *NOT_IN_NAMES)}
-    words = [f" {name.rpartition('.')[2]}={value}" for name, value in shown.items()]
+    last = Counter(name.rpartition(".")[2] for name in shown)  # privacy.epsilon, and privacy.evaluation.epsilon
+    short = {name: tail if last[tail := name.rpartition(".")[2]] == 1 else name for name in shown}
+    words = [f" {short[name]}={value}" for name, value in shown.items()]
     more = "".join(words) if row is None else row.removeprefix(algorithm)
     drawn = "secure" if algorithm != BASELINE else "not private"  # nothing of that setting protects the baseline
     drawn = drawn if _secure(parameters) else f"seed={parameters['seed']}"

@@ -25,7 +25,7 @@ def serve(uri: str, experiment: str, host: str, port: int) -> int:
     remote = uri.startswith(("http://", "https://"))
     pages = f"{uri if remote else f'http://{host}:{port}'}/#/experiments/{experiment}/runs?viewStateShareKey="
     charts = f"{pages}{MEANS}&compareRunsMode=CHART"
-    print(f"All runs: {pages}{RUNS}\nSweeps, means over seeds: {pages}{MEANS}\n as charts: {charts}", flush=True)
+    print(f"All runs: {pages}{RUNS}\nOf sweeps, means over seeds: {pages}{MEANS}\n as charts: {charts}", flush=True)
     if remote:
         return 0
     variables = {

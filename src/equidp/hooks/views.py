@@ -13,13 +13,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment
 
 TAG = "mlflow.sharedViewState."
-MEANS, RUNS = "equidp-means", "equidp-runs"
+MEANS, RUNS, NOISED = "equidp-means", "equidp-runs", "equidp-released"
 """The views' ids, as they stand in an address: `…/#/experiments/1/runs?viewStateShareKey=equidp-means`."""
 
 MAIN = "test/accuracy", "test/worst_group_accuracy", "cost_of_privacy/accuracy", "cost_of_privacy/gap"
 NOTE = (
     "A run is one training and its non-private baseline. Under **Views**: *Means over seeds* of sweeps, with half of "
-    "their 95 % interval, and *Data set → algorithm → seed*. **Group by** the tag `algorithm` averages "
+    "their 95 % interval, *Data set → algorithm → seed*, and *Figures with noise* of runs that release them "
+    "(`privacy.evaluation.epsilon`). **Group by** the tag `algorithm` averages "
     "other runs. Figures of every group are in a run's `metrics.json` and on its `report.html`."
 )
 
@@ -35,11 +36,16 @@ def add_views(client: MlflowClient, experiment: Experiment) -> None:
 def _views() -> dict[str, dict[str, Any]]:
     means = {"epsilon": 85} | dict.fromkeys(("overall", "worst group", "cost of privacy", "gap"), 125) | {"seeds": 60}
     runs = {"epsilon": 85} | dict(zip(MAIN, (105, 175, 165, 140), strict=True))
+    noised = {"epsilon": 85, "released/epsilon": 130, "released/accuracy": 140, "released/auroc": 130}
     best = {"orderByKey": f"metrics.`{MAIN[1]}`", "orderByAsc": False}  # any order but by time shows no tree
     return {
         MEANS: _view(
             "Means over seeds",
             {"searchFilter": "tags.summary = 'seeds'", **best, **_columns("tags", means), **_charts(lines=False)},
+        ),
+        NOISED: _view(
+            "Figures with noise",
+            {"searchFilter": "metrics.`released/epsilon` > 0", **_columns("metrics", noised), **_charts(lines=False)},
         ),
         RUNS: _view("Data set → algorithm → seed", {**_columns("metrics", runs), **_charts(lines=True)}),
     }
