@@ -167,6 +167,7 @@ def test_patients_who_differ_in_the_target_alone_are_no_copies_of_each_other(tmp
         ({"target": {"minimum": 5}}, "target.maximum.*Field required"),
         ({"label": ""}, "label: name the label's column"),
         ({"label": "x"}, "the label 'x' is also a feature"),
+        ({"unit": "x"}, "the unit 'x' is also a feature"),
         ({"class_edges": [3]}, "class_map and class_edges are for classes, and target declares none"),
         ({"sizes": [3, 4]}, "sizes: without classes give one number"),
         ({"target": {"maximum": 1e39}}, "cannot be told apart by seven digits"),

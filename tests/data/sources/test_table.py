@@ -254,6 +254,10 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"classes": [0, 1]}, r"'classes\.0' is not valid: .*valid string; put it in quotes \(given: 0\)\."),
         ({"classes": [False, True]}, r"put it in quotes \(given: False\)\."),
         ({"features": {"outcome": {"kind": "numeric", "maximum": 2}}}, "the label 'outcome' is also a feature"),
+        (
+            {"features": {"number": {"kind": "numeric", "column": "person", "maximum": 9}}},
+            "the unit 'person' is also a",
+        ),
         ({"groups": {"class": {"edges": [1]}}}, "a grouping cannot be called 'class'"),
         ({"groups": {"a*b": {"edges": [1]}}}, r"a grouping cannot be called 'a\*b'"),
         ({"classes": ["a", "b\r"]}, r"the name 'b\\r' holds the control character '\\r'; write it without"),
