@@ -90,6 +90,11 @@ class EquidpConfigLoader(OmegaConfigLoader):
             found = self._read(key)
             return checked(found) if key == "mlflow" else found
 
+    def presets(self) -> dict[str, Any]:
+        """Every dataset's preset as all layers together have it; for a loader that has given no parameters yet."""
+        with self._in_a_sentence():
+            return block("presets", self._read("parameters").get("presets"))
+
     def refuse_wrong_names(self) -> None:
         """Raise EquidpError for a data set or a block of settings that there is not: all that needs no long import."""
         with self._in_a_sentence():
@@ -111,9 +116,9 @@ class EquidpConfigLoader(OmegaConfigLoader):
                 raise
             raise EquidpError(fault) from error
         except ValueError as error:
-            files, _, keys = str(error).partition("\n")[0].removeprefix(TWICE).rpartition(": ")
             if not str(error).startswith(TWICE):
                 raise
+            files, _, keys = str(error).partition("\n")[0].removeprefix(TWICE).rpartition(": ")
             name = keys.split(", ")[0]
             name = ".".join(name.split(".")[:2]) if name.startswith("presets.") else name
             raise EquidpError(

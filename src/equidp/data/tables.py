@@ -11,7 +11,7 @@ import io
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +122,17 @@ def read_query(query: str, database: Path | str) -> pd.DataFrame:
         reason = _one_line(getattr(error, "orig", None) or error)
         raise EquidpError(f"{where}: the query of data.options.sql cannot be run ({reason}); correct it.") from error
     return numbered_from_1(pd.DataFrame(rows, columns=names, dtype=object), where)
+
+
+def read_entry(load: Callable[[str], object], entry: str) -> pd.DataFrame:
+    """What an entry of the catalog gives. Raises EquidpError where it is no DataFrame."""
+    found = load(entry)
+    if not isinstance(found, pd.DataFrame):
+        raise EquidpError(
+            f"data.options.catalog={entry}: the entry gives a {type(found).__name__}; name one that gives a pandas "
+            "DataFrame."
+        )
+    return numbered_from_1(found, f"data.options.catalog={entry}")
 
 
 def looks_at_other_rows(query: str) -> str:

@@ -27,8 +27,8 @@ from equidp.data.tables import (
     Dialect,
     frame_digest,
     looks_at_other_rows,
-    numbered_from_1,
     read_binary,
+    read_entry,
     read_query,
     read_rows,
 )
@@ -191,13 +191,7 @@ class Table(Source):
             raise EquidpError(
                 f"data.options.catalog={self.options.catalog}: only a Kedro run has a catalog; give a path here."
             )
-        found = self.catalog(self.options.catalog)
-        if not isinstance(found, pd.DataFrame):
-            raise EquidpError(
-                f"data.options.catalog={self.options.catalog}: the entry gives a {type(found).__name__}; name one that "
-                "gives a pandas DataFrame."
-            )
-        found = numbered_from_1(found, f"data.options.catalog={self.options.catalog}")
+        found = read_entry(self.catalog, self.options.catalog)
         floats = {str(name) for name in found if pd.api.types.is_float_dtype(found[name])}
         for name in floats & self._numeric:
             if self.options.thousands == ".":
