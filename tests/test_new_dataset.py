@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -83,8 +86,43 @@ def test_codes_and_dates_are_no_numbers(tmp_path: Path) -> None:
     rows = "Fall-Nr;Alter;code;day;cost;x;y\n1;40;01;01.02.2020;1.200;0,5;no\n2;50;12;03.02.2020;3;1,5;yes\n"
     data = drafted(tmp_path, rows, "t.csv")
     kinds = {name: one["kind"] for name, one in data["options"]["features"].items()}
-    assert kinds == {"code": "categorical", "day": "categorical", "cost": "numeric", "x": "numeric"}
+    assert kinds == {"code": "categorical", "cost": "numeric", "x": "numeric"}
     assert data["groups"] == ["Alter"]
+    assert "# not taken, as it is a date: day. Derive a number or a band" in draft(
+        tmp_path / "t.csv", tmp_path, "m", ""
+    )
+
+
+def test_numbers_of_persons_and_dates_are_no_features(tmp_path: Path) -> None:
+    """Whatever they are called, and of typed tables, too: a date there is a type of its own."""
+    rows = pd.DataFrame({"laufend": range(1000, 1200), "Person number": 7, "age": 40, "x": [1, 2] * 100, "w": 0.5})
+    rows["w"] += rows.index / 1000  # a measure has a value of its own in every row, too
+    rows["Interview date"] = pd.Timestamp("2023-06-17")
+    rows["y"] = "no"
+    for name in ("t.csv", "t.parquet"):
+        rows.to_csv(tmp_path / name, index=False) if name == "t.csv" else rows.to_parquet(tmp_path / name)
+        text = draft(tmp_path / name, tmp_path, "mine", "y")
+        data = yaml.safe_load(text)["presets"]["mine"]["data"]
+        assert list(data["options"]["features"]) == ["x", "w"]
+        assert "nearly every row has a value of its own, as of an identifier or a text: laufend" in text
+        assert "it is called like an identifier: Person number" in text
+        assert "it is a date: Interview date" in text
+        told = yaml.safe_load(draft(tmp_path / name, tmp_path, "mine", "y", unit="x"))["presets"]["mine"]
+        assert (told["data"]["split_by"], told["data"]["options"]["unit"], told["privacy"]["unit"]) == ("x", "x", "x")
+        assert list(told["data"]["options"]["features"]) == ["w"]
+    with pytest.raises(EquidpError, match=r"No column 'persons' in "):
+        draft(tmp_path / "t.csv", tmp_path, "mine", "y", unit="persons")
+
+
+def test_a_query_of_a_database_is_drafted(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as database:
+        pd.DataFrame({"x": [1, None], "ward": ["A", None], "y": ["no", "yes"]}).to_sql("t", database, index=False)
+    with pytest.raises(EquidpError, match=r"is an SQLite database: add a query, such as --sql"):
+        draft(tmp_path / "t.sqlite", tmp_path, "mine", "")
+    text = draft(tmp_path / "t.sqlite", tmp_path, "mine", "y", sql='SELECT x, ward, "y" FROM t')
+    options = yaml.safe_load(text)["presets"]["mine"]["data"]["options"]
+    assert (options["path"], options["sql"]) == ("t.sqlite", 'SELECT x, ward, "y" FROM t')
+    assert {name: one["kind"] for name, one in options["features"].items()} == {"x": "numeric", "ward": "categorical"}
 
 
 def test_a_parquet_file_is_drafted_too(tmp_path: Path) -> None:
@@ -116,7 +154,9 @@ def test_the_command_drafts_and_then_checks(project: Path, monkeypatch: pytest.M
     def call() -> str:
         return CliRunner().invoke(cli, ["new-dataset", str(raw / "clinic.csv"), "--label", "no"], obj=metadata).output
 
-    assert f"conf/local/parameters/clinic.yml is drafted. 5 lines have {MARK}" in call()
+    said = call()
+    assert f"conf/local/parameters/clinic.yml is drafted. 5 lines have {MARK}" in said
+    assert said.endswith(f"Then, to check it: kedro new-dataset {raw / 'clinic.csv'} --label no\n")
     assert f"5 lines still have {MARK}, the first is line 14 (classes: [{MARK}]" in call()
     preset = project / "conf" / "local" / "parameters" / "clinic.yml"
     text = preset.read_text()
@@ -164,3 +204,75 @@ def test_a_run_of_a_draft_says_what_is_still_to_be_declared(tmp_path: Path) -> N
     options = drafted(tmp_path, TABLE)["options"]
     with pytest.raises(EquidpError, match=rf"classes, features, groups still have {MARK}: put in what the codebook"):
         source("table", options)
+
+
+def called(project: Path, *options: str) -> str:
+    return CliRunner().invoke(cli, ["new-dataset", *options], obj=bootstrap_project(project)).output
+
+
+def told(text: str) -> str:
+    """A draft of `TABLE` with all that the codebook says."""
+    text = text.replace(f"classes: [{MARK}]", "classes: [well]").replace(f"edges: [{MARK}]", "edges: [40]")
+    text = text.replace(f"minimum: {MARK}", "minimum: 0").replace(f"maximum: {MARK}", "maximum: 150")
+    return text.replace(f"categories: [{MARK}]", "categories: [f, m]").replace("[f, m]}\n", "[surgery]}\n")
+
+
+def test_a_preset_in_any_layer_and_file_is_checked_and_not_drafted_again(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = project / "data" / "01_raw"
+    (raw / "a table.csv").write_text(TABLE)
+    file, conf = "data/01_raw/a table.csv", project / "conf"
+    said = called(project, file, "--name", "wave", "--label", "no", "--env", "base")
+    drafted_in = conf / "base" / "parameters" / "wave.yml"
+    assert "conf/base/parameters/wave.yml is drafted" in said
+    assert said.endswith(f"kedro new-dataset '{file}' --name wave --label no --env base\n")
+    mine = conf / "base" / "parameters" / "mine.yml"
+    mine.write_text(f"# {MARK} of another\ndata: {{keep: {{}}}}\n" + drafted_in.read_text())
+    drafted_in.unlink()
+    for env in ((), ("--env", "base"), ("--env", "local")):
+        said = called(project, file, "--name", "wave", *env)
+        line = next(n for n, text in enumerate(mine.read_text().splitlines(), 1) if f"classes: [{MARK}]" in text)
+        assert f"mine.yml: 5 lines still have {MARK}, the first is line {line} (classes: [{MARK}]" in said, env
+    assert "'wave' has a preset already, and it does not read u.csv: give another" in called(
+        project, "u.csv", "--name", "wave"
+    )
+    assert "'adult' has a preset already, and it does not read adult.csv" in called(project, "adult.csv")
+    assert not (conf / "local" / "parameters" / "wave.yml").exists()
+    (drafted_in).write_text("training: {epochs: 3}\n")
+    assert "wave.yml is there, and has no preset 'other'" not in called(project, "--name", "other")
+    mine.unlink()
+    assert "wave.yml is there, and has no preset 'wave': rename it" in called(
+        project, file, "--name", "wave", "--env", "base"
+    )
+
+
+def test_a_sheet_of_excel_is_drafted_and_checked_by_its_entry_of_the_catalog(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openpyxl", reason="needs equidp[excel]")
+    monkeypatch.setattr("equidp.starting_rate.starting_rate", lambda *facts: (3.0, 0.3))
+    frame = pd.DataFrame({"age": [33] * 3, "sex": "f", "ward": "surgery", "id": 7, "no": "well"})
+    book, file = project / "data" / "01_raw" / "clinic.xlsx", "data/01_raw/clinic.xlsx"
+    with pd.ExcelWriter(book) as writer:
+        pd.DataFrame({"notes": [1]}).to_excel(writer, sheet_name="Notes", index=False)
+        frame.to_excel(writer, sheet_name="Visits", index=False)
+    entry = f"type: pandas.ExcelDataset, filepath: {file}, load_args: {{sheet_name: Visits}}"
+    (project / "conf" / "base" / "catalog_mine.yml").write_text(f"visits: {{{entry}}}\n")
+    assert "is a workbook: give its sheet an entry in conf/base/catalog.yml" in called(project, file)
+    assert "Unknown entry of the catalog in data.options.catalog 'visit'. Did you mean 'visits'?" in called(
+        project, "--catalog", "visit"
+    )
+    said = called(project, "--catalog", "visits", "--unit", "id", "--label", "no")
+    assert said.endswith("kedro new-dataset --catalog visits --label no --unit id\n")
+    preset = project / "conf" / "local" / "parameters" / "visits.yml"
+    assert yaml.safe_load(preset.read_text())["presets"]["visits"]["data"]["options"]["catalog"] == "visits"
+    preset.write_text(told(preset.read_text()).replace("classes: [well]", "classes: [well, ill]"))
+    for again in (("--catalog", "visits"), ("--name", "visits")):
+        found = called(project, *again)
+        assert "3 rows, 1 features" in found
+        assert "kedro run --pipeline=dpsgd --params=dataset=visits,training" in found
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    assert called(project, "--name", "visits").splitlines()[-1] == (
+        "Error: data.options.catalog=visits needs openpyxl, which is not installed: pip install 'equidp[excel]'."
+    )

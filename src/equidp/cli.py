@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial, reduce
 from pathlib import Path
@@ -135,35 +134,24 @@ def ui(metadata: Any, env: str | None, host: str, port: int) -> None:
 
 
 @cli.command("new-dataset")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", help="Of the dataset; by default the file's.")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--catalog", default="", help="Entry of the Kedro catalog, in place of a file: a sheet of Excel, say.")
+@click.option("--sql", default="", help="Query of a file of SQLite.")
+@click.option("--name", default="", help="Of the dataset; by default the file's, or the entry's.")
 @click.option("--label", default="", help="Column of the label; by default the last one.")
+@click.option("--unit", default="", help="Column whose rows are one person's; by default each row is protected.")
 @click.option("--env", "-e", help="Configuration environment, as for `kedro run`.")
 @click.pass_obj
-def new_dataset(metadata: Any, file: Path, name: str | None, label: str, env: str | None) -> None:
+def new_dataset(metadata: Any, **given: Any) -> None:
     """Draft a preset for a table from its columns' names and types; called again, check it.
 
     \b
     kedro new-dataset data/01_raw/clinic/visits.csv --label readmitted
+    kedro new-dataset --catalog visits_sheet --label readmitted
     """
-    from equidp import new_dataset as new
+    from equidp.new_dataset import run_command
 
-    called = f" --name {name}" if name else ""
-    name = name or re.sub(r"\W+", "_", file.name.split(".")[0]).strip("_").lower()
-    preset = metadata.project_path / "conf" / (env or "local") / "parameters" / f"{name}.yml"
-    if preset.exists():
-        resolved = lambda: loader_at(metadata.project_path, env, {"dataset": name}).settings  # noqa: E731
-        found, start = new.check(preset, metadata.project_path, resolved)
-        click.echo(found)
-        click.echo(f"The preset is valid. Now: kedro run --pipeline=dpsgd --params=dataset={name}{start}")
-        return
-    raw_dir = loader_at(metadata.project_path, env)["globals"]["raw_dir"] or Path("data") / "01_raw"
-    text = new.draft(file, metadata.project_path / raw_dir, name, label)
-    new.write(preset, text)
-    click.echo(
-        f"{preset.relative_to(metadata.project_path)} is drafted. {len(new.marked(text))} lines have {new.MARK}: "
-        f"replace each by what the codebook says.\nThen, to check it: kedro new-dataset {file}{called}"
-    )
+    run_command(metadata.project_path, loader_at, **given)
 
 
 def loader_at(path: Path, env: str | None, runtime_params: Mapping[str, Any] | None = None) -> EquidpConfigLoader:

@@ -50,6 +50,9 @@ PROJECT_URIS: Mapping[str, Callable[[Path], str]] = {"sqlite": _sqlite_uri, "fil
 EITHER_OR = ("epsilon", "noise_multiplier")
 """Settings of `privacy` of which exactly one is given; a higher layer's choice replaces a lower one's other."""
 
+TWICE = "Duplicate keys found in "
+"""How Kedro begins to tell of files that set the same."""
+
 CHOICES = {"model": "name", "data": "source"}
 """Sections whose `options` are those of what this setting names; another name drops a lower layer's options."""
 
@@ -87,6 +90,11 @@ class EquidpConfigLoader(OmegaConfigLoader):
             found = self._read(key)
             return checked(found) if key == "mlflow" else found
 
+    def presets(self) -> dict[str, Any]:
+        """Every dataset's preset as all layers together have it; for a loader that has given no parameters yet."""
+        with self._in_a_sentence():
+            return block("presets", self._read("parameters").get("presets"))
+
     def refuse_wrong_names(self) -> None:
         """Raise EquidpError for a data set or a block of settings that there is not: all that needs no long import."""
         with self._in_a_sentence():
@@ -108,6 +116,15 @@ class EquidpConfigLoader(OmegaConfigLoader):
             if fault is None:
                 raise
             raise EquidpError(fault) from error
+        except ValueError as error:
+            if not str(error).startswith(TWICE):
+                raise
+            files, _, keys = str(error).partition("\n")[0].removeprefix(TWICE).rpartition(": ")
+            name = keys.split(", ")[0]
+            name = ".".join(name.split(".")[:2]) if name.startswith("presets.") else name
+            raise EquidpError(
+                f"Two files of one environment set {name}: {files}. Keep it in one of them, and delete it in the other."
+            ) from error
 
     @property
     def settings(self) -> Settings:

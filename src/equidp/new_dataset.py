@@ -5,22 +5,29 @@ No category and no bound is taken from the table: each would be a release. What 
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
-from collections.abc import Callable
-from contextlib import suppress
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import pandas as pd
+import yaml
+from kedro.config import MissingConfigException
+from kedro.io import DataCatalog
 
 from equidp.data.raw_files import content
-from equidp.data.tables import FEATHER, PARQUET, SEPARATORS, read_binary
+from equidp.data.tables import FEATHER, PARQUET, SEPARATORS, read_binary, read_entry, read_query
 from equidp.errors import EquidpError, missing_column
 from equidp.options import MARK
 from equidp.system.files import replacing
 
 if TYPE_CHECKING:
+    from equidp.config_loader import EquidpConfigLoader
     from equidp.parameters import Settings
 
 SENSITIVE = re.compile(
@@ -28,7 +35,7 @@ SENSITIVE = re.compile(
 )
 IDENTIFYING = re.compile(
     r"(^|[_.\s-])(id|nr|no|key|uuid)$|^(id|name|patient|person|subject|index)$"
-    r"|^(row|record|case|patient|person|subject)[_.\s-]?index$",
+    r"|^(row|record|case|patient|person|subject)[_.\s-]?(index|number)$",
     re.IGNORECASE,
 )
 """A body mass index, say, is a feature."""
@@ -39,6 +46,12 @@ IMAGE = re.compile(
 """File names of images; an index of images, say, is an id."""
 DATE = r"\d{1,2}\.\d{1,2}\.\d+"
 """Which is a number to pandas where a point groups thousands."""
+DATES = re.compile(rf"({DATE}|\d{{1,2}}[/-]\d{{1,2}}[/-]\d{{2,4}}|\d{{4}}([-/.])\d{{1,2}}\2\d{{1,2}})([T ].*)?")
+
+DISTINCT, FEW = 0.99, 100
+"""From which share of rows with a value of their own on a column is like an identifier; of fewer rows nobody knows."""
+
+EXCEL, SQLITE = (".xlsx", ".xlsm", ".xls", ".ods"), b"SQLite format 3\0"
 
 ROWS = 5000
 """How many rows the types are read from."""
@@ -52,58 +65,162 @@ presets:
     data:
       source: table
       groups: {reported}          # what is reported by; a product too: "sex*age_band"
-      options:
-        path: {path}
-{dialect}        label: {label}
+{split}      options:
+{table}        label: {label}
         classes: [{mark}]          # values of the label, in label order, each in quotes
         # target: {{minimum: 0, maximum: 100}}          in place of classes, if the label is a number to be predicted
         # class_map: {{bad: ["1"], good: ["2"]}}        names for coded values; class_edges: [50] cuts a number
         missing: error          # `drop` leaves out rows with a missing feature or label; or keep them: `unknown: true`
                                 # of categories, `missing: 75` of a number
-        # unit: {id}          the column whose rows are one person's; name it as `split_by` beside
-                                # `groups`, too, and as `unit` in `privacy`: without, ε is of one row
-        features:
-{features}{ids}{images}        groups:
+{unit}        features:
+{features}{remarks}        groups:
 {groups}    model: {{name: logistic}}
-    privacy: {{epsilon: 3.0, delta: 1.0e-5}}          # δ below 1 / the number of rows
+    privacy: {{epsilon: 3.0, delta: 1.0e-5{protected}}}          # δ below 1 / the number of rows
     training: {{epochs: 20, batch_size: 256, learning_rate: 0.1}}          # the check proposes a rate
 """
 
 
-def draft(path: Path, raw_dir: Path, name: str, label: str) -> str:
+UNTOLD = """\
+        # unit: {id}          the column whose rows are one person's; name it as `split_by` beside
+                                # `groups`, too, and as `unit` in `privacy`: without, ε is of one row
+"""
+
+
+def run_command(
+    project: Path,
+    loader_at: Callable[..., EquidpConfigLoader],
+    *,
+    file: Path | None,
+    catalog: str,
+    sql: str,
+    name: str,
+    label: str,
+    unit: str,
+    env: str | None,
+) -> None:
+    """`kedro new-dataset`: draft a preset, or check the one that the project has.
+
+    Raises:
+        EquidpError: no table is named, or it cannot be drafted from; or the preset that there is does not hold.
+    """
+    if not (file or catalog or name) or (file and catalog):
+        raise EquidpError(
+            "Name one table: a file, such as data/01_raw/visits.csv, or an entry of the catalog by --catalog; --name "
+            "alone checks the preset of that name."
+        )
+    stem = catalog or (file.name.split(".")[0] if file else "")
+    called, name = name, name or re.sub(r"\W+", "_", stem).strip("_").lower()
+    read = None if env == "base" else env  # as `kedro run` reads: conf/local lies over conf/base there
+    loader = loader_at(project, read)
+    folder = Path(loader.conf_source)
+    raw_dir = project / (loader["globals"]["raw_dir"] or Path("data") / "01_raw")
+    presets = loader.presets()
+    if name in presets:
+        _refuse_other(presets[name], name, file, catalog, raw_dir)
+        resolved = lambda: loader_at(project, read, {"dataset": name}).settings  # noqa: E731
+        places = list(_places(folder, {loader.base_env, read or loader.default_run_env}, name))
+        found, start = check(
+            places,
+            project,
+            resolved,
+            lambda entry: _loaded(project, loader_at(project, read, {"dataset": name}), entry),
+        )
+        run = shlex.join(["--env", read]) + " " if read else ""
+        click.echo(found)
+        click.echo(f"The preset is valid. Now: kedro run {run}--pipeline=dpsgd --params=dataset={name}{start}")
+        return
+    preset = folder / (env or "local") / "parameters" / f"{name}.yml"
+    if preset.exists():
+        raise EquidpError(f"{preset} is there, and has no preset {name!r}: rename it, or give another --name.")
+    if catalog:
+        # whichever dataset is the project's own may be the one that is to be drafted
+        settings = loader_at(project, read, {"dataset": "digits"})
+        text = draft_entry(catalog, lambda entry: _loaded(project, settings, entry), name, label, unit)
+    elif file:
+        text = draft(file, raw_dir, name, label, unit=unit, sql=sql)
+    else:
+        raise EquidpError(f"There is no preset {name!r} yet: name its table, too, and it is drafted.")
+    write(preset, text)
+    told = {"catalog": catalog, "sql": sql, "name": called, "label": label, "unit": unit, "env": env}
+    again = [*([str(file)] if file else []), *(x for key, one in told.items() if one for x in (f"--{key}", one))]
+    click.echo(
+        f"{preset.relative_to(project)} is drafted. {len(marked(text))} lines have {MARK}: "
+        f"replace each by what the codebook says.\nThen, to check it: kedro new-dataset {shlex.join(again)}"
+    )
+
+
+def draft(path: Path, raw_dir: Path, name: str, label: str, *, unit: str = "", sql: str = "") -> str:
     """The preset's text for a table below `raw_dir`; its label is the last column unless named.
 
     Raises:
-        EquidpError: the file is not there, or lies elsewhere, or has no such column.
+        EquidpError: the file is not there, or lies elsewhere, or is none to draft from, or has no such column.
     """
     if path.is_dir():
         raise EquidpError(f"{path} is a folder: name a table. Images are declared by hand (docs/images.md).")
     if not path.is_file():
         raise EquidpError(f"{path} is missing: name a csv, parquet or feather file.")
+    if path.suffix.lower() in EXCEL:
+        raise EquidpError(
+            f"{path} is a workbook: give its sheet an entry in conf/base/catalog.yml (type pandas.ExcelDataset: "
+            "docs/tables.md has one), and then name that: kedro new-dataset --catalog ENTRY."
+        )
     if not path.resolve().is_relative_to(raw_dir.resolve()):
         raise EquidpError(
             f"{path} is not below raw_dir ({raw_dir}): move it there, or set EQUIDP_RAW_DIR to the folder it is in."
         )
-    dialect, columns = _columns(path)
-    if label and label not in columns:
-        raise missing_column(str(path), label, columns)
-    label, marked = label or list(columns)[-1], not label
-    others = {column: kind for column, kind in columns.items() if column != label}
+    if not sql and _begins(path, SQLITE):
+        raise EquidpError(f'{path} is an SQLite database: add a query, such as --sql "SELECT * FROM visits".')
+    lines = [f"path: {_text(path.resolve().relative_to(raw_dir.resolve()).as_posix())}"]
+    if sql:
+        more, columns = [f"sql: {json.dumps(sql, ensure_ascii=False)}"], _kinds(read_query(sql, path))
+    else:
+        more, columns = _columns(path)
+    return _drafted(str(path), [*lines, *more], columns, name, label, unit)
+
+
+def draft_entry(entry: str, load: Callable[[str], object], name: str, label: str, unit: str) -> str:
+    """The preset's text for what an entry of the Kedro catalog gives, which `load` loads.
+
+    Raises:
+        EquidpError: there is no such entry, or it gives no table, or one without such a column.
+    """
+    columns = _kinds(read_entry(load, entry))
+    return _drafted(entry, [f"catalog: {_text(entry)}"], columns, name, label, unit)
+
+
+def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, label: str, unit: str) -> str:
+    for column in filter(None, (label, unit)):
+        if column not in columns:
+            raise missing_column(where, column, columns)
+    marked = not label
+    label = label or [column for column in columns if column != unit][-1]
+    others = {column: kind for column, kind in columns.items() if column not in (label, unit)}
     groups = {column: kind for column, kind in others.items() if SENSITIVE.search(column)}
     ids = [column for column in others if IDENTIFYING.search(column)]
     images = [column for column in others if IMAGE.search(column)]
-    features = {column: kind for column, kind in others.items() if column not in (*groups, *ids, *images)}
+    left = {column: kind for column, kind in others.items() if column not in (*groups, *ids, *images)}
+    distinct, dates = ([column for column, kind in left.items() if kind == of] for of in ("distinct", "date"))
+    features = {column: kind for column, kind in left.items() if kind not in ("distinct", "date")}
+    remarks = (
+        (ids, "it is called like an identifier", ""),
+        (distinct, "nearly every row has a value of its own, as of an identifier or a text", ""),
+        (dates, "it is a date", ". Derive a number or a band from it first (docs/tables.md)"),
+        (images, "it is called like a file", ". Where a table is of images, their folder is the source (image_folder: "
+         "docs/images.md)"),
+    )  # fmt: skip
     return DRAFT.format(
         mark=MARK,
-        id=_text(next(iter(ids), "…")),
-        ids=_not_taken(ids, "an identifier"),
-        images=_not_taken(
-            images, "a file", ". Where a table is of images, their folder is the source (image_folder: docs/images.md)"
+        unit=f"        unit: {_text(unit)}\n" if unit else UNTOLD.format(id=_text(next(iter(ids), "…"))),
+        split=f"      split_by: {_text(unit)}\n" if unit else "",
+        protected=f", unit: {_text(unit)}" if unit else "",
+        remarks="".join(
+            f"          # not taken, as {why}: {', '.join(map(_text, names))}{more}\n"
+            for names, why, more in remarks
+            if names
         ),
         name=name,
         reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
-        path=_text(path.resolve().relative_to(raw_dir.resolve()).as_posix()),
-        dialect="".join(f"        {line}\n" for line in dialect),
+        table="".join(f"        {line}\n" for line in table),
         label=_text(label) + (f"          # {MARK}: the last column; or name another" if marked else ""),
         features="".join(f"          {_text(column)}: {_feature(kind)}\n" for column, kind in features.items()),
         groups="".join(f"          {_text(column)}: {_group(kind)}\n" for column, kind in groups.items())
@@ -116,21 +233,29 @@ def marked(text: str) -> list[int]:
     return [number for number, line in enumerate(text.splitlines(), 1) if MARK in line and not line.startswith("#")]
 
 
-def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> tuple[str, str]:
+def check(
+    places: list[tuple[Path, int, str]],
+    project: Path,
+    resolved: Callable[[], Settings],
+    tables: Callable[[str], object],
+) -> tuple[str, str]:
     """Validate a preset and read its table; returns what was found, and settings to start from, for `--params`.
 
-    `resolved` gives the settings of a run of this dataset; it is called once no mark is left.
+    Args:
+        places: where it stands: a file, the number of its first line there, and its text.
+        resolved: gives the settings of a run of this dataset; it is called once no mark is left.
+        tables: loads an entry of the catalog.
 
     Raises:
         EquidpError: a mark is left, a setting is not valid, or the table is not as declared.
     """
-    text = file.read_text(encoding="utf-8")
-    if left := marked(text):
-        raise EquidpError(
-            f"{file}: {len(left)} lines still have {MARK}, the first is line {left[0]} "
-            f"({text.splitlines()[left[0] - 1].strip()}); replace them by what the codebook says, and call the command "
-            "again."
-        )
+    for file, begins, text in places:
+        if left := marked(text):
+            raise EquidpError(
+                f"{file}: {len(left)} lines still have {MARK}, the first is line {begins + left[0] - 1} "
+                f"({text.splitlines()[left[0] - 1].strip()}); replace them by what the codebook says, and call the "
+                "command again."
+            )
     settings = resolved()
     from equidp.data.labelling import group_table
     from equidp.data.records import Split
@@ -138,6 +263,7 @@ def check(file: Path, project: Path, resolved: Callable[[], Settings]) -> tuple[
     from equidp.starting_rate import starting_rate
 
     table = source(settings.data.source, settings.data.options)
+    table.catalog = tables
     records = table.records(table.locate(project / settings.raw_dir))
     none = records.take(records.labels < 0)
     rows = group_table(Split(records, none, none))
@@ -160,8 +286,53 @@ def write(file: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
+def _refuse_other(preset: Any, name: str, file: Path | None, catalog: str, raw_dir: Path) -> None:
+    """Refuse a name whose preset is of another table than the one that was named."""
+    data = preset.get("data") if isinstance(preset, dict) else None
+    options = (data.get("options") if isinstance(data, dict) else None) or {}
+    own = [str(value) for value in options.values()] if isinstance(options, dict) else []
+    plain = lambda path: str(path.resolve()).removesuffix(".gz")  # noqa: E731
+    if (catalog and catalog not in own) or (file and plain(file) not in [plain(raw_dir / one) for one in own if one]):
+        raise EquidpError(
+            f"The name {name!r} has a preset already, and it does not read {catalog or file}: give another by --name."
+        )
+
+
+def _places(folder: Path, environments: set[str], name: str) -> Iterator[tuple[Path, int, str]]:
+    """Where a preset stands: each file, the number of its first line there, and its lines."""
+    for file in (file for env in sorted(environments) for file in sorted((folder / env).rglob("*"))):
+        read = any(part.startswith("parameters") for part in file.relative_to(folder).parts[1:])  # by Kedro
+        if read and file.suffix in (".yml", ".yaml", ".json") and file.is_file():
+            text = file.read_text(encoding="utf-8")
+            for key, value in _entries(yaml.compose(text)):
+                for own, block in _entries(value) if key.value == "presets" else ():
+                    if own.value == name:
+                        begins, end = own.start_mark.line, block.end_mark.line + (block.end_mark.column > 0)
+                        yield file, begins + 1, "\n".join(text.splitlines()[begins:end])
+
+
+def _entries(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
+    return node.value if isinstance(node, yaml.MappingNode) else []
+
+
+def _loaded(project: Path, loader: EquidpConfigLoader, entry: str) -> Any:
+    """What an entry of the project's catalog gives."""
+    from equidp.hooks.guard import load_entry
+
+    credentials = {}
+    with suppress(MissingConfigException):
+        credentials = loader["credentials"]
+    with chdir(project):  # an entry's path is relative to it
+        return load_entry(DataCatalog.from_config(loader["catalog"], credentials), entry)
+
+
+def _begins(path: Path, sign: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(sign)) == sign
+
+
 def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
-    """Lines of the dialect, and for each column `number`, `truth` or `text`."""
+    """Lines of the dialect, and the kind of each column."""
     if path.suffix.lower() in PARQUET + FEATHER:
         return [], _kinds(read_binary(path))
     text, encoding = _decoded(path)
@@ -190,7 +361,7 @@ def _columns(path: Path) -> tuple[list[str], dict[str, str]]:
         listed = ", ".join(map(str, frame.columns))
         lines.append(f"columns: [{listed}]          # {MARK}: the file has no header row; name them, here and below")
     codes = [str(name) for name in texts if texts[name].str.fullmatch(rf"0\d+|{DATE}").any()]  # 01 is no number
-    return lines, _kinds(frame) | dict.fromkeys(codes, "text")
+    return lines, _kinds(frame) | _kinds(texts[codes])
 
 
 def _grouped(column: pd.Series) -> bool:
@@ -218,22 +389,25 @@ def _is_number(name: str) -> bool:
 
 
 def _numeric(frame: pd.DataFrame) -> int:
-    return sum(kind == "number" for kind in _kinds(frame).values())
+    return sum(pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes)
 
 
 def _kinds(frame: pd.DataFrame) -> dict[str, str]:
+    """Of each column `number`, `truth`, `text`, `date`, or `distinct`: one that differs in nearly every row."""
+
     def kind(column: pd.Series) -> str:
+        given = column.dropna()
         if pd.api.types.is_bool_dtype(column):
             return "truth"
+        dated = (isinstance(cell, datetime.date) or (isinstance(cell, str) and DATES.fullmatch(cell)) for cell in given)
+        if len(given) and all(dated):
+            return "date"
+        broken = pd.api.types.is_float_dtype(column)
+        if len(given) >= FEW and not broken and given.nunique() >= DISTINCT * len(given):
+            return "distinct"
         return "number" if pd.api.types.is_numeric_dtype(column) else "text"
 
-    return {str(name): kind(frame[name]) for name in frame.columns}
-
-
-def _not_taken(columns: list[str], like: str, more: str = "") -> str:
-    """A comment on columns that are no features."""
-    names = ", ".join(map(_text, columns))
-    return f"          # not taken, as it is called like {like}: {names}{more}\n" if columns else ""
+    return {str(name): kind(column) for name, column in frame.convert_dtypes().items()}
 
 
 def _feature(kind: str) -> str:

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equidp.data.cells import codes, numbers
+from equidp.data.cells import SENT, codes, numbers
 from equidp.data.columns import Categorical, Numeric, band_ids, bands, encode, feature_names
-from equidp.data.tables import read_rows
+from equidp.data.tables import read_binary, read_rows
 from equidp.errors import EquidpError
 
 
@@ -32,8 +32,8 @@ def test_rows_are_numbered_as_in_the_file(tmp_path: Path) -> None:
     [
         (b"", "holds no rows"),
         (b"a,b\n", "holds no rows"),
-        (b"a,b\n1,2\n1,2,3\n", "row 3: 3 fields where 2 are expected"),
-        (b"a,a\n1,2\n", "row 1: two columns have the same name"),
+        (b"a,b\n1,2\n1,2,3\n", "line 3: 3 fields where 2 are expected"),
+        (b"a,a\n1,2\n", "line 1: two columns have the same name"),
         (b"a,b\n\xff\xfe,2\n", r"is not UTF-8 text \(byte 4\)"),
         (b'a,b\n1,x\n2,"six\n3,y\n4,z\n', "the row that begins in line 3: unexpected end of data; write a quote"),
         (b'a,b\n1,"six\n2,"seven\n3,y\n', "the row that begins in line 2: ',' expected after '\"'"),
@@ -56,7 +56,9 @@ def test_encoding_needs_no_data() -> None:
 @pytest.mark.parametrize("value", ["nan", "inf", "1e999", "ten", ["1"]])
 def test_what_is_no_number_is_refused(value: object) -> None:
     frame = pd.DataFrame({"size": ["12", value]}, dtype=object)
-    with pytest.raises(EquidpError, match=r"t, row 1, column 'size': .* is not a number; give a number from 0 to 20"):
+    with pytest.raises(
+        EquidpError, match=r"t, row 1 \(of .* index\), column 'size': .* is not a number; give a number from 0 to 20"
+    ):
         encode(frame, {"size": Numeric(maximum=20)}, "t")
 
 
@@ -79,9 +81,13 @@ def test_a_number_is_told_as_it_was_written() -> None:
 @pytest.mark.parametrize("value", ["", None, math.nan, np.float64("nan"), pd.NA])
 def test_what_is_missing_is_called_so(value: object) -> None:
     frame = pd.DataFrame({"cell": [value]}, dtype=object)
-    with pytest.raises(EquidpError, match=r"t, row 0, column 'cell': a number is missing; give a number from 0 to 20"):
+    with pytest.raises(
+        EquidpError, match=r"t, row 0 \(of .* index\), column 'cell': a number is missing; give a number from 0 to 20"
+    ):
         encode(frame, {"cell": Numeric(maximum=20)}, "t")
-    with pytest.raises(EquidpError, match=r"t, row 0, column 'cell': a category is missing; give one of red, blue\."):
+    with pytest.raises(
+        EquidpError, match=r"t, row 0 \(of .* index\), column 'cell': a category is missing; give one of red, blue\."
+    ):
         encode(frame, {"cell": Categorical(categories=("red", "blue"))}, "t")
 
 
@@ -115,7 +121,10 @@ def test_a_table_that_other_signs_separate_is_refused(tmp_path: Path, sign: str)
 
 @pytest.mark.parametrize("number", [10**600, -(10**600)], ids=["above", "below"])
 def test_a_whole_number_beyond_every_float_is_refused_in_a_sentence(number: int) -> None:
-    with pytest.raises(EquidpError, match=r"^there, row 1, column 'age': -?10+… \(\d+ signs\) is not a number; give a"):
+    with pytest.raises(
+        EquidpError,
+        match=r"^there, row 1 \(of the table's index\), column 'age': -?10+… \(\d+ signs\) is not a number; give a",
+    ):
         numbers(pd.Series([3, number], name="age", dtype=object), 0, 90, "there")
 
 
@@ -124,3 +133,19 @@ def test_of_a_value_of_a_million_signs_the_beginning_is_told() -> None:
     with pytest.raises(EquidpError, match=r"… \(1,000,000 signs\)'\. Valid: a, b\.$") as refused:
         codes(column, ("a", "b"), "there")
     assert len(refused.value.message) < 1000
+
+
+def test_a_message_says_how_rows_are_counted(tmp_path: Path) -> None:
+    """In a file, in what a workbook or a database gives, and in what is sent to a served model: from 2, 1 and 0 on."""
+    (tmp_path / "t.csv").write_text("size\n1\n21\n")
+    (tmp_path / "t.parquet").write_bytes(pd.DataFrame({"size": [1, 21]}).to_parquet())
+    own = pd.DataFrame({"size": [1, 21]}, index=pd.Index(["a", "b"], name="person"))
+    for frame, counted in (
+        (read_rows(tmp_path / "t.csv", None), "line 3"),
+        (read_binary(tmp_path / "t.parquet"), "row 2 (the first below the header is 1)"),
+        (own.set_axis(pd.RangeIndex(2, name=SENT)), "row 1 of those sent (the first is 0)"),
+        (own, "row b (of the table's index)"),
+    ):
+        with pytest.raises(EquidpError) as raised:
+            encode(frame, {"size": Numeric(maximum=20)}, "t")
+        assert raised.value.message.startswith(f"t, {counted}, column 'size': ")

@@ -219,7 +219,10 @@ def test_whole_numbers_are_one_id_however_a_typed_table_has_them(tmp_path: Path)
     """pandas writes whole numbers as floats if one of the column is missing, in a row that is then left out, say."""
     found = [unit_identities(tmp_path, pd.Series(ids)) for ids in ([7, 8], [7.0, 8.0])]
     assert torch.equal(*found)
-    with pytest.raises(EquidpError, match=r"row 2, column 'person': the number 9007199254740992.0 may be several ids"):
+    with pytest.raises(
+        EquidpError,
+        match=r"row 2 \(the first .* is 1\), column 'person': the number 9007199254740992.0 may be several ids",
+    ):
         unit_identities(tmp_path, pd.Series([1.0, 2.0**53]))
 
 
@@ -228,7 +231,10 @@ def test_long_ids_that_a_catalog_made_floats_are_refused(tmp_path: Path) -> None
     frame = pd.DataFrame({"x": [1, 2, None], "y": "no", "person": [1.0, 2.0**53 + 1, None]})
     one = source("table", {**TYPED, "catalog": "t", "missing": "drop"})
     one.catalog = lambda name: frame
-    with pytest.raises(EquidpError, match=r"row 2, column 'person': the number 9007199254740992\.0 may be several ids"):
+    with pytest.raises(
+        EquidpError,
+        match=r"row 2 \(the first .* is 1\), column 'person': the number 9007199254740992\.0 may be several ids",
+    ):
         one.read(one.locate(tmp_path))
 
 
@@ -247,7 +253,7 @@ def unit_identities(folder: Path, ids: pd.Series) -> Tensor:
 
 
 def test_a_row_without_its_id_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EquidpError, match=r"row 3, column 'number': the id is missing"):
+    with pytest.raises(EquidpError, match=r"line 3, column 'number': the id is missing"):
         people(tmp_path, [PEOPLE[0], PEOPLE[1].replace("n1", ""), *PEOPLE[2:]], id="number")
 
 

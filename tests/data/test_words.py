@@ -63,9 +63,9 @@ def test_a_word_that_is_not_on_the_list_is_cut_at_its_apostrophe_or_unknown() ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"the 1 2\nthe 3 4\n", r"list\.txt, row 2: 'the' stands there twice; expected one word per line"),
-        (b"the 1 2\nfilm 3\n", "row 2: 2 columns, the first has 3"),
-        (b"the 1\n\nodd 1\n", "row 2: no word"),
+        (b"the 1 2\nthe 3 4\n", r"list\.txt, line 2: 'the' stands there twice; expected one word per line"),
+        (b"the 1 2\nfilm 3\n", "line 2: 2 columns, the first has 3"),
+        (b"the 1\n\nodd 1\n", "line 2: no word"),
         (b"the 1\n", "list.txt has 1 words, and data.options.vocabulary asks for 3: lower it"),
         (b"the 1\n\xff\xfe 2\n", "list.txt is not UTF-8 text"),
     ],

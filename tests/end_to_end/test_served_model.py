@@ -138,7 +138,7 @@ def test_a_missing_text_is_no_review_and_no_rows_are_no_scores(tmp_path: Path) -
     for value in (None, np.nan):
         found = score(pd.DataFrame({"text": ["a good film", value]}))
         assert found.iloc[:, 0].notna().tolist() == [True, False]
-        assert "row 1, column 'text': the text is missing" in found["reason"][1]
+        assert "row 1 of those sent (the first is 0), column 'text': the text is missing" in found["reason"][1]
     assert score(pd.DataFrame({"text": []})).shape == (0, 2)
 
 

@@ -370,6 +370,14 @@ presets:
 """
 
 
+def test_two_files_of_one_environment_that_set_the_same_are_named(project) -> None:
+    """Kedro says so in a traceback of 84 lines."""
+    for name in ("mine", "census"):
+        (project / f"conf/base/parameters/{name}.yml").write_text(VISITS)
+    with pytest.raises(EquidpError, match=r"Two files .* set presets\.visits: .*(mine|census)\.yml and .*\.yml\. Keep"):
+        resolved(project, dataset="visits")
+
+
 @pytest.fixture
 def clinic(project):
     """A project with a table of 30 persons with two rows each, whose warnings are heard."""

@@ -94,9 +94,9 @@ def test_vectors_without_a_file_are_trained_or_fixed_as_asked(embedding: str, tr
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 1 2\n", r"vectors\.txt, row 1: 2 numbers; expected 3 finite ones, or set model\.options\.dimension"),
-        ("a 1 2 3\nthe 1 two 3\n", r"row 2: could not convert string to float: 'two'; expected a word and 3 numbers"),
-        ("the 1 nan 3\n", "row 1: 3 numbers; expected 3 finite ones"),
+        ("the 1 2\n", r"vectors\.txt, line 1: 2 numbers; expected 3 finite ones, or set model\.options\.dimension"),
+        ("a 1 2 3\nthe 1 two 3\n", r"line 2: could not convert string to float: 'two'; expected a word and 3 numbers"),
+        ("the 1 nan 3\n", "line 1: 3 numbers; expected 3 finite ones"),
     ],
 )
 def test_bad_vector_files_are_named(tmp_path: Path, text: str, message: str) -> None:

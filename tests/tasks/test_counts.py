@@ -82,8 +82,8 @@ def test_a_loss_is_the_deviance_and_finite_whatever_the_output(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("rows", "options", "words"),
     [
-        (("0,1.5,A",), {}, "row 2, column 'visits': '1.5' is no whole number"),
-        (("0,21,A",), {}, "row 2, column 'visits': '21' is out of bounds; give a number from 0 to 20"),
+        (("0,1.5,A",), {}, "line 2, column 'visits': '1.5' is no whole number"),
+        (("0,21,A",), {}, "line 2, column 'visits': '21' is out of bounds; give a number from 0 to 20"),
         (("0,1,A",), {"counts": {"minimum": 3, "maximum": 9}}, "counts.minimum"),
         (("0,1,A",), {"target": {"maximum": 9}}, "by one of classes, .* not by target, counts"),
     ],

@@ -113,7 +113,7 @@ def test_labels_are_columns_of_0_and_1_and_nothing_else(tmp_path: Path) -> None:
     assert found.schema.outputs == 3
     frame.astype({"rash": object}).assign(rash=["2", *frame["rash"][1:]]).to_csv(tmp_path / "made.csv", index=False)
     table = source("table", OPTIONS)
-    with pytest.raises(EquidpError, match="row 2, column 'rash'"):
+    with pytest.raises(EquidpError, match="line 2, column 'rash'"):
         table.records(table.locate(tmp_path))
 
 

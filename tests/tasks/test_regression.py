@@ -141,7 +141,7 @@ def test_a_loss_is_of_the_number_on_the_scale_of_its_bounds(tmp_path: Path, loss
 
 def test_numbers_beyond_their_bounds_are_refused_or_clipped_and_told_by_group(tmp_path: Path) -> None:
     rows = ("0,10,f", "1,51,m", "1,9,m", "0,30.5,f")
-    with pytest.raises(EquidpError, match=r"row 3, column 'y': '51' is out of bounds; give a number from 10 to 50"):
+    with pytest.raises(EquidpError, match=r"line 3, column 'y': '51' is out of bounds; give a number from 10 to 50"):
         table(tmp_path, *rows)
     records = table(tmp_path, *rows, target={"minimum": 10, "maximum": 50, "clip": True})
     assert records.labels.tolist() == [10.0, 50.0, 10.0, 30.5]
@@ -167,6 +167,7 @@ def test_patients_who_differ_in_the_target_alone_are_no_copies_of_each_other(tmp
         ({"target": {"minimum": 5}}, "target.maximum.*Field required"),
         ({"label": ""}, "label: name the label's column"),
         ({"label": "x"}, "the label 'x' is also a feature"),
+        ({"unit": "x"}, "the unit 'x' is also a feature"),
         ({"class_edges": [3]}, "class_map and class_edges are for classes, and target declares none"),
         ({"sizes": [3, 4]}, "sizes: without classes give one number"),
         ({"target": {"maximum": 1e39}}, "cannot be told apart by seven digits"),

@@ -33,6 +33,9 @@ SHOWN = 5
 SEVERAL = -2
 """Position of a number that several declared categories are."""
 
+LINE, ROW, SENT = "line {}", "row {} (the first below the header is 1)", "row {} of those sent (the first is 0)"
+"""Names of a table's index, which say how its rows are counted."""
+
 WHOLE = 2.0**53
 """From here on neighbouring whole numbers are one float."""
 
@@ -66,6 +69,17 @@ def absent(column: pd.Series, names: Iterable[str] = ()) -> np.ndarray:
     """Boolean `[N]`: which cells are missing. `names` are declared, and never missing."""
     missing = MISSING - {name.lower() for name in names}
     return np.array([_is_absent(value, missing) for value in column.to_numpy(dtype=object)], dtype=bool)
+
+
+def row_of(index: pd.Index, label: object) -> str:
+    """A row for a message, in the way that the name of the table's index says."""
+    counted = index.name if index.name in (LINE, ROW, SENT) else "row {} (of the table's index)"
+    return str(counted).format(label)
+
+
+def place(where: str, column: pd.Series, label: object) -> str:
+    """A cell for a message: its table, row and column; `label` is the row's in the column's index."""
+    return f"{where}, {row_of(column.index, label)}, column {column.name!r}"
 
 
 def composed(name: object) -> str:
@@ -165,18 +179,18 @@ def codes(
     found = np.array([found_at(value) for value in column.to_numpy(dtype=object)], dtype=np.int64)
     if (found < 0).any():
         bad = int(np.argmax(found < 0))
-        given, place = column.iloc[bad], f"{where}, row {column.index[bad]}, column {column.name!r}:"
+        given, at = column.iloc[bad], f"{place(where, column, column.index[bad])}:"
         if _is_absent(given, {""}):
-            raise EquidpError(f"{place} a category is missing; give one of {listed_names(categories)}{otherwise}.")
+            raise EquidpError(f"{at} a category is missing; give one of {listed_names(categories)}{otherwise}.")
         if found[bad] == SEVERAL:
             texts = list(map(repr, alike(given)))
             texts += ["another"] if len(texts) == 1 else []
             sort = "truth value" if isinstance(given, bool | np.bool_) else "number"
             raise EquidpError(
-                f"{place} the {sort} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
+                f"{at} the {sort} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
                 "dtype=str)."
             )
-        refusal = unknown_name(f"category in {place}", given, [text for text, _ in written])
+        refusal = unknown_name(f"category in {at}", given, [text for text, _ in written])
         raise EquidpError(f"{refusal}{_others(column[found == -1], given, 'which are unknown too')}")
     return torch.from_numpy(found)
 
@@ -201,7 +215,7 @@ def numbers(
         what = "is not a number" if not np.isfinite(values[position]) else "is out of bounds"
         what = "a number is missing" if _is_absent(given, {""}) else f"{as_written(given)} {what}"
         raise EquidpError(
-            f"{where}, row {column.index[position]}, column {column.name!r}: {what}; "
+            f"{place(where, column, column.index[position])}: {what}; "
             f"give a number from {minimum:g} to {maximum:g}{otherwise}."
             + _others(column[~np.isfinite(values)], given, "which are no numbers")
         )
@@ -239,7 +253,7 @@ def with_points(column: pd.Series, decimal: str, thousands: str, where: str) -> 
         if isinstance(value, str) and not wanted.fullmatch(value) and number_in(value) is not None:
             signs = f"{decimal!r}" + (f" and thousands {thousands!r}" if thousands else "")
             raise EquidpError(
-                f"{where}, row {row}, column {column.name!r}: {value!r} is not written with the decimal sign {signs}; "
+                f"{place(where, column, row)}: {value!r} is not written with the decimal sign {signs}; "
                 "correct it, or data.options.decimal and data.options.thousands."
             )
     return _each(column, cell)

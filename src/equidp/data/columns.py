@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from equidp.data.cells import MISSING, UNKNOWN, absent, as_numbers, codes, numbers, refuse_alike, require
+from equidp.data.cells import MISSING, UNKNOWN, absent, as_numbers, codes, numbers, place, refuse_alike, require
 from equidp.errors import EquidpError
 from equidp.options import Number
 
@@ -247,7 +247,7 @@ def refuse_guessed(column: pd.Series, declared: Named | Numeric, thousands: str,
     if changed.any():
         at = int(np.flatnonzero(floats)[changed.argmax()])
         raise EquidpError(
-            f"{where}, row {column.index[at]}, column {column.name!r}: {cells[at]} {may_be}; give the column as text, "
+            f"{place(where, column, column.index[at])}: {cells[at]} {may_be}; give the column as text, "
             "as the file has it (pandas.read_csv with dtype=str, keep_default_na=False)."
         )
 

@@ -12,7 +12,19 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from equidp.data.cells import WHOLE, absent, as_number, as_numbers, as_written, composed, looks, looks_as_id, require
+from equidp.data.cells import (
+    WHOLE,
+    absent,
+    as_number,
+    as_numbers,
+    as_written,
+    composed,
+    looks,
+    looks_as_id,
+    place,
+    require,
+    row_of,
+)
 from equidp.data.columns import Named
 from equidp.data.membership import identities
 from equidp.errors import UNSHOWN, EquidpError
@@ -117,14 +129,14 @@ def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool =
     """
     if (gone := absent(column)).any():
         raise EquidpError(
-            f"{where}, row {column.index[int(gone.argmax())]}, column {column.name!r}: the {of} is missing. Give every "
+            f"{place(where, column, column.index[int(gone.argmax())])}: the {of} is missing. Give every "
             "row one, or an id of its own."
         )
     floats = np.array([isinstance(cell, float | np.floating) for cell in column.to_numpy(dtype=object)], dtype=bool)
     if floats.any() and (long := floats & (np.abs(as_numbers(column)) >= WHOLE)).any():
         at = int(long.argmax())
         raise EquidpError(
-            f"{where}, row {column.index[at]}, column {column.name!r}: the number {as_written(column.iloc[at])} may be "
+            f"{place(where, column, column.index[at])}: the number {as_written(column.iloc[at])} may be "
             "several ids, as a float has no more digits; give the ids as text."
         )
     names = column.astype(str).str.strip().map(composed)
@@ -133,7 +145,7 @@ def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool =
     ids = names.drop_duplicates()
     if (cut := ids.str.fullmatch(CUT_OFF)).any():
         raise EquidpError(
-            f"{where}, row {ids.index[int(cut.to_numpy().argmax())]}, column {column.name!r}: {ids[cut].iloc[0]!r} is "
+            f"{place(where, ids, ids.index[int(cut.to_numpy().argmax())])}: {ids[cut].iloc[0]!r} is "
             "what a spreadsheet leaves of a long id, and several may look alike; export the ids as text."
         )
     shown = ids.map(looks_as_id)
@@ -141,7 +153,7 @@ def id_names(column: pd.Series, where: str, of: str = "unit", *, guessed: bool =
         second = int(again.to_numpy().argmax())
         first = int((shown == shown.iloc[second]).to_numpy().argmax())
         raise EquidpError(
-            f"{where}, row {ids.index[second]}, column {column.name!r}: {ids.iloc[second]!r} and {ids.iloc[first]!r} "
-            f"(row {ids.index[first]}) may be one id in two spellings; write each id in one way."
+            f"{place(where, ids, ids.index[second])}: {ids.iloc[second]!r} and {ids.iloc[first]!r} "
+            f"({row_of(ids.index, ids.index[first])}) may be one id in two spellings; write each id in one way."
         )
     return names.map(as_number) if guessed else names

@@ -11,12 +11,13 @@ import io
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from equidp.data.cells import LINE, ROW
 from equidp.data.raw_files import content
 from equidp.errors import EquidpError
 
@@ -68,14 +69,14 @@ def read_rows(
         raise EquidpError(f"{path} holds no rows; download or export it again.")
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         headless = " (or name all by data.options.columns, if this is no header)" if dialect.adjustable else ""
-        raise EquidpError(f"{path}, row 1: two columns have the same name, {twice[0]!r}; rename one{headless}.")
+        raise EquidpError(f"{path}, line 1: two columns have the same name, {twice[0]!r}; rename one{headless}.")
     if len(names) == 1 and (sign := next((sign for sign in SEPARATORS if sign in names[0]), None)):
         raise _separated_otherwise(path, sign, dialect)
     for line, row in numbered:
         if len(row) != len(names):
-            raise EquidpError(f"{path}, row {line}: {len(row)} fields where {len(names)} are expected; repair it.")
+            raise EquidpError(f"{path}, line {line}: {len(row)} fields where {len(names)} are expected; repair it.")
     cells, lines = [row for _, row in numbered], [line for line, _ in numbered]
-    return pd.DataFrame(cells, columns=list(names), index=lines, dtype=object)
+    return pd.DataFrame(cells, columns=list(names), index=pd.Index(lines, name=LINE), dtype=object)
 
 
 def read_binary(path: Path) -> pd.DataFrame:
@@ -123,6 +124,17 @@ def read_query(query: str, database: Path | str) -> pd.DataFrame:
     return numbered_from_1(pd.DataFrame(rows, columns=names, dtype=object), where)
 
 
+def read_entry(load: Callable[[str], object], entry: str) -> pd.DataFrame:
+    """What an entry of the catalog gives. Raises EquidpError where it is no DataFrame."""
+    found = load(entry)
+    if not isinstance(found, pd.DataFrame):
+        raise EquidpError(
+            f"data.options.catalog={entry}: the entry gives a {type(found).__name__}; name one that gives a pandas "
+            "DataFrame."
+        )
+    return numbered_from_1(found, f"data.options.catalog={entry}")
+
+
 def looks_at_other_rows(query: str) -> str:
     """The word of a query by which what it gives of one row, or whether, depends on other rows; empty without one."""
     found = OTHER_ROWS.search(QUOTED.sub(" ", query))
@@ -131,7 +143,7 @@ def looks_at_other_rows(query: str) -> str:
 
 def numbered_from_1(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The table with column names as text and rows counted from 1. Raises EquidpError for two columns of one name."""
-    found = frame.set_axis(pd.RangeIndex(1, len(frame) + 1)).rename(columns=str)
+    found = frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name=ROW)).rename(columns=str)
     if found.columns.has_duplicates:
         twice = found.columns[found.columns.duplicated()][0]
         raise EquidpError(f"{where}: two columns have the same name, {twice!r}; rename one (in SQL by AS).")

@@ -69,7 +69,7 @@ def read_list(path: Path, count: int) -> tuple[str, ...]:
             why = (
                 f"{word!r} stands there twice" if word in found else f"{len(values) + 1} columns, the first has {width}"
             )
-            raise EquidpError(f"{path}, row {number}: {why if word else 'no word'}; expected one word per line.")
+            raise EquidpError(f"{path}, line {number}: {why if word else 'no word'}; expected one word per line.")
         found[word] = None
         if len(found) == count:
             return tuple(found)

@@ -21,6 +21,7 @@ from kedro.pipeline import Pipeline
 from equidp.config_loader import EquidpConfigLoader, project_is_at
 from equidp.errors import EquidpError, unknown_name
 from equidp.system import collection, interrupts
+from equidp.system.extras import EXCEL, not_installed
 from equidp.system.files import REFUSALS, locked, remove, storage_error
 from equidp.system.notebooks import without_ipython
 
@@ -152,7 +153,7 @@ class GuardHook:
     def after_catalog_created(self, catalog: DataCatalog) -> None:
         """Nodes are given the settings themselves: they were validated, and nothing builds them again."""
         catalog["settings"] = MemoryDataset(self._settings, copy_mode="assign")
-        catalog["tables"] = MemoryDataset(partial(_load, catalog), copy_mode="assign")
+        catalog["tables"] = MemoryDataset(partial(load_entry, catalog), copy_mode="assign")
 
     @hook_impl(wrapper=True)
     def before_pipeline_run(
@@ -284,13 +285,18 @@ def _refuse_other(settings: Settings, pipeline: str) -> None:
         raise EquidpError(f"The pipeline {pipeline} {what}: it is for classification, not for the task {task}.")
 
 
-def _load(catalog: DataCatalog, name: str) -> Any:
+def load_entry(catalog: DataCatalog, name: str) -> Any:
     """An entry of the catalog that a user's settings name."""
     if name not in catalog:
         raise unknown_name("entry of the catalog in data.options.catalog", name, catalog.keys())
     try:
         return catalog.load(name)
     except DatasetError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, ImportError) and cause.name == EXCEL:
+            raise not_installed(EXCEL, f"data.options.catalog={name}") from error
         reason = " ".join(str(error).split()).rstrip(".")
         raise EquidpError(f"data.options.catalog={name} cannot be read: {reason}.") from error
 

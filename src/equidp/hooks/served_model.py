@@ -21,7 +21,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from torch import Tensor
 
-from equidp.data.cells import cells
+from equidp.data.cells import SENT, cells
 from equidp.data.records import Schema
 from equidp.data.sources import source
 from equidp.data.sources.base import Source
@@ -67,7 +67,7 @@ class ServedModel(PythonModel):
                 features = self._stored(model_input)
             else:
                 encoder = source(self.card["source"], self.card["source_options"]).as_in(schema)
-                features = _encoded(encoder, as_read(rows), refused)
+                features = _encoded(encoder, as_read(rows.set_axis(pd.RangeIndex(len(rows), name=SENT))), refused)
         except EquidpError as error:
             raise RefusedInputError(error.message) from error
         found = predict(self.network, features, schema).numpy()

@@ -141,10 +141,10 @@ def _numbers(values: list[str], dimension: int, path: Path, line: int) -> Tensor
     try:
         numbers = torch.tensor([float(value) for value in values])
     except ValueError as error:
-        raise EquidpError(f"{path}, row {line}: {error}; expected a word and {dimension} numbers.") from error
+        raise EquidpError(f"{path}, line {line}: {error}; expected a word and {dimension} numbers.") from error
     if len(numbers) != dimension or not torch.isfinite(numbers).all():
         raise EquidpError(
-            f"{path}, row {line}: {len(numbers)} numbers; expected {dimension} finite ones, or set "
+            f"{path}, line {line}: {len(numbers)} numbers; expected {dimension} finite ones, or set "
             "model.options.dimension."
         )
     return numbers

@@ -7,12 +7,20 @@ from typing import Any
 
 from equidp.errors import EquidpError
 
+EXCEL = "openpyxl"
+"""What reads Excel's workbooks, for pandas."""
+
 
 def extra(name: str, needed_by: str) -> Any:
     """The module `name` of an extra. Raises EquidpError where it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise EquidpError(
-            f"{needed_by} needs {name.partition('.')[0]}, which is not installed: pip install 'equidp[pretrained]'."
-        ) from error
+        raise not_installed(name, needed_by) from error
+
+
+def not_installed(name: str, needed_by: str) -> EquidpError:
+    """Build the error for a module that is missing."""
+    library = name.partition(".")[0]
+    chosen = "excel" if library == EXCEL else "pretrained"
+    return EquidpError(f"{needed_by} needs {library}, which is not installed: pip install 'equidp[{chosen}]'.")

@@ -67,11 +67,11 @@ def test_encode_takes_rows_with_the_providers_names(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("Sales", "Saless", r"adult\.data, row 1, column 'occupation': 'Saless'\. Did you mean 'Sales'"),
-        ("18, ", "old, ", r"adult\.data, row 1, column 'age': 'old' is not a number; give a number from 0 to 90"),
-        ("18, ", "180, ", r"row 1, column 'age': '180' is out of bounds; give a number from 0 to 90"),
-        (">50K", "50K", r"row 1, column 'income': '50K'\. Did you mean '>50K'"),
-        (", 40, ", ", ", r"adult\.data, row 1: 14 fields where 15 are expected"),
+        ("Sales", "Saless", r"adult\.data, line 1, column 'occupation': 'Saless'\. Did you mean 'Sales'"),
+        ("18, ", "old, ", r"adult\.data, line 1, column 'age': 'old' is not a number; give a number from 0 to 90"),
+        ("18, ", "180, ", r"line 1, column 'age': '180' is out of bounds; give a number from 0 to 90"),
+        (">50K", "50K", r"line 1, column 'income': '50K'\. Did you mean '>50K'"),
+        (", 40, ", ", ", r"adult\.data, line 1: 14 fields where 15 are expected"),
     ],
 )
 def test_a_bad_row_is_named(folder: Path, old: str, new: str, message: str) -> None:

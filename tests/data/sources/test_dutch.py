@@ -69,10 +69,10 @@ def test_encode_takes_rows_with_the_files_names() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("male,4,", "man,4,", r"dutch\.csv, row 2, column 'sex': 'man'\. Did you mean"),
-        ("male,4,", "male,18,", r"row 2, column 'age': '18' is out of bounds; give a number from 1 to 17"),
+        ("male,4,", "man,4,", r"dutch\.csv, line 2, column 'sex': 'man'\. Did you mean"),
+        ("male,4,", "male,18,", r"line 2, column 'age': '18' is out of bounds; give a number from 1 to 17"),
         ("household_size", "size", r"No column 'household_size' in .*dutch\.csv\."),
-        ("1,111,13", "1,114,13", r"row 3, column 'economic_status': '114'"),
+        ("1,111,13", "1,114,13", r"line 3, column 'economic_status': '114'"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:

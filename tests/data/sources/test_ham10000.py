@@ -146,19 +146,19 @@ def test_an_image_without_a_row_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("ISIC_0000000,nv", "ISIC_0000000,naevus", r"row 2, column 'dx': 'naevus'\."),
+        ("ISIC_0000000,nv", "ISIC_0000000,naevus", r"line 2, column 'dx': 'naevus'\."),
         (
             "ISIC_0000001,nv",
             "ISIC_0000000,nv",
-            r"row 3, column 'image_id': 'ISIC_0000000' is in an earlier row too",
+            r"line 3, column 'image_id': 'ISIC_0000000' is in an earlier line too",
         ),
-        ("histo,0.0,male", "histo,0.0,mail", r"row 2, column 'sex': 'mail'\. Did you mean 'male'"),
+        ("histo,0.0,male", "histo,0.0,mail", r"line 2, column 'sex': 'mail'\. Did you mean 'male'"),
         (
             "histo,0.0,male",
             "histo,old,male",
-            r"row 2, column 'age': 'old' is not a number; give a number from 0 to 120",
+            r"line 2, column 'age': 'old' is not a number; give a number from 0 to 120",
         ),
-        ("male,back", "male,moon", r"row 2, column 'localization': 'moon'\."),
+        ("male,back", "male,moon", r"line 2, column 'localization': 'moon'\."),
         ("lesion_id", "lesion", r"No column 'lesion_id' in .*HAM10000_metadata\.csv\."),
     ],
 )

@@ -71,7 +71,10 @@ def test_a_table_tells_the_classes_of_images_in_one_folder(tmp_path: Path, optio
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [("cat0.png,f,0,cow", r"row 2, column 'kind': 'cow'\. Valid: cat, dog"), ("cat0.png,f,0,", "row 2, column 'kind'")],
+    [
+        ("cat0.png,f,0,cow", r"line 2, column 'kind': 'cow'\. Valid: cat, dog"),
+        ("cat0.png,f,0,", "line 2, column 'kind'"),
+    ],
 )
 def test_a_class_that_the_table_does_not_tell_is_refused(tmp_path: Path, options: dict, row: str, message: str) -> None:
     told, table = flat(tmp_path, options), tmp_path / "mine" / "told.csv"
@@ -296,7 +299,7 @@ def test_metadata_without_an_image_and_the_reverse_are_named(tmp_path: Path, opt
         read(tmp_path, options)
     (pets / "dog" / "stray.png").unlink()
     append(table, "ghost.png,f,1")
-    with pytest.raises(EquidpError, match=r"pets\.csv, row 82: image 'ghost' is not in .*pets"):
+    with pytest.raises(EquidpError, match=r"pets\.csv, line 82: image 'ghost' is not in .*pets"):
         read(tmp_path, options)
 
 
@@ -306,7 +309,7 @@ def test_ambiguous_names_are_refused(tmp_path: Path, options: dict) -> None:
     with pytest.raises(EquidpError, match=r"pets holds two images called 'cat0'; rename one"):
         read(tmp_path, options)
     append(table, "cat0.png,f,1")
-    with pytest.raises(EquidpError, match=r"row 82, column 'image': 'cat0' is in an earlier row too"):
+    with pytest.raises(EquidpError, match=r"line 82, column 'image': 'cat0' is in an earlier line too"):
         read(tmp_path, options)
 
 

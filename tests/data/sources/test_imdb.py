@@ -74,12 +74,12 @@ def test_encode_takes_a_column_of_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", r"row 1: JSONDecodeError.*expected split \(train or test\), label \(0 or 1\) and text"),
-        ('{"split": "train", "label": 1}', r"row 1: KeyError\('text'\)"),
-        ('{"split": "dev", "label": 1, "text": "x"}', "row 1: ValueError"),
-        ('{"split": "test", "label": 7, "text": "x"}', "row 1: ValueError"),
-        ("[]", "row 1: TypeError"),
-        ("", "row 1: JSONDecodeError|holds no reviews"),
+        ("{", r"line 1: JSONDecodeError.*expected split \(train or test\), label \(0 or 1\) and text"),
+        ('{"split": "train", "label": 1}', r"line 1: KeyError\('text'\)"),
+        ('{"split": "dev", "label": 1, "text": "x"}', "line 1: ValueError"),
+        ('{"split": "test", "label": 7, "text": "x"}', "line 1: ValueError"),
+        ("[]", "line 1: TypeError"),
+        ("", "line 1: JSONDecodeError|holds no reviews"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:

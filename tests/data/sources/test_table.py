@@ -129,7 +129,7 @@ def test_a_category_is_known_however_its_accents_are_written(tmp_path: Path) -> 
 def test_one_number_in_two_spellings_is_refused_as_a_person(tmp_path: Path, other: str) -> None:
     """As two units, the person would have twice the influence."""
     rows = ("170,ill,A,50,f,30", "17,well,A,60,f,30", f"{other},well,A,60,f,30")
-    with pytest.raises(EquidpError, match=rf"row 4, column 'person': '{other}' and '17' \(row 3\) may be one id"):
+    with pytest.raises(EquidpError, match=rf"line 4, column 'person': '{other}' and '17' \(line 3\) may be one id"):
         read(tmp_path, *rows)
 
 
@@ -140,9 +140,9 @@ def test_one_number_in_two_spellings_is_refused_as_a_person(tmp_path: Path, othe
 def test_two_ids_that_a_person_cannot_tell_apart_are_refused(tmp_path: Path, one: str, other: str) -> None:
     """As two persons they would have twice the influence, and stand on both sides of a split."""
     rows = (f"{one},ill,A,50,f,30", "p2,well,A,60,f,30", f"{other},well,A,60,f,30")
-    with pytest.raises(EquidpError, match=r"row 4, column 'person': .* \(row 2\) may be one id in two spellings"):
+    with pytest.raises(EquidpError, match=r"line 4, column 'person': .* \(line 2\) may be one id in two spellings"):
         read(tmp_path, *rows)
-    with pytest.raises(EquidpError, match=r"row 4, column 'person': .* \(row 2\) may be one id in two spellings"):
+    with pytest.raises(EquidpError, match=r"line 4, column 'person': .* \(line 2\) may be one id in two spellings"):
         read(tmp_path, *rows, unit="", id="person")
 
 
@@ -162,20 +162,20 @@ def test_ids_that_are_whole_numbers_written_one_way_are_taken(tmp_path: Path) ->
 @pytest.mark.parametrize("person", ["1.23457E+11", "1.2345678901234568e+17"])
 def test_what_a_spreadsheet_left_of_ids_is_refused(tmp_path: Path, person: str) -> None:
     """Ids of several persons may have become this one."""
-    with pytest.raises(EquidpError, match=r"row 3, column 'person': '1\.23.* leaves of a long id, .* as text\."):
+    with pytest.raises(EquidpError, match=r"line 3, column 'person': '1\.23.* leaves of a long id, .* as text\."):
         read(tmp_path, "p1,ill,A,50,f,30", f"{person},well,A,60,f,30")
 
 
 @pytest.mark.parametrize("person", ["", " ", "NA", "?", "#N/A", "<NA>", "-", r"\N"])
 def test_a_row_without_a_person_is_refused(tmp_path: Path, person: str) -> None:
     """Many such rows would be protected as one person."""
-    with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'person': the unit is missing"):
+    with pytest.raises(EquidpError, match=r"people\.csv, line 3, column 'person': the unit is missing"):
         read(tmp_path, "p1,ill,A,50,f,30", f"{person},well,A,60,f,30", "p2,well,A,60,f,30")
 
 
 def test_missing_values_are_refused_or_dropped(tmp_path: Path) -> None:
     rows = ("p1,ill,A,50,f,30", "p2,well,?,60,f,30", "p3,well,B,NA,f,30")
-    with pytest.raises(EquidpError, match=r"people\.csv, row 3, column 'ward': a value is missing; .*`missing: drop`"):
+    with pytest.raises(EquidpError, match=r"people\.csv, line 3, column 'ward': a value is missing; .*`missing: drop`"):
         read(tmp_path, *rows)
     found = read(tmp_path, *rows, missing="drop")
     assert len(found) == 1
@@ -205,16 +205,16 @@ def test_what_is_left_out_is_told_by_group_at_every_ingestion(tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("p,ill,C,50,f,30", r"row 2, column 'ward': 'C'\. Valid: A, B"),
-        ("p,ill,A,fat,f,30", r"row 2, column 'weight': 'fat' is not a number; give a number from 0 to 200"),
-        ("p,ill,A,201,f,30", r"row 2, column 'weight': '201' is out of bounds"),
-        ("p,sick,A,50,f,30", r"row 2, column 'outcome': 'sick'\."),
-        ("p,ill,A,50,x,30", r"row 2, column 'sex': 'x'\."),
+        ("p,ill,C,50,f,30", r"line 2, column 'ward': 'C'\. Valid: A, B"),
+        ("p,ill,A,fat,f,30", r"line 2, column 'weight': 'fat' is not a number; give a number from 0 to 200"),
+        ("p,ill,A,201,f,30", r"line 2, column 'weight': '201' is out of bounds"),
+        ("p,sick,A,50,f,30", r"line 2, column 'outcome': 'sick'\."),
+        ("p,ill,A,50,x,30", r"line 2, column 'sex': 'x'\."),
         (
             "p,ill,A,50,f,",
-            r"row 2, column 'age': a number is missing; give .*, or declare the grouping with `unknown: true`",
+            r"line 2, column 'age': a number is missing; give .*, or declare the grouping with `unknown: true`",
         ),
-        ("p,ill,A,50,f", r"row 2: 5 fields where 6 are expected"),
+        ("p,ill,A,50,f", r"line 2: 5 fields where 6 are expected"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
@@ -254,6 +254,10 @@ def test_a_missing_group_is_told_how_to_become_one(tmp_path: Path) -> None:
         ({"classes": [0, 1]}, r"'classes\.0' is not valid: .*valid string; put it in quotes \(given: 0\)\."),
         ({"classes": [False, True]}, r"put it in quotes \(given: False\)\."),
         ({"features": {"outcome": {"kind": "numeric", "maximum": 2}}}, "the label 'outcome' is also a feature"),
+        (
+            {"features": {"number": {"kind": "numeric", "column": "person", "maximum": 9}}},
+            "the unit 'person' is also a",
+        ),
         ({"groups": {"class": {"edges": [1]}}}, "a grouping cannot be called 'class'"),
         ({"groups": {"a*b": {"edges": [1]}}}, r"a grouping cannot be called 'a\*b'"),
         ({"classes": ["a", "b\r"]}, r"the name 'b\\r' holds the control character '\\r'; write it without"),

@@ -159,9 +159,11 @@ def test_numbers_are_no_texts(tmp_path: Path) -> None:
     table = source("table", {**TEXTS, "catalog": "t"})
     for rows in ("body,y\n7,no\n1.50,yes\n", "body,y\n007,no\n8,yes\n"):
         table.catalog = lambda name, rows=rows: pd.read_csv(io.StringIO(rows))
-        with pytest.raises(EquidpError, match=r"row 1, column 'body': 7(\.0)? is no text, and may have been written"):
+        with pytest.raises(
+            EquidpError, match=r"row 1 \(the first .*\), column 'body': 7(\.0)? is no text, and may have been written"
+        ):
             table.read(table.locate(tmp_path))
-    with pytest.raises(EquidpError, match=r"the given table, row 0, column 'body': 7 is no text"):
+    with pytest.raises(EquidpError, match=r"the given table, row 0 \(of .*\), column 'body': 7 is no text"):
         table.encode(pd.DataFrame({"body": [7]}))
 
 
@@ -182,12 +184,12 @@ TEXTS = {"label": "y", "classes": ["no", "yes"], "text": "body"}
 def test_a_text_that_is_missing_is_no_text_that_says_none(tmp_path: Path, gone: object) -> None:
     frame = pd.DataFrame({"body": ["none", "-", gone], "y": ["no", "yes", "no"]})
     frame.to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(EquidpError, match="row 3, column 'body': a value is missing"):
+    with pytest.raises(EquidpError, match=r"row 3 \(the first .*\), column 'body': a value is missing"):
         records({**TEXTS, "path": "t.parquet"}, tmp_path)
     assert len(records({**TEXTS, "path": "t.parquet", "missing": "drop"}, tmp_path)) == 2
     served = source("table", {**TEXTS, "path": "t.parquet"})
     assert len(served.encode(frame[:2])) == 2
-    with pytest.raises(EquidpError, match="the given table, row 2, column 'body': the text is missing"):
+    with pytest.raises(EquidpError, match=r"the given table, row 2 \(of .*\), column 'body': the text is missing"):
         served.encode(frame)
 
 
@@ -314,8 +316,16 @@ def test_a_guessed_number_that_two_categories_may_be_is_refused() -> None:
         (["true", "TRUE"], "true\n", r"the truth value True may be 'true' or 'TRUE'"),
         (["12345678901234567", "12345678901234568"], "12345678901234567\n\n", r"may be '12345678901234567' or '12345"),
         (["12345678901234568"], "12345678901234568\n\n", r"may be '12345678901234568' or another; give the column as"),
-        (["NA", "EU"], "EU\nNA\n", r"row 1, column 'x': nan may be 'NA' or a missing value; give the column as text"),
-        (None, "1.234\n", r"row 0, column 'x': 1\.234 may be another number, as data\.options\.thousands is '\.'"),
+        (
+            ["NA", "EU"],
+            "EU\nNA\n",
+            r"row 1 \(.*\), column 'x': nan may be 'NA' or a missing value; give the column as text",
+        ),
+        (
+            None,
+            "1.234\n",
+            r"row 0 \(.*\), column 'x': 1\.234 may be another number, as data\.options\.thousands is '\.'",
+        ),
     ],
 )
 def test_a_guess_that_may_have_changed_the_text_is_refused(feature, cells: str, message: str) -> None:

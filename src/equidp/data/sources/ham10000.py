@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equidp.data.cells import codes, require
+from equidp.data.cells import codes, place, require
 from equidp.data.groupings import Grouping, group_ids, group_names, id_names, unit_ids
 from equidp.data.images import (
     IMAGENET_MEAN,
@@ -212,4 +212,4 @@ def _refuse_duplicates(column: pd.Series, where: str) -> None:
     repeated = column.duplicated()
     if repeated.any():
         row = column.index[int(torch.tensor(repeated.to_numpy()).nonzero()[0])]
-        raise EquidpError(f"{where}, row {row}, column {column.name!r}: {column.loc[row]!r} is in an earlier row too.")
+        raise EquidpError(f"{place(where, column, row)}: {column.loc[row]!r} is in an earlier line too.")

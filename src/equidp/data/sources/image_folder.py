@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from equidp.data.cells import codes, composed, looks, require
+from equidp.data.cells import codes, composed, looks, place, require, row_of
 from equidp.data.groupings import Grouping, group_ids, group_names, owners
 from equidp.data.images import IMAGENET_MEAN, IMAGENET_SD, OTHER_SUFFIXES, SUFFIXES, decode_all, decoder, image_files
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, folder_fingerprint, inside
@@ -267,7 +267,7 @@ def _rows_of(frame: pd.DataFrame, column: str, paths: list[Path], folder: Path, 
     keys = frame[column].map(_stem)
     again = keys.map(looks).duplicated()  # names that look alike are one image's in two spellings
     for key, row in zip(keys[again], frame.index[again], strict=True):
-        raise EquidpError(f"{where}, row {row}, column {column!r}: {key!r} is in an earlier row too.")
+        raise EquidpError(f"{place(where, frame[column], row)}: {key!r} is in an earlier line too.")
     stems = [composed(path.stem) for path in paths]
     if (twice := pd.Series(map(looks, stems)).duplicated()).any():
         repeated = stems[int(twice.to_numpy().argmax())]
@@ -278,6 +278,8 @@ def _rows_of(frame: pd.DataFrame, column: str, paths: list[Path], folder: Path, 
             raise EquidpError(f"Image {stem!r} in {folder} has no row in {where}; remove it or add its row.")
     for key, row in zip(keys, frame.index, strict=True):
         if key not in wanted:
-            raise EquidpError(f"{where}, row {row}: image {key!r} is not in {folder}; add it or remove the row.")
-    row_of = dict(zip(keys, frame.index, strict=True))
-    return frame.loc[[row_of[stem] for stem in stems]]
+            raise EquidpError(
+                f"{where}, {row_of(frame.index, row)}: image {key!r} is not in {folder}; add it or remove the line."
+            )
+    label_of = dict(zip(keys, frame.index, strict=True))
+    return frame.loc[[label_of[stem] for stem in stems]]

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from tqdm import tqdm
 
-from equidp.data.cells import require
+from equidp.data.cells import place, require
 from equidp.data.columns import band_ids, bands
 from equidp.data.membership import identities
 from equidp.data.raw_files import (
@@ -196,7 +196,9 @@ class Imdb(Source):
         require(frame, ["text"], "the given table")
         if (absent := frame["text"].isna()).any():
             row = frame.index[int(absent.to_numpy().argmax())]
-            raise EquidpError(f"the given table, row {row}, column 'text': the text is missing; leave the row out.")
+            raise EquidpError(
+                f"{place('the given table', frame['text'], row)}: the text is missing; leave the row out."
+            )
         if self.options.tokenizer:
             return self._tokens.ids([TAG.sub(" ", str(text)) for text in frame["text"]])
         ids = [self._ids(words(str(text))) for text in frame["text"]]
@@ -242,7 +244,7 @@ def _read_packed(path: Path) -> Iterator[Review]:
             yield PARTS.index(row["split"]), (0, 1).index(row["label"]), str(row["text"])
         except (ValueError, KeyError, TypeError) as error:
             raise EquidpError(
-                f"{path}, row {number}: {error!r}; expected split (train or test), label (0 or 1) and text."
+                f"{path}, line {number}: {error!r}; expected split (train or test), label (0 or 1) and text."
             ) from error
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from equidp.data.cells import MISSING, absent, as_written, cells, codes, require, with_points
+from equidp.data.cells import MISSING, absent, as_written, cells, codes, place, require, with_points
 from equidp.data.columns import Bounded, Named, Numeric, beyond, encode, feature_names, refuse_guessed
 from equidp.data.groupings import group_ids, group_names, nearly_alike, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
@@ -27,8 +27,8 @@ from equidp.data.tables import (
     Dialect,
     frame_digest,
     looks_at_other_rows,
-    numbered_from_1,
     read_binary,
+    read_entry,
     read_query,
     read_rows,
 )
@@ -146,7 +146,7 @@ class Table(Source):
         found = self._cells(frame, where)
         if text and (gone := _no_text(found[text[0]])).any():
             row = frame.index[int(gone.argmax())]
-            raise EquidpError(f"{where}, row {row}, column {text[0]!r}: the text is missing; leave the row out.")
+            raise EquidpError(f"{place(where, frame[text[0]], row)}: the text is missing; leave the row out.")
         return self._features(found, where)
 
     def _labels(self, frame: pd.DataFrame, where: str) -> Tensor:
@@ -161,7 +161,7 @@ class Table(Source):
         if self.options.counts and (parts := (found != found.round()).numpy()).any():
             at = int(parts.argmax())
             raise EquidpError(
-                f"{where}, row {column.index[at]}, column {column.name!r}: {as_written(column.iloc[at])} is no whole "
+                f"{place(where, column, column.index[at])}: {as_written(column.iloc[at])} is no whole "
                 "number; correct it, or declare target in place of counts."
             )
         return found.float()
@@ -172,7 +172,7 @@ class Table(Source):
         texts = frame[self.options.text].tolist()
         if others := [at for at, text in enumerate(texts) if not isinstance(text, str)]:
             raise EquidpError(
-                f"{where}, row {frame.index[others[0]]}, column {self.options.text!r}: {as_written(texts[others[0]])} "
+                f"{place(where, frame[self.options.text], frame.index[others[0]])}: {as_written(texts[others[0]])} "
                 "is no text, and may have been written otherwise; give the column as text (pandas: dtype=str)."
             )
         if self.options.tokenizer:
@@ -191,13 +191,7 @@ class Table(Source):
             raise EquidpError(
                 f"data.options.catalog={self.options.catalog}: only a Kedro run has a catalog; give a path here."
             )
-        found = self.catalog(self.options.catalog)
-        if not isinstance(found, pd.DataFrame):
-            raise EquidpError(
-                f"data.options.catalog={self.options.catalog}: the entry gives a {type(found).__name__}; name one that "
-                "gives a pandas DataFrame."
-            )
-        found = numbered_from_1(found, f"data.options.catalog={self.options.catalog}")
+        found = read_entry(self.catalog, self.options.catalog)
         floats = {str(name) for name in found if pd.api.types.is_float_dtype(found[name])}
         for name in floats & self._numeric:
             if self.options.thousands == ".":
@@ -251,7 +245,7 @@ class Table(Source):
                 own = ", or declare what stands for it (`unknown: true`, or `missing: …` of a number)"
                 own = own if name not in self.options.outcomes else ""
                 raise EquidpError(
-                    f"{where}, row {frame.index[int(missed.argmax())]}, column {column.name!r}: a value is missing; "
+                    f"{place(where, column, frame.index[int(missed.argmax())])}: a value is missing; "
                     f"give it{own}, or leave all such rows out by `missing: drop` among the dataset's options."
                 )
             gone |= missed

@@ -149,9 +149,12 @@ class TableOptions(SourceOptions):
         if self.decimal == self.thousands:
             raise ValueError("decimal and thousands are the same sign")
         self._one_task()
+        features = {self.text, *(declared.column or name for name, declared in self.declared.items())}
         for label in self.outcomes:
-            if label in (self.text, *(declared.column or name for name, declared in self.declared.items())):
+            if label in features:
                 raise ValueError(f"the label {label!r} is also a feature")
+        if self.unit and self.unit in features:  # a person's number says nothing of other persons
+            raise ValueError(f"the unit {self.unit!r} is also a feature")
         if bool(self.features) == bool(self.text):
             raise ValueError("declare the columns of features, or one column of text")
         if self.tokenizer and not self.text:
