@@ -18,6 +18,7 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load
 from tests.data.sources.tiny import write_tiny
 
+from equidp.accounting.dataset_ledger import Spent
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Schema
@@ -334,6 +335,27 @@ def test_of_a_tuned_model_the_checklist_claims_no_figures_that_a_tuning_does_not
     assert {lines[key]["status"] for key in ("utility", "groups", "cost_of_privacy")} == {"open"}
     plain = lines_of(document(files(), "checklist"))
     assert plain["cost_of_privacy"]["answer"].startswith("Measured inside")
+
+
+def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_known():
+    found = files(counted=Spent(secure=2, research=7, others=0, epsilon=5.56003, delta=1e-5))
+    for name in ("checklist.md", "registry.md", "privacy.md"):
+        told = found[name].decode()
+        assert "counted 2 secure runs on these records, published or not" in told
+        assert "Together they cost one record at most ε = 5.5601 at δ = 1e-05." in told
+        assert "lists 7 runs in research mode and counts none" in told
+        assert "another unit" not in told
+    line = lines_of(document(found, "checklist"))["elsewhere"]
+    assert line["status"] == "open"  # of what others publish no ledger tells
+    assert line["value"] == {
+        "secure_runs": 2, "research_runs": 7, "other_units": 0, "epsilon": 5.56003, "delta": 1e-5
+    }  # fmt: skip
+    alone = files(counted=Spent(secure=0, research=1, others=3, epsilon=0.0, delta=1e-5))["privacy.md"].decode()
+    assert "counted no secure runs on these records. Of 3 secure runs more, which protect another unit" in alone
+    assert "lists 1 run in research mode" in alone
+    unread = lines_of(document(files(), "checklist"))["elsewhere"]["answer"]
+    assert "the pipeline `ledger` tells" in unread
+    assert not any(b"knows of none" in content for content in found.values())
 
 
 def registry(privacy: dict[str, Any]) -> str:

@@ -13,7 +13,15 @@ from typing import Any
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
-from equidp.reporting.release.registry import accounting, preprocessing, randomness, trials, unprotected
+from equidp.reporting.release.registry import (
+    accounting,
+    preprocessing,
+    randomness,
+    together,
+    together_value,
+    trials,
+    unprotected,
+)
 from equidp.reporting.statement_sections import epsilon_text
 
 
@@ -230,7 +238,9 @@ def _collection(facts: Facts) -> list[Line]:
         Line(
             "elsewhere",
             "Are the same people in other releases?",
-            "ε of several releases about one person adds up, whoever publishes them. The run knows of none.",
+            f"ε of several releases about one person adds up, whoever publishes them. {together(facts)} Of releases "
+            "that no run of this project made the curator knows.",
+            together_value(facts),
             open=True,
         ),
     ]

@@ -6,6 +6,7 @@ names the tier that its answered lines reach.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,6 +105,7 @@ def _details(facts: Facts) -> list[Line]:
         unprotected(facts),
         accounting(facts),
         trials(facts),
+        Line("together", "All runs on these records", together(facts), together_value(facts)),
         Line(
             "post_processing",
             "Post-processing",
@@ -208,6 +210,41 @@ def trials(facts: Facts) -> Line:
     declared = ", ".join(f"{name} {value}" for name, value in found.items())
     text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
+
+
+def together(facts: Facts) -> str:
+    """What the data set's ledger counts by now: the number of its runs and their total ε, and no names."""
+    counted, unit = facts.counted, facts.privacy["unit"]
+    if counted is None:
+        return "The curator's ledger lists every training on these records; the pipeline `ledger` tells their total ε."
+    text = f"When this was written the curator's ledger counted {_runs(counted.secure, 'secure ')} on these records"
+    if counted.secure:
+        text += (
+            f", published or not. Together they cost one {unit} at most ε = {epsilon_text(counted.epsilon)} at "
+            f"δ = {counted.delta:g}"
+        )
+    text += "."
+    if counted.others:
+        text += f" Of {_runs(counted.others, 'secure ')} more, which protect another unit, the ε have no total with it."
+    if counted.research:
+        text += (
+            f" It also lists {_runs(counted.research)} in research mode and counts none of them: no ε covers what "
+            "leaves the curator's systems of these, or what was learnt from them."
+        )
+    return text
+
+
+def together_value(facts: Facts) -> dict[str, Any] | None:
+    """The figures behind `together`."""
+    counted = facts.counted
+    if counted is None:
+        return None
+    found = {"secure_runs": counted.secure, "research_runs": counted.research, "other_units": counted.others}
+    return found | {"epsilon": counted.epsilon if math.isfinite(counted.epsilon) else None, "delta": counted.delta}
+
+
+def _runs(count: int, kind: str = "") -> str:
+    return f"{count or 'no'} {kind}run{'' if count == 1 else 's'}"
 
 
 def randomness(facts: Facts) -> Line:
