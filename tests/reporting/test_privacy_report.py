@@ -221,6 +221,15 @@ def test_declared_trials_are_stated_and_no_others():
     assert "suffices to recompute" not in drawn
 
 
+def test_what_a_run_did_not_do_is_said_of_the_run_and_not_of_all_runs():
+    """An earlier one in research mode may have measured the same test records, and trained a baseline."""
+    tuned = privacy_report(honest(tuning={"score": "accuracy", "grid": {"training.epochs": ["1"]}, "validation": None}))
+    assert "This run made no exact figures of them." in tuned
+    assert "| The non-private baseline | This run trained none." in tuned
+    assert "Its model, its figures" in privacy_report(honest())
+    assert "This run logged none." in privacy_report(honest())
+
+
 def test_where_the_seed_draws_the_test_part_is_said():
     assert "Where the seed draws the test part" in privacy_report(honest())
     assert "Where the seed draws the test part" not in privacy_report(honest(seed=None, secure=True))

@@ -500,8 +500,11 @@ def test_the_checklist_names_the_groups_that_were_compared_and_no_others():
     assert "what a model without noise learnt" in lines["diagnostics"]["answer"]
     bare = {name: of for name, of in metrics().items() if name != "cost_of_privacy"}
     alone = lines_of(document(files(metrics=bare), "checklist"))
-    assert alone["groups"]["answer"].startswith("Not compared")
-    assert (alone["cost_of_privacy"]["answer"], alone["cost_of_privacy"]["status"]) == ("Not measured.", "open")
+    assert alone["groups"]["answer"].startswith("This run made no comparison")
+    assert (alone["cost_of_privacy"]["answer"], alone["cost_of_privacy"]["status"]) == (
+        "Not measured by this run.",
+        "open",
+    )
     assert "sizes of groups. None of it" in alone["diagnostics"]["answer"]
 
 

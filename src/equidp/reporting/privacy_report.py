@@ -318,16 +318,18 @@ def _outside(privacy: Mapping) -> Section:
             "Diagnostics on training records",
             f"Exact figures were logged: {', '.join(diagnostics)}. Keep them inside."
             if diagnostics
-            else "None were logged.",
+            else "This run logged none.",
         ),
         (
             "The non-private baseline",
-            "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are exact "
-            "functions of the training data.",
+            "This run trained none. Whatever another run made of one is an exact function of the training data."
+            if privacy.get("tuning")
+            else "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are "
+            "exact functions of the training data.",
         ),
         (
             "The test records",
-            "No exact figures of them were made."
+            "This run made no exact figures of them. Those of other runs are not protected."
             if privacy.get("tuning")
             else "Accuracies, errors, losses and group sizes of the test part are exact, and not protected"
             + ("; those of metrics_release.json have noise." if privacy.get("evaluation") else "."),

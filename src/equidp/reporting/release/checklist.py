@@ -142,7 +142,7 @@ def _utility(facts: Facts) -> list[Line]:
     elif facts.exact_metrics:
         text = "Figures are in README.md, exact and without protection for the test records."
     elif tuned:
-        text = "Not measured on test records. The setting privacy.evaluation.epsilon releases figures with noise."
+        text = "This run measured nothing on test records. The setting privacy.evaluation.epsilon releases figures with noise."
     else:
         text = "Measured inside, on private test records: exact figures of them are not published here."
     shown = facts.metrics or facts.exact_metrics
@@ -154,7 +154,7 @@ def _utility(facts: Facts) -> list[Line]:
             (
                 f"Measured inside for the groups by {', '.join(facts.compared)}, exactly, and not published here."
                 if facts.compared
-                else "Not compared with a model without noise."
+                else "This run made no comparison with a model without noise."
             )
             + (" README.md has the model's own figures of groups." if shown else ""),
             open=not shown,
@@ -164,9 +164,9 @@ def _utility(facts: Facts) -> list[Line]:
             "What did privacy cost against a model without it?",
             "Measured inside. The comparison is an exact function of the training records, so it cannot be published."
             if facts.compared
-            else "Not measured: the settings were tuned without training such a model."
+            else "Not measured by this run: the settings were tuned without training such a model."
             if tuned
-            else "Not measured.",
+            else "Not measured by this run.",
             open=not facts.compared,
         ),
         stated("bias", "Bias of the data and of people who use the model", facts.curator, "No run can tell."),
@@ -184,7 +184,7 @@ def _security(facts: Facts) -> list[Line]:
             (
                 "Yes, inside the curator's systems: gradient norms and the like, sizes of groups"
                 if exact
-                else "Of the training with noise none. Inside the curator's systems are sizes of groups"
+                else "This run recorded none of the training with noise. Inside the curator's systems are sizes of groups"
             )
             + f"{beside}. None of it is in this folder.",
             exact,

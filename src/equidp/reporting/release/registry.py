@@ -115,7 +115,7 @@ def _details(facts: Facts) -> list[Line]:
         preprocessing(
             facts,
             "Preprocessing",
-            "Scaling, categories and vocabulary come from the declared schema. Nothing was learnt from the records "
+            "Scaling, categories and vocabulary come from the declared schema. The run learnt nothing from the records "
             "before training.",
         ),
         randomness(facts),
