@@ -515,6 +515,10 @@ def test_the_registry_says_what_gives_epsilon_where_the_events_do_not():
     assert "their ε is NOT the guarantee" in said
     assert "0.75 at the order 12" in said
     assert "suffices to recompute" in answer_to("accounting", statement())
+    chosen = answer_to("accounting", statement(trials={"law": "geometric", "mean": 4.0}, charged=[]))
+    assert chosen.count("random number") == 1
+    assert "privacy.json lists the events one by one" in chosen
+    assert "gives ε from those listed as charged and the declared law" in chosen
 
 
 def test_a_query_that_looks_at_several_rows_leaves_preprocessing_open():

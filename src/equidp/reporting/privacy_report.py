@@ -200,7 +200,7 @@ def _spent_as(privacy: Mapping) -> str:
 def recomputed(privacy: Mapping) -> str:
     """How to compute the same ε from privacy.json."""
     fixed, trials = _fixed_ledger(privacy), privacy.get("trials") or {}
-    text = "privacy.json lists them one by one"
+    text = "privacy.json lists the events one by one"
     if not fixed:
         text += "; their ε is NOT the guarantee, as they depended on outputs"
     if "filter_order" in privacy:
@@ -210,9 +210,8 @@ def recomputed(privacy: Mapping) -> str:
             f"{privacy['filter_order']:g} (filter_total and filter_order){several}, converted at δ."
         )
     if "law" in trials:
-        return text + (
-            ". ε is that of the best of a random number of such runs: dp_accounting's RepeatAndSelectDpEvent gives it."
-        )
+        listed = "those listed as charged" if "charged" in privacy else "these"
+        return text + f". dp_accounting's RepeatAndSelectDpEvent gives ε from {listed} and the declared law."
     if "charged" in privacy:
         whose = "all trials together" if fixed else "the cap, and of all trials"
         return text + f". The events of {whose} are there as charged: dp_accounting gives ε from those."
