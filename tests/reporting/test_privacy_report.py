@@ -70,6 +70,14 @@ def test_the_statement_speaks_of_the_unit_that_is_protected(unit, weaker):
     assert f"over the most that one {unit} can change" in text
 
 
+@pytest.mark.parametrize("column", ["Person number", "person_id", "Pseudonym", "nr2"])
+def test_a_units_column_is_quoted_and_is_no_noun(column):
+    text = privacy_report(honest(unit=column)).replace("\\", "")
+    assert f"any one unit (column '{column}') was used" in text
+    assert text.count(column) == 1
+    assert "A person who is several units in the data" in text
+
+
 def test_the_statement_has_every_part_a_data_protection_officer_needs():
     text = privacy_report(honest(), "my_data")
     for part in (
@@ -292,7 +300,7 @@ def test_names_cannot_add_markup_to_the_markdown():
 
 def test_a_unit_called_as_several_lines_ends_none():
     text = privacy_report(honest(unit="patient\r\r- all is well\u2028\x1b[8m"))
-    assert "any one patient  - all is well  \\[8m was used" in text
+    assert "any one unit (column 'patient  - all is well  \\[8m') was used" in text
     assert not set(text) & set("\r\u2028\x1b")
 
 

@@ -505,7 +505,7 @@ def test_the_checklist_names_the_groups_that_were_compared_and_no_others():
         "Not measured by this run.",
         "open",
     )
-    assert "sizes of groups. None of it" in alone["diagnostics"]["answer"]
+    assert "group sizes. None of it" in alone["diagnostics"]["answer"]
 
 
 def test_the_registry_says_what_gives_epsilon_where_the_events_do_not():

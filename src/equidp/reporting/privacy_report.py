@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from equidp.data.sources import record_words
+from equidp.data.sources import record_words, unit_named, unit_noun
 from equidp.reporting.attack import factor_text, from_curve, recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.statement_sections import Section, epsilon_text, released_figures, trials, tuning
@@ -87,13 +87,13 @@ def research_mode(privacy: Mapping) -> str | None:
 
 def _guarantee(privacy: Mapping) -> Section:
     epsilon, delta, unit = privacy["epsilon"], privacy["delta"], _unit(privacy)
-    caught = recognised(privacy, FALSE_ALARMS)
+    named, caught = unit_named(_word(privacy)), recognised(privacy, FALSE_ALARMS)
     source = "the trade-off curve" if from_curve(privacy) else "ε and δ"
     worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
         f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. The "
         f"probability of any result computed from what was released differs by a factor of at most "
-        f"e^ε = {factor_text(epsilon)}, apart from δ, whether or not any one {unit} was used.",
+        f"e^ε = {factor_text(epsilon)}, apart from δ, whether or not any one {named} was used.",
         f"In practice: an attacker who knows everything else, and tests whether a certain {unit} was in the training "
         f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {share_text(caught)} of those "
         f"that were, by {source}. {worth}",
@@ -400,6 +400,10 @@ def _assumptions(privacy: Mapping) -> Section | None:
 
 
 def _unit(privacy: Mapping) -> str:
+    return unit_noun(_word(privacy))
+
+
+def _word(privacy: Mapping) -> str:
     return str(privacy.get("unit") or "record")
 
 

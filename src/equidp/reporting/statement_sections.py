@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from equidp.data.sources import unit_noun
+
 
 @dataclass(frozen=True)
 class Section:
@@ -31,7 +33,7 @@ def released_figures(privacy: Mapping) -> Section | None:
     entry = privacy.get("evaluation")
     if not entry:
         return None
-    unit, part, declared = entry["unit"], entry["part"], entry["trials"]
+    unit, part, declared = unit_noun(entry["unit"]), entry["part"], entry["trials"]
     several = "" if declared.get("max") == 1 else " It covers all declared trials."
     if (privacy.get("membership") or {}).get("how") == "strata":
         together = (
@@ -91,9 +93,9 @@ def tuning(privacy: Mapping) -> Section | None:
             f"Every trial drew its settings from a declared grid ({', '.join(entry['grid'])}). The one with the best "
             f"{score} of a validation part was chosen. That figure came from a histogram with Gaussian noise, and "
             "nothing of the other trials is shown. The ε above covers choice and model.",
-            f"Person C, whose {held['unit']} is in the validation part (adjacency: {held['adjacency']}), is protected "
-            f"by ε = {epsilon_text(held['epsilon'])} at δ = {held['delta']:g}, for the choice and the figures of the "
-            "chosen trial. Nobody is in two parts.",
+            f"Person C, whose {unit_noun(held['unit'])} is in the validation part (adjacency: {held['adjacency']}), is "
+            f"protected by ε = {epsilon_text(held['epsilon'])} at δ = {held['delta']:g}, for the choice and the figures "
+            "of the chosen trial. Nobody is in two parts.",
         ),
     )
 

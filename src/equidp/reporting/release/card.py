@@ -9,6 +9,7 @@ import jinja2
 import yaml
 
 from equidp.data.records import MIN_TEST_RECORDS
+from equidp.data.sources import unit_named, unit_noun
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
@@ -44,6 +45,8 @@ def model_card(facts: Facts) -> str:
         names=_names(schema[of]),
         words=facts.words,
         epsilon_text=epsilon_text,
+        unit_named=unit_named,
+        unit_noun=unit_noun,
         table=markdown_table,
     )
 
@@ -95,7 +98,7 @@ def figure_tables(metrics: Any) -> list[str]:
         return [_number(figures.get(name), ends.get(name)) for name in names]
 
     found = [markdown_table([header, row(metrics["overall"], intervals["overall"])])]
-    units = markdown_text(f"{metrics.get('unit', 'record')}s")
+    units = markdown_text(f"{unit_noun(metrics.get('unit', 'record'))}s")
     for grouping, groups in metrics["groups"].items():
         known = intervals["groups"].get(grouping, {})
         rows = [[group, *row(figures, known.get(group, {}))] for group, figures in groups.items()]

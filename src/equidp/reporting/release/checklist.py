@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.data.sources import unit_named, unit_noun
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
@@ -73,7 +74,7 @@ def _parameters(facts: Facts) -> list[Line]:
         Line(
             "unit",
             "Whom does one unit stand for?",
-            f"The unit is one {unit}. "
+            f"The unit is one {unit_named(unit)}. "
             + (
                 "A person with several records has a weaker guarantee. The curator knows whether there are such people."
                 if unit == "record"
@@ -96,8 +97,8 @@ def _algorithm(facts: Facts) -> list[Line]:
         Line(
             "bounded",
             "Is every unit's influence bounded?",
-            f"Yes: each {privacy['unit']}'s gradient is weighted so that its contribution has a bound that depends on "
-            "public values only. The noise is proportional to that bound.",
+            f"Yes: each {unit_noun(privacy['unit'])}'s gradient is weighted so that its contribution has a bound that "
+            "depends on public values only. The noise is proportional to that bound.",
         ),
         Line(
             "sampling",
@@ -142,7 +143,9 @@ def _utility(facts: Facts) -> list[Line]:
     elif facts.exact_metrics:
         text = "Figures are in README.md, exact and without protection for the test records."
     elif tuned:
-        text = "This run measured nothing on test records. The setting privacy.evaluation.epsilon releases figures with noise."
+        text = (
+            "This run measured nothing on test records. Setting privacy.evaluation.epsilon releases figures with noise."
+        )
     else:
         text = "Measured inside, on private test records: exact figures of them are not published here."
     shown = facts.metrics or facts.exact_metrics
@@ -184,7 +187,7 @@ def _security(facts: Facts) -> list[Line]:
             (
                 "Yes, inside the curator's systems: gradient norms and the like, sizes of groups"
                 if exact
-                else "This run recorded none of the training with noise. Inside the curator's systems are sizes of groups"
+                else "This run recorded none of the training with noise. Inside the curator's systems are group sizes"
             )
             + f"{beside}. None of it is in this folder.",
             exact,

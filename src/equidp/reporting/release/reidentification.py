@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.data.sources import unit_noun
 from equidp.reporting.attack import ALARMS, ATTACKS, factor_text, from_curve, lower_text, recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
@@ -50,7 +51,7 @@ def annex(facts: Facts) -> Document:
 
 def _proven(facts: Facts) -> list[Line]:
     privacy = facts.privacy
-    unit = privacy["unit"]
+    unit = unit_noun(privacy["unit"])
     claimed = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
     rows = [(rate, recognised(privacy, rate)) for rate in ALARMS]
     others = "test records" + (" beyond the ε of their own figures" if privacy.get("evaluation") else "")
