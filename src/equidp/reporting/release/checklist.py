@@ -222,6 +222,7 @@ def _trust(facts: Facts) -> list[Line]:
             "They need not be: the weights themselves are released, and any number of queries is covered by ε.",
         ),
         stated("access", "Who may receive the release", facts.curator),
+        stated("license", "Licence of the weights", facts.curator, "None was stated: README.md says `unknown`."),
     ]
 
 
