@@ -264,6 +264,26 @@ def test_figures_released_with_noise_are_told_with_their_cost():
         files(released_metrics={"overall": {"accuracy": 0.8}})
 
 
+def test_beside_a_noised_accuracy_stands_that_of_the_most_frequent_class():
+    """0.80 says little where 0.77 of the records are of one class; the counts have noise, and go out anyway."""
+    classes = {"no": {"records": 1677.6, "accuracy": 0.95}, "yes": {"records": 511.5, "accuracy": 0.29}}
+    noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8091}, "groups": {"class": classes}}
+    told = "the most frequent class is no: a model that always answers it has an accuracy of about 0.766."
+    assert told in files(released_metrics=noised)["README.md"].decode()
+    drowned = noised | {"groups": {"class": {name: {"records": 0.0} for name in classes}}}
+    exact = files(ReleaseSettings(unprotected=("test",)))
+    for found in (files(released_metrics=drowned), exact, files()):
+        assert "most frequent class" not in found["README.md"].decode()
+
+
+def test_a_licence_that_was_not_stated_is_an_open_line():
+    for given in ({}, {"license": "unknown"}, {"license": " "}):
+        found = files(ReleaseSettings(**given))
+        assert "license" in document(found, "checklist")["open"]
+        assert "license: unknown" in found["README.md"].decode()
+    assert "license" not in document(files(ReleaseSettings(license="cc-by-4.0")), "checklist")["open"]
+
+
 @pytest.mark.parametrize("name", ["registry", "checklist", "reidentification"])
 def test_every_line_is_answered_or_marked_open_in_both_forms(name):
     found = files()

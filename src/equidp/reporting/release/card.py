@@ -42,6 +42,7 @@ def model_card(facts: Facts) -> str:
         declared=declared,
         settings=_settings(facts),
         figure_tables=figure_tables(metrics) if metrics else [],
+        most_frequent=most_frequent(facts.metrics or {}),
         names=_names(schema[of]),
         words=facts.words,
         epsilon_text=epsilon_text,
@@ -86,6 +87,22 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     rows += [(f"model.{name}", str(value)) for name, value in facts.network["options"].items()]
     rows += [(name, version) for name, version in facts.software.items()]
     return rows
+
+
+def most_frequent(metrics: Mapping[str, Any]) -> str:
+    """The accuracy of always answering the most frequent class, by the noised counts; empty where they do not tell.
+
+    Exact figures go out without counts, so beside them it is not told.
+    """
+    counts = {name: of["records"] for name, of in metrics.get("groups", {}).get("class", {}).items() if "records" in of}
+    total = sum(counts.values())
+    if total <= 0 or "accuracy" not in metrics["overall"]:
+        return ""
+    name = max(counts, key=counts.__getitem__)
+    return (
+        f"By the counts with noise the most frequent class is {name}: a model that always answers it has an accuracy "
+        f"of about {counts[name] / total:.3f}."
+    )
 
 
 def figure_tables(metrics: Any) -> list[str]:
