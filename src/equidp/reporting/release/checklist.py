@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from equidp.data.sources import unit_named, unit_noun
+from equidp.data.sources import unit_noun
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
@@ -74,7 +74,7 @@ def _parameters(facts: Facts) -> list[Line]:
         Line(
             "unit",
             "Whom does one unit stand for?",
-            f"The unit is one {unit_named(unit)}. "
+            f"The unit is one {unit if unit == unit_noun(unit) else f'value of the column {unit!r}'}. "
             + (
                 "A person with several records has a weaker guarantee. The curator knows whether there are such people."
                 if unit == "record"
