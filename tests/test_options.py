@@ -29,7 +29,7 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _named(self) -> Settings:
         if self.size > len(self.names) + 10:
-            raise ValueError("too large")
+            raise ValueError("give less." if self.size == 98 else "too large")
         return self
 
 
@@ -55,6 +55,9 @@ def test_lists_may_be_typed_on_one_line(given: Any) -> None:
         ({"shape": {}}, r"'shape' is not valid: it needs the key 'kind', which says what it is \(given: {}\)\.$"),
         ({"shape": "round"}, r"'shape' is not valid: Input should have settings below it, .*\(given: 'round'\)\.$"),
         ({"size": 99}, r"An? option is not valid: too large\.$"),
+        ({"size": 98}, r"An? option is not valid: give less\.$"),
+        ({"names": "No+Yes"}, r"list, such as \[\"No\", \"Yes\"\] \(given: 'No\+Yes'\)\.$"),
+        ({"names": "low, high"}, r"list, such as \[low, high\] \(given"),
     ],
 )
 def test_what_is_wrong_is_named(given: dict, message: str) -> None:

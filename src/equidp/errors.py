@@ -43,12 +43,14 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> EquidpError:
     return EquidpError(f"Unknown {kind} {shortened(str(name))!r}.{_nearest(name, valid)}")
 
 
-def missing_column(where: str, name: object, present: Iterable[str]) -> EquidpError:
-    """Build the error for a table that lacks a column, naming the nearest one that it has.
+def missing_column(where: str, name: object, present: Iterable[str], more: Iterable[str] = ()) -> EquidpError:
+    """Build the error for a table that lacks a column, and `more` of them, naming the nearest one that it has.
 
     `where` is the table: its file, or what a user calls it.
     """
-    return EquidpError(f"No column {shortened(str(name))!r} in {where}.{_nearest(name, present, 'It has')}")
+    others = "".join(f", nor {shortened(str(other))!r}" for other in more)
+    found = _nearest(name, present, "It has")
+    return EquidpError(f"No column {shortened(str(name))!r} in {where}{others}.{found}")
 
 
 def shortened(text: str) -> str:

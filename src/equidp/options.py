@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -103,6 +104,10 @@ Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(list
 """Widths of layers, `64+32` on the command line."""
 
 
+NO_TEXT = frozenset({"yes", "no", "y", "n", "true", "false", "on", "off", "null", "~"})
+"""Words that YAML takes for no text, unless they stand in quotes."""
+
+
 def checked_options(settings: type[Settings], given: Mapping[str, Any], kind: str) -> Settings:
     """Build settings from names and values as they stand in conf.
 
@@ -157,14 +162,15 @@ def _reason(error: ErrorDetails) -> str:
             why = f" (a bare {bare} is no text in YAML)" if isinstance(error["input"], bool) else ""
             return f"{error['msg']}{why}; put it in quotes"
         case "tuple_type" | "list_type":
-            words = error["input"].replace(",", " ").split() if isinstance(error["input"], str) else ["a", "b"]
-            return f"Input should be a list, such as [{', '.join(words)}]"
+            words = re.split(r"[\s,+]+", error["input"].strip()) if isinstance(error["input"], str) else ["a", "b"]
+            shown = (f'"{word}"' if word.lower() in NO_TEXT else word for word in words)
+            return f"Input should be a list, such as [{', '.join(shown)}]"
         case "extra_forbidden":
             return "there is no such setting"
         case "string_pattern_mismatch" if error["ctx"]["pattern"] == RATIO:
             return "a ratio such as 10x"
         case _:
-            return error["msg"].removeprefix("Value error, ")
+            return error["msg"].removeprefix("Value error, ").removesuffix(".")  # the sentence goes on, or ends once
 
 
 def dotted(settings: Mapping[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:

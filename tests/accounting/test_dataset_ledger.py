@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from equidp.accounting.dataset_ledger import DatasetLedger, Entry, spent_by_run, total_epsilon
+from equidp.accounting.dataset_ledger import DatasetLedger, Entry, spent, spent_by_run, total_epsilon
 from equidp.accounting.epsilon import epsilon, epsilon_of
 from equidp.accounting.events import Event
 from equidp.accounting.trials import Trials
@@ -120,6 +120,12 @@ def test_every_unit_has_a_total_of_its_own_and_no_limit_holds_over_several(tmp_p
     assert [total for _, total, *_ in rows] == pytest.approx(expected, rel=1e-3)
     with pytest.raises(EquidpError, match=r"several units \(record, person\)"):
         ledger.charge([entry()], delta=DELTA, limit=100.0)
+    ledger.charge([entry(run="d", secure=False), entry("test", run="d", secure=False)], delta=DELTA)
+    for unit, counted in (("record", 2), ("person", 1)):  # as the pipeline `ledger` tells it
+        found = spent(ledger.entries(), DELTA, unit)
+        assert (found.secure, found.research, found.others) == (counted, 1, 3 - counted)
+        assert found.epsilon == {of: total for _, total, _, of in rows}[unit]
+    assert spent(ledger.entries(), DELTA, "row").epsilon == 0.0
     chart = spent_figure(rows, "adult", None)
     assert [(trace.name, list(trace.x)) for trace in chart.data] == [("for a record", [1, 3]), ("for a person", [2])]
 

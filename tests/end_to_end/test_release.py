@@ -37,6 +37,13 @@ def test_a_secure_run_writes_what_may_go_out_and_no_later_run_removes_it(project
     assert "Released figures" in (folder.parent / "report.html").read_text(encoding="utf-8")
     ledger = (project / "data" / "privacy_ledger" / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["part"] for line in ledger] == ["train", "test"]
+    (line,) = [of["elsewhere"] for of in json.loads(found["checklist.json"])["topics"].values() if "elsewhere" in of]
+    assert line["value"]["secure_runs"] == 1
+    assert line["value"]["research_runs"] == 0
+    stated = json.loads(found["privacy.json"])
+    worst = max(stated["epsilon"], stated["evaluation"]["epsilon"])  # nobody is in both parts
+    assert line["value"]["epsilon"] == pytest.approx(worst, rel=1e-3)
+    assert json.loads(ledger[0])["run"] not in "".join(found.values())
     assert {item.path for item in MlflowClient().list_artifacts(run.info.run_id, "release")} == {
         f"release/{name}" for name in found
     }
@@ -74,6 +81,8 @@ def test_a_secure_run_writes_what_may_go_out_and_no_later_run_removes_it(project
     found = texts(other)
     assert all(json.loads(text)["for_publication"] is False for name, text in found.items() if name.endswith(".json"))
     assert "Research mode" in found["README.md"]
+    assert "counted 1 secure run on these records" in found["privacy.md"]
+    assert "lists 1 run in research mode" in found["privacy.md"]
 
 
 def test_no_earlier_release_stays_beside_a_new_model(project):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,12 +71,15 @@ def test_a_row_that_cannot_be_scored_has_a_reason_and_the_others_their_scores(ta
     outputs = list(records.schema.classes)
     assert np.array_equal(found.loc[good, outputs].to_numpy(), expected[good.to_numpy()])
     assert found.loc[~good, outputs].isna().all(axis=None)
+    assert json.loads(json.dumps(found.to_dict("records"), allow_nan=False))[1][outputs[0]] is None  # as it is served
     assert "column 'ward': 'Z'" in found["reason"].iloc[1]
     assert "out of bounds" in found["reason"].iloc[4]
     with pytest.raises(EquidpError, match="column 'ward': 'Z'"):
         score(spoilt.iloc[[1]])
     with pytest.raises(EquidpError, match="No column 'ward'"):
         score(rows.drop(columns="ward"))
+    with pytest.raises(EquidpError, match="No column 'ward' in the given table, nor 'weight'"):
+        score(rows.drop(columns=["ward", "weight"]))
 
 
 @pytest.mark.parametrize("name", ["csv", "adult", "dutch", "diabetes", "imdb"])

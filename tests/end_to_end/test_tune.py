@@ -58,6 +58,11 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
         "Person C", "of the validation part, with noise", "Nothing of the other trials is told", "Released figures",
     ):  # fmt: skip
         assert told in page
+    rate = float(choice["chosen"]["training.learning_rate"])
+    assert f'<th scope="row">training.learning_rate</th><td>{rate} (chosen)</td>' in page
+    assert page.count('<th scope="row">training.learning_rate</th><td>') == 1
+    told = (folder / "privacy.md").read_text(encoding="utf-8").replace("\\", "")
+    assert f"was chosen: training.learning_rate = {choice['chosen']['training.learning_rate']}. That figure" in told
     assert "All other figures of this page are exact" not in page
     assert "nonprivate" not in page[page.index("<main>") : page.index('id="privacy"')]
     run = mlflow_runs(project)[-1]

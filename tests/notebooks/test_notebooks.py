@@ -187,7 +187,19 @@ def test_a_model_from_a_hub(checkout: Path) -> None:
     for name in ("dpsgd", "dpsgd_f_adjusted", "dpsgd, norm"):
         assert 2.97 < rows[name]["ε"] <= 3.0
     assert rows["dpsgd_f_adjusted"]["ring"] > rows["dpsgd"]["ring"]  # the rare class
+    assert rows["dpsgd, norm"]["ring"] < rows["dpsgd"]["ring"]  # what the notebook says of few records
     assert rows["dpsgd, norm"]["trained numbers"] > rows["dpsgd"]["trained numbers"] == 2 * 257
+
+
+@pytest.mark.parametrize("name", ["reading_results", "your_own_data"])
+def test_a_notebook_without_its_clone_says_what_it_needs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    first = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    with pytest.raises(FileNotFoundError, match="open it there, in notebooks/"):
+        exec(compile(first, name, "exec"), {})
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

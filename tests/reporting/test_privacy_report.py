@@ -70,6 +70,14 @@ def test_the_statement_speaks_of_the_unit_that_is_protected(unit, weaker):
     assert f"over the most that one {unit} can change" in text
 
 
+@pytest.mark.parametrize("column", ["Person number", "person_id", "Pseudonym", "nr2"])
+def test_a_units_column_is_quoted_and_is_no_noun(column):
+    text = privacy_report(honest(unit=column)).replace("\\", "")
+    assert f"any one unit (column '{column}') was used" in text
+    assert text.count(column) == 1
+    assert "A person who is several units in the data" in text
+
+
 def test_the_statement_has_every_part_a_data_protection_officer_needs():
     text = privacy_report(honest(), "my_data")
     for part in (
@@ -221,6 +229,15 @@ def test_declared_trials_are_stated_and_no_others():
     assert "suffices to recompute" not in drawn
 
 
+def test_what_a_run_did_not_do_is_said_of_the_run_and_not_of_all_runs():
+    """An earlier one in research mode may have measured the same test records, and trained a baseline."""
+    tuned = privacy_report(honest(tuning={"score": "accuracy", "grid": {"training.epochs": ["1"]}, "validation": None}))
+    assert "This run made no exact figures of them." in tuned
+    assert "| The non-private baseline | This run trained none." in tuned
+    assert "Its model, its figures" in privacy_report(honest())
+    assert "This run logged none." in privacy_report(honest())
+
+
 def test_where_the_seed_draws_the_test_part_is_said():
     assert "Where the seed draws the test part" in privacy_report(honest())
     assert "Where the seed draws the test part" not in privacy_report(honest(seed=None, secure=True))
@@ -283,7 +300,7 @@ def test_names_cannot_add_markup_to_the_markdown():
 
 def test_a_unit_called_as_several_lines_ends_none():
     text = privacy_report(honest(unit="patient\r\r- all is well\u2028\x1b[8m"))
-    assert "any one patient  - all is well  \\[8m was used" in text
+    assert "any one unit (column 'patient  - all is well  \\[8m') was used" in text
     assert not set(text) & set("\r\u2028\x1b")
 
 

@@ -18,6 +18,7 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.torch import load
 from tests.data.sources.tiny import write_tiny
 
+from equidp.accounting.dataset_ledger import Spent
 from equidp.accounting.plan import Plan
 from equidp.algorithms import algorithm_settings
 from equidp.data.records import Schema
@@ -263,6 +264,26 @@ def test_figures_released_with_noise_are_told_with_their_cost():
         files(released_metrics={"overall": {"accuracy": 0.8}})
 
 
+def test_beside_a_noised_accuracy_stands_that_of_the_most_frequent_class():
+    """0.80 says little where 0.77 of the records are of one class; the counts have noise, and go out anyway."""
+    classes = {"no": {"records": 1677.6, "accuracy": 0.95}, "yes": {"records": 511.5, "accuracy": 0.29}}
+    noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8091}, "groups": {"class": classes}}
+    told = "the most frequent class is no: a model that always answers it has an accuracy of about 0.766."
+    assert told in files(released_metrics=noised)["README.md"].decode()
+    drowned = noised | {"groups": {"class": {name: {"records": 0.0} for name in classes}}}
+    exact = files(ReleaseSettings(unprotected=("test",)))
+    for found in (files(released_metrics=drowned), exact, files()):
+        assert "most frequent class" not in found["README.md"].decode()
+
+
+def test_a_licence_that_was_not_stated_is_an_open_line():
+    for given in ({}, {"license": "unknown"}, {"license": " "}):
+        found = files(ReleaseSettings(**given))
+        assert "license" in document(found, "checklist")["open"]
+        assert "license: unknown" in found["README.md"].decode()
+    assert "license" not in document(files(ReleaseSettings(license="cc-by-4.0")), "checklist")["open"]
+
+
 @pytest.mark.parametrize("name", ["registry", "checklist", "reidentification"])
 def test_every_line_is_answered_or_marked_open_in_both_forms(name):
     found = files()
@@ -334,6 +355,27 @@ def test_of_a_tuned_model_the_checklist_claims_no_figures_that_a_tuning_does_not
     assert {lines[key]["status"] for key in ("utility", "groups", "cost_of_privacy")} == {"open"}
     plain = lines_of(document(files(), "checklist"))
     assert plain["cost_of_privacy"]["answer"].startswith("Measured inside")
+
+
+def test_the_documents_tell_what_the_ledger_counts_and_never_that_nothing_is_known():
+    found = files(counted=Spent(secure=2, research=7, others=0, epsilon=5.56003, delta=1e-5))
+    for name in ("checklist.md", "registry.md", "privacy.md"):
+        told = found[name].decode()
+        assert "counted 2 secure runs on these records, published or not" in told
+        assert "Together they cost one record at most ε = 5.5601 at δ = 1e-05." in told
+        assert "lists 7 runs in research mode and counts none" in told
+        assert "another unit" not in told
+    line = lines_of(document(found, "checklist"))["elsewhere"]
+    assert line["status"] == "open"  # of what others publish no ledger tells
+    assert line["value"] == {
+        "secure_runs": 2, "research_runs": 7, "other_units": 0, "epsilon": 5.56003, "delta": 1e-5
+    }  # fmt: skip
+    alone = files(counted=Spent(secure=0, research=1, others=3, epsilon=0.0, delta=1e-5))["privacy.md"].decode()
+    assert "counted no secure runs on these records. Of 3 secure runs more, which protect another unit" in alone
+    assert "lists 1 run in research mode" in alone
+    unread = lines_of(document(files(), "checklist"))["elsewhere"]["answer"]
+    assert "the pipeline `ledger` tells" in unread
+    assert not any(b"knows of none" in content for content in found.values())
 
 
 def registry(privacy: dict[str, Any]) -> str:
@@ -478,9 +520,12 @@ def test_the_checklist_names_the_groups_that_were_compared_and_no_others():
     assert "what a model without noise learnt" in lines["diagnostics"]["answer"]
     bare = {name: of for name, of in metrics().items() if name != "cost_of_privacy"}
     alone = lines_of(document(files(metrics=bare), "checklist"))
-    assert alone["groups"]["answer"].startswith("Not compared")
-    assert (alone["cost_of_privacy"]["answer"], alone["cost_of_privacy"]["status"]) == ("Not measured.", "open")
-    assert "sizes of groups. None of it" in alone["diagnostics"]["answer"]
+    assert alone["groups"]["answer"].startswith("This run made no comparison")
+    assert (alone["cost_of_privacy"]["answer"], alone["cost_of_privacy"]["status"]) == (
+        "Not measured by this run.",
+        "open",
+    )
+    assert "group sizes. None of it" in alone["diagnostics"]["answer"]
 
 
 def test_the_registry_says_what_gives_epsilon_where_the_events_do_not():
@@ -490,6 +535,10 @@ def test_the_registry_says_what_gives_epsilon_where_the_events_do_not():
     assert "their ε is NOT the guarantee" in said
     assert "0.75 at the order 12" in said
     assert "suffices to recompute" in answer_to("accounting", statement())
+    chosen = answer_to("accounting", statement(trials={"law": "geometric", "mean": 4.0}, charged=[]))
+    assert chosen.count("random number") == 1
+    assert "privacy.json lists the events one by one" in chosen
+    assert "gives ε from those listed as charged and the declared law" in chosen
 
 
 def test_a_query_that_looks_at_several_rows_leaves_preprocessing_open():

@@ -88,4 +88,4 @@ def test_a_document_that_is_missing_is_empty_and_a_damaged_one_is_refused(tmp_pa
 
 def test_a_run_that_did_not_finish_is_refused():
     with pytest.raises(EquidpError, match="train first"):
-        write_asked_release(None, {}, {}, {}, {}, {})
+        write_asked_release(None, {}, {}, {}, {}, None, {})

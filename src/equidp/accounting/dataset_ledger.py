@@ -259,6 +259,33 @@ def spent_by_run(entries: Sequence[Entry], delta: float) -> list[tuple[str, floa
     return rows
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What a ledger counts of one data set, for one unit.
+
+    Attributes:
+        secure, research: its runs for the unit, which count, and all runs in research mode, which do not.
+        others: secure runs for other units, whose ε have no total with these.
+        epsilon: total ε of the secure ones at `delta`.
+    """
+
+    secure: int
+    research: int
+    others: int
+    epsilon: float
+    delta: float
+
+
+def spent(entries: Sequence[Entry], delta: float, unit: str) -> Spent:
+    """What the entries of a data set come to for one unit, as the last row of `spent_by_run` for it has it."""
+    releases = [entry for entry in entries if entry.what != NAMES]
+    research = {entry.run for entry in releases if not entry.secure}
+    secure = {entry.run: entry.unit for entry in releases if entry.secure}
+    own = sum(of == unit for of in secure.values())
+    total = total_epsilon((entry for entry in releases if entry.unit == unit), delta)
+    return Spent(own, len(research), len(secure) - own, total, delta)
+
+
 def _added(entries: Iterable[Entry]) -> list[float]:
     """Divergences of all entries of one part together.
 

@@ -41,10 +41,10 @@ WHOLE = 2.0**53
 
 
 def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
-    """Raises EquidpError where a column does not exist; the message names the file and the nearest one."""
-    for name in names:
-        if name not in frame.columns:
-            raise missing_column(where, name, map(str, frame.columns))
+    """Raises EquidpError where columns do not exist; the message names them, the file and what is nearest the first."""
+    missing = [name for name in dict.fromkeys(names) if name not in frame.columns]
+    if missing:
+        raise missing_column(where, missing[0], map(str, frame.columns), missing[1:])
 
 
 def cells(frame: pd.DataFrame, missing: Collection[str] = ()) -> pd.DataFrame:

@@ -54,8 +54,8 @@ class ServedModel(PythonModel):
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """`[n, outputs]`: probabilities, columns named by class, or numbers by target. It takes arrays too, but MLflow
-        warns of such a hint. Where some rows break the dataset's declaration, they have NaN, and a further column says
-        why.
+        warns of such a hint. Where some rows break the dataset's declaration, they have None, and a further column
+        says why.
 
         Raises:
             RefusedInputError: all rows break it, or a column is missing, or an array without features of this model.
@@ -79,6 +79,8 @@ class ServedModel(PythonModel):
         scores = pd.DataFrame(every, columns=schema.output_names, index=rows.index)
         if refused:
             name = REASON if REASON not in schema.output_names else f"{REASON} of no score"
+            # MLflow's server writes NaN as it is, which strict readers of JSON refuse; None it writes as null
+            scores = scores.astype(object).where(scores.notna(), None)
             scores[name] = [refused.get(at, "") for at in range(len(rows))]
         return scores
 

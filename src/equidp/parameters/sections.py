@@ -443,7 +443,6 @@ class ReleaseSettings(Block):
     """What happens if a new attack appears."""
 
     def statements(self) -> dict[str, str]:
-        """The texts that are given, by setting."""
-        return {
-            name: text.strip() for name, text in self.model_dump().items() if isinstance(text, str) and text.strip()
-        }
+        """The texts that are given, by setting; `unknown` is no answer."""
+        texts = {name: text.strip() for name, text in self.model_dump().items() if isinstance(text, str)}
+        return {name: text for name, text in texts.items() if text not in ("", "unknown")}

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from equidp.data.sources import record_words
+from equidp.data.sources import record_words, unit_named, unit_noun
 from equidp.reporting.attack import factor_text, from_curve, recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.statement_sections import Section, epsilon_text, released_figures, trials, tuning
@@ -87,13 +87,13 @@ def research_mode(privacy: Mapping) -> str | None:
 
 def _guarantee(privacy: Mapping) -> Section:
     epsilon, delta, unit = privacy["epsilon"], privacy["delta"], _unit(privacy)
-    caught = recognised(privacy, FALSE_ALARMS)
+    named, caught = unit_named(_word(privacy)), recognised(privacy, FALSE_ALARMS)
     source = "the trade-off curve" if from_curve(privacy) else "ε and δ"
     worth = "At this ε that says little." if caught > 0.5 else f"(Blind guessing recognises {FALSE_ALARMS:.0%}.)"
     lines = [
         f"Training was (ε, δ)-differentially private with ε = {epsilon_text(epsilon)} and δ = {delta:g}. The "
         f"probability of any result computed from what was released differs by a factor of at most "
-        f"e^ε = {factor_text(epsilon)}, apart from δ, whether or not any one {unit} was used.",
+        f"e^ε = {factor_text(epsilon)}, apart from δ, whether or not any one {named} was used.",
         f"In practice: an attacker who knows everything else, and tests whether a certain {unit} was in the training "
         f"data while accusing wrongly in {FALSE_ALARMS:.0%} of cases, recognises at most {share_text(caught)} of those "
         f"that were, by {source}. {worth}",
@@ -200,7 +200,7 @@ def _spent_as(privacy: Mapping) -> str:
 def recomputed(privacy: Mapping) -> str:
     """How to compute the same ε from privacy.json."""
     fixed, trials = _fixed_ledger(privacy), privacy.get("trials") or {}
-    text = "privacy.json lists them one by one"
+    text = "privacy.json lists the events one by one"
     if not fixed:
         text += "; their ε is NOT the guarantee, as they depended on outputs"
     if "filter_order" in privacy:
@@ -210,9 +210,8 @@ def recomputed(privacy: Mapping) -> str:
             f"{privacy['filter_order']:g} (filter_total and filter_order){several}, converted at δ."
         )
     if "law" in trials:
-        return text + (
-            ". ε is that of the best of a random number of such runs: dp_accounting's RepeatAndSelectDpEvent gives it."
-        )
+        listed = "those listed as charged" if "charged" in privacy else "these"
+        return text + f". dp_accounting's RepeatAndSelectDpEvent gives ε from {listed} and the declared law."
     if "charged" in privacy:
         whose = "all trials together" if fixed else "the cap, and of all trials"
         return text + f". The events of {whose} are there as charged: dp_accounting gives ε from those."
@@ -318,16 +317,18 @@ def _outside(privacy: Mapping) -> Section:
             "Diagnostics on training records",
             f"Exact figures were logged: {', '.join(diagnostics)}. Keep them inside."
             if diagnostics
-            else "None were logged.",
+            else "This run logged none.",
         ),
         (
             "The non-private baseline",
-            "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are exact "
-            "functions of the training data.",
+            "This run trained none. Whatever another run made of one is an exact function of the training data."
+            if privacy.get("tuning")
+            else "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are "
+            "exact functions of the training data.",
         ),
         (
             "The test records",
-            "No exact figures of them were made."
+            "This run made no exact figures of them. Those of other runs are not protected."
             if privacy.get("tuning")
             else "Accuracies, errors, losses and group sizes of the test part are exact, and not protected"
             + ("; those of metrics_release.json have noise." if privacy.get("evaluation") else "."),
@@ -399,6 +400,10 @@ def _assumptions(privacy: Mapping) -> Section | None:
 
 
 def _unit(privacy: Mapping) -> str:
+    return unit_noun(_word(privacy))
+
+
+def _word(privacy: Mapping) -> str:
     return str(privacy.get("unit") or "record")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equidp.data.records import MIN_TEST_RECORDS
+from equidp.data.sources import unit_noun
 from equidp.evaluation.noised import FIGURES
 from equidp.reporting.rendering import PageTable, TableCell
 from equidp.reporting.statement_sections import epsilon_text
@@ -18,10 +19,11 @@ TITLES = {"auroc": "AUROC"}
 
 def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> tuple[list[str], list[PageTable]]:
     """Sentences and tables of `metrics_release.json`; `beside_exact`: the page has exact figures, too."""
-    units = f"{document['unit']}s"  # one with several records counts once
+    unit = unit_noun(document["unit"])  # one with several records counts once
+    units = f"{unit}s"
     sentences = [
         f"From one histogram of the {document['part']} part with Gaussian noise: ε = "
-        f"{epsilon_text(document['epsilon'])} at δ = {document['delta']:g} for each {document['unit']} of that part. "
+        f"{epsilon_text(document['epsilon'])} at δ = {document['delta']:g} for each {unit} of that part. "
         "Behind each figure stands its 95 % interval, which holds sampling and noise; – is a value that noise hides. "
         "Worst groups and differences are "
         f"over the groups known to have {MIN_TEST_RECORDS} {units} or more; their intervals hold for all of these "

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from equidp.data.sources import unit_noun
+
 
 @dataclass(frozen=True)
 class Section:
@@ -31,7 +33,7 @@ def released_figures(privacy: Mapping) -> Section | None:
     entry = privacy.get("evaluation")
     if not entry:
         return None
-    unit, part, declared = entry["unit"], entry["part"], entry["trials"]
+    unit, part, declared = unit_noun(entry["unit"]), entry["part"], entry["trials"]
     several = "" if declared.get("max") == 1 else " It covers all declared trials."
     if (privacy.get("membership") or {}).get("how") == "strata":
         together = (
@@ -76,24 +78,27 @@ def tuning(privacy: Mapping) -> Section | None:
         return None
     held, score = entry["validation"], str(entry["score"]).replace("_", " ")
     score = score.replace("worst group", "accuracy of its worst group")
+    chosen = ", ".join(f"{name} = {value}" for name, value in (entry.get("chosen") or {}).items())
+    chosen = f": {chosen}" if chosen else ""
     if held is None:
         return Section(
             "How the settings were chosen",
             (
                 f"Without privacy of the choice, for research (tune.exact): every combination of a declared grid "
-                f"({', '.join(entry['grid'])}) was trained, and the best exact {score} of a validation part chose. The "
-                "ε above is that of all these trainings together. Records of the validation part have no guarantee.",
+                f"({', '.join(entry['grid'])}) was trained, and the best exact {score} of a validation part "
+                f"chose{chosen}. The ε above is that of all these trainings together. Records of the validation part "
+                "have no guarantee.",
             ),
         )
     return Section(
         "How the settings were chosen",
         (
             f"Every trial drew its settings from a declared grid ({', '.join(entry['grid'])}). The one with the best "
-            f"{score} of a validation part was chosen. That figure came from a histogram with Gaussian noise, and "
-            "nothing of the other trials is shown. The ε above covers choice and model.",
-            f"Person C, whose {held['unit']} is in the validation part (adjacency: {held['adjacency']}), is protected "
-            f"by ε = {epsilon_text(held['epsilon'])} at δ = {held['delta']:g}, for the choice and the figures of the "
-            "chosen trial. Nobody is in two parts.",
+            f"{score} of a validation part was chosen{chosen}. That figure came from a histogram with Gaussian noise, "
+            "and nothing of the other trials is shown. The ε above covers choice and model.",
+            f"Person C, whose {unit_noun(held['unit'])} is in the validation part (adjacency: {held['adjacency']}), is "
+            f"protected by ε = {epsilon_text(held['epsilon'])} at δ = {held['delta']:g}, for the choice and the "
+            "figures of the chosen trial. Nobody is in two parts.",
         ),
     )
 

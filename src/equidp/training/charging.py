@@ -86,6 +86,13 @@ def ledger_of(folder: Path, settings: Settings, provenance: Mapping[str, Any] | 
     return DatasetLedger(folder, *names)
 
 
+def unit_in_ledger(settings: Settings) -> str:
+    """What entries call whom the run protects: `record`, or the source's own word for a unit."""
+    if not settings.privacy.by_unit:
+        return "record"
+    return source(settings.data.source, settings.data.options).words()[1]
+
+
 def enter(
     folder: Path,
     workplace: Path,
@@ -111,7 +118,7 @@ def enter(
         EquidpError: `privacy.total_epsilon` would be passed.
     """
     ledger, place = ledger_of(folder, settings, provenance), workplace / CHARGED
-    protected = source(settings.data.source, settings.data.options).words()[int(settings.privacy.by_unit)]
+    protected = unit_in_ledger(settings)
     raw = " ".join(str(provenance.get(of)) for of in ("raw_fingerprint", "version", "encoding"))
     found = dict(releases)
     if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
@@ -126,7 +133,7 @@ def enter(
                 algorithm=algorithm,
                 split=_split(membership, settings, run, raw, held=("tuning", "train") in releases),
                 part=part,
-                unit=protected if settings.privacy.by_unit else "record",
+                unit=protected,
                 secure=settings.privacy.secure,
                 **of,
             )

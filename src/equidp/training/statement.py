@@ -12,6 +12,7 @@ from equidp.accounting.plan import Plan
 from equidp.algorithms import of_a_paper
 from equidp.data.membership import size_sentence, split_sentence
 from equidp.data.records import Membership
+from equidp.data.sources import unit_noun
 from equidp.errors import EquidpError
 from equidp.evaluation.histogram import figures_event, sensitivity, tables
 from equidp.mechanism.algorithm import Algorithm, Outcome
@@ -67,9 +68,10 @@ def privacy_statement(
     bounds = published.guarantee and plan.trials.single and accounted.run == accounted.planned
     one_more = algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1))
     declared, curve = one_more.records == plan.records, accounted.trade_off()  # N is a setting, the same for any data
-    size = size_sentence(membership, privacy.unit, plan.records, by_unit=privacy.by_unit)
+    unit = unit_noun(privacy.unit)
+    size = size_sentence(membership, unit, plan.records, by_unit=privacy.by_unit)
     if declared:
-        size = f"The declared number of {privacy.unit}s ({plan.records}; how many there are is protected, too)"
+        size = f"The declared number of {unit}s ({plan.records}; how many there are is protected, too)"
     return base | {
         "records_declared": declared or _by_declared_sizes(membership, plan, privacy),
         "membership": membership_facts(membership),
@@ -83,7 +85,7 @@ def privacy_statement(
         "target_epsilon_as": privacy.epsilon_as if privacy.epsilon is not None else None,
         "noise_multiplier": plan.noise_multiplier,
         "adjacency": _adjacency(privacy, declared=declared),
-        "sampling": algorithm.sampler.description(privacy.unit),
+        "sampling": algorithm.sampler.description(unit),
         "sampling_rate": algorithm.sampler.sampling_rate(plan),
         "ledger": [event.to_dict() for event in outcome.events],
         **accounted.statement_entries(fixed=algorithm.fixed, ledger=merged(outcome.events)),
@@ -98,9 +100,7 @@ def privacy_statement(
             "are public.",
             "What the model starts from is public and was not computed from these records: initial weights, and "
             "pretrained weights, word vectors or feature maps read from files.",
-            split_sentence(
-                membership, privacy.unit, public=algorithm.needs_public, tested=algorithm.acceptance.on_test
-            ),
+            split_sentence(membership, unit, public=algorithm.needs_public, tested=algorithm.acceptance.on_test),
             _trials(plan, membership)
             + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
         ],
@@ -130,7 +130,7 @@ def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any
             "epsilon": trials.epsilon((event,), delta).value,
             "delta": delta,
             "unit": privacy.unit,
-            "adjacency": f"add or remove one {privacy.unit}" + (" with all its records" if privacy.by_unit else ""),
+            "adjacency": added_or_removed(privacy),
             "mechanism": event.to_dict(),
             "sensitivity": sensitivity(data.groups),
             "tables": list(tables(data.groups)),
@@ -140,12 +140,17 @@ def figures_entry(privacy: PrivacySettings, data: DataSettings) -> dict[str, Any
     }
 
 
+def added_or_removed(privacy: PrivacySettings) -> str:
+    """The adjacency of figures of a part, whose size is protected too."""
+    return f"add or remove one {unit_noun(privacy.unit)}" + (" with all its records" if privacy.by_unit else "")
+
+
 def _adjacency(privacy: PrivacySettings, *, declared: bool) -> str:
     """Between which training parts ε holds."""
-    whole = " with all its records" if privacy.by_unit else ""
     if declared:
-        return f"add or remove one {privacy.unit}{whole}"
-    return f"zero-out, the slot of one {privacy.unit}{whole} is emptied while the number of {privacy.unit}s stays"
+        return added_or_removed(privacy)
+    unit, whole = unit_noun(privacy.unit), " with all its records" if privacy.by_unit else ""
+    return f"zero-out, the slot of one {unit}{whole} is emptied while the number of {unit}s stays"
 
 
 def _trials(plan: Plan, membership: Membership | None) -> str:

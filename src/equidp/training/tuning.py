@@ -58,6 +58,7 @@ from equidp.evaluation.noised import Cells, overall, released_figures
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings, varied
 from equidp.training.planning import groups_of, plan_run, units_in
+from equidp.training.statement import added_or_removed
 
 VARIED = ("training", "model")
 """Blocks whose settings a grid may vary, beside the algorithm's own."""
@@ -192,7 +193,7 @@ def tuned_statement(
                 "epsilon": tuning.score_epsilon,
                 "delta": plan.delta,
                 "unit": settings.privacy.unit,
-                "adjacency": f"add or remove one {settings.privacy.unit}",
+                "adjacency": added_or_removed(settings.privacy),
                 "mechanism": tuning.score_event.to_dict(),
                 "sensitivity": sensitivity(settings.data.groups),
                 "tables": list(tables(settings.data.groups)),

@@ -55,6 +55,17 @@ def published_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: Path(value).name if key in paths else value for key, value in options.items()}
 
 
+def unit_noun(unit: str) -> str:
+    """What sentences call one of `privacy.unit`: its own word, or `unit` where that is a column's name and no noun."""
+    return unit if unit.isalpha() and unit.islower() else "unit"
+
+
+def unit_named(unit: str) -> str:
+    """The same where sentences speak of it first: with the column, if it is one."""
+    noun = unit_noun(unit)
+    return noun if noun == unit else f"{noun} (column '{unit}')"
+
+
 @cache
 def record_words() -> frozenset[str]:
     """The words for one record, of all sources; any other word in `data.split_by` and `privacy.unit` is a unit."""

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from equidp.accounting.dataset_ledger import spent
 from equidp.errors import EquidpError
 from equidp.models.weights import Weights
 from equidp.parameters import Settings
 from equidp.reporting.release import release_files, released_facts, wanted
+from equidp.training.charging import ledger_of, unit_in_ledger
 
 
 def write_release(model: Weights, privacy: dict[str, Any], *others: Any) -> dict[str, bytes]:
-    """The files that may go out, by name; none for a run whose settings ask for none. Takes what the next one takes."""
+    """The files that may go out, by name; none for a run whose settings ask for none. Takes what the last one takes."""
     return write_asked_release(model, privacy, *others) if wanted(others[-1].release, privacy) else {}
 
 
 def write_tuned_release(
-    model: Weights, privacy: dict[str, Any], metrics_release: dict[str, Any], settings: Settings
+    model: Weights, privacy: dict[str, Any], metrics_release: dict[str, Any], ledgers: Path, settings: Settings
 ) -> dict[str, bytes]:
     """The files that may go out with a model that `tune` chose: of its exact figures and of audits there are none."""
-    return write_release(model, privacy, {}, metrics_release, {}, settings)
+    return write_release(model, privacy, {}, metrics_release, {}, ledgers, settings)
 
 
 def write_asked_release(
@@ -28,11 +31,17 @@ def write_asked_release(
     metrics: dict[str, Any],
     metrics_release: dict[str, Any],
     audit: dict[str, Any],
+    ledgers: Path,
     settings: Settings,
 ) -> dict[str, bytes]:
-    """The files that may go out, by name, whichever mode the run was made in."""
+    """The files that may go out, by name, whichever mode the run was made in.
+
+    They tell what the data set's ledger counts by now, this run included: of one that was copied from elsewhere it may
+    have nothing.
+    """
     if not privacy:
         raise EquidpError("This run has no privacy.json, so its training did not finish: train first.")
+    entries = ledger_of(ledgers, settings).entries()
     facts = released_facts(
         model.card,
         sum(tensor.numel() for tensor in model.tensors.values()),
@@ -41,5 +50,6 @@ def write_asked_release(
         metrics=metrics,
         released_metrics=metrics_release,
         audit=audit,
+        counted=spent(entries, privacy["delta"], unit_in_ledger(settings)) if entries else None,
     )
     return release_files(facts, model.tensors)

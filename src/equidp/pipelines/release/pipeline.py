@@ -1,4 +1,4 @@
-"""model, privacy, metrics, audit → release/, of a run as it ends or of a finished one."""
+"""model, privacy, metrics, audit, ledger → release/, of a run as it ends or of a finished one."""
 
 from kedro.pipeline import Pipeline
 
@@ -6,15 +6,16 @@ from equidp.pipelines import wired
 from equidp.pipelines.release import nodes
 
 READ = ("model", "privacy", "metrics", "metrics_release", "audit")
+SHARED = ("privacy_ledger", "settings")
 
 
 def create_pipeline(algorithm: str) -> Pipeline:
     """The documents of a run as it ends: of a secure run, or where `release.documents` asks for them."""
-    read = [*(f"{algorithm}.{name}" for name in READ), "settings"]
+    read = [*(f"{algorithm}.{name}" for name in READ), *SHARED]
     return wired([(nodes.write_release, read, f"{algorithm}.release", f"write_release_{algorithm}")], "release")
 
 
 def create_release() -> Pipeline:
     """The documents of the finished run that the setting `algorithm` names, with its audit if there is one by now."""
-    read = [*(f"finished.{name}" for name in READ), "settings"]
+    read = [*(f"finished.{name}" for name in READ), *SHARED]
     return wired([(nodes.write_asked_release, read, "finished.release", "write_release")], "release")

@@ -22,7 +22,8 @@ from equidp.evaluation.histogram import Noised, noised_histogram
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.noise import derived_seed
 from equidp.models.weights import Weights, load_weights, network_of, save_weights
-from equidp.parameters import Settings
+from equidp.options import dotted
+from equidp.parameters import Settings, varied
 from equidp.pipelines.evaluation.nodes import release_figures
 from equidp.pipelines.ingestion.nodes import divide
 from equidp.pipelines.provenance import provenance_facts
@@ -187,9 +188,20 @@ def write_page(
     settings: Settings,
 ) -> str:
     """The HTML page of the tuning, one self-contained file."""
-    shown = shown_settings(settings, [settings.audited]) | {"tune": settings.tune.model_dump(mode="json")}
+    shown = _chosen_settings(settings, choice["chosen"]) | {"tune": settings.tune.model_dump(mode="json")}
     title = f"Tuning of {settings.audited} on {settings.dataset}"
     return tuning_page(title, choice, privacy, released, trials, shown, provenance_facts(provenance))
+
+
+def _chosen_settings(settings: Settings, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the chosen model: those that the grid varies are the chosen ones, and are marked."""
+    name = settings.audited
+    shown = dotted(shown_settings(varied(settings, chosen), [name]), empty=True)
+    for setting in chosen:
+        block, _, rest = setting.partition(".")
+        place = setting if setting in shown else f"{block}.options.{rest}"
+        shown[place] = f"{shown.get(place, chosen[setting])} (chosen)"
+    return shown
 
 
 def forget_trials(workplace: Path) -> None:

@@ -9,6 +9,7 @@ import jinja2
 import yaml
 
 from equidp.data.records import MIN_TEST_RECORDS
+from equidp.data.sources import unit_named, unit_noun
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.markdown import markdown_table, markdown_text
 from equidp.reporting.release.facts import Facts
@@ -41,9 +42,12 @@ def model_card(facts: Facts) -> str:
         declared=declared,
         settings=_settings(facts),
         figure_tables=figure_tables(metrics) if metrics else [],
+        most_frequent=most_frequent(facts.metrics or {}),
         names=_names(schema[of]),
         words=facts.words,
         epsilon_text=epsilon_text,
+        unit_named=unit_named,
+        unit_noun=unit_noun,
         table=markdown_table,
     )
 
@@ -85,6 +89,22 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     return rows
 
 
+def most_frequent(metrics: Mapping[str, Any]) -> str:
+    """The accuracy of always answering the most frequent class, by the noised counts; empty where they do not tell.
+
+    Exact figures go out without counts, so beside them it is not told.
+    """
+    counts = {name: of["records"] for name, of in metrics.get("groups", {}).get("class", {}).items() if "records" in of}
+    total = sum(counts.values())
+    if total <= 0 or "accuracy" not in metrics["overall"]:
+        return ""
+    name = max(counts, key=counts.__getitem__)
+    return (
+        f"By the counts with noise the most frequent class is {name}: a model that always answers it has an accuracy "
+        f"of about {counts[name] / total:.3f}."
+    )
+
+
 def figure_tables(metrics: Any) -> list[str]:
     """Tables of figures, overall and of every grouping's groups, with 95 % intervals where they were released."""
     names = [name for name in METRIC_TITLES if name in metrics["overall"]]
@@ -95,7 +115,7 @@ def figure_tables(metrics: Any) -> list[str]:
         return [_number(figures.get(name), ends.get(name)) for name in names]
 
     found = [markdown_table([header, row(metrics["overall"], intervals["overall"])])]
-    units = markdown_text(f"{metrics.get('unit', 'record')}s")
+    units = markdown_text(f"{unit_noun(metrics.get('unit', 'record'))}s")
     for grouping, groups in metrics["groups"].items():
         known = intervals["groups"].get(grouping, {})
         rows = [[group, *row(figures, known.get(group, {}))] for group, figures in groups.items()]

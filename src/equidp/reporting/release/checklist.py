@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.data.sources import unit_noun
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
-from equidp.reporting.release.registry import accounting, preprocessing, randomness, trials, unprotected
+from equidp.reporting.release.registry import (
+    accounting,
+    preprocessing,
+    randomness,
+    together,
+    together_value,
+    trials,
+    unprotected,
+)
 from equidp.reporting.statement_sections import epsilon_text
 
 
@@ -65,7 +74,7 @@ def _parameters(facts: Facts) -> list[Line]:
         Line(
             "unit",
             "Whom does one unit stand for?",
-            f"The unit is one {unit}. "
+            f"The unit is one {unit if unit == unit_noun(unit) else f'value of the column {unit!r}'}. "
             + (
                 "A person with several records has a weaker guarantee. The curator knows whether there are such people."
                 if unit == "record"
@@ -88,8 +97,8 @@ def _algorithm(facts: Facts) -> list[Line]:
         Line(
             "bounded",
             "Is every unit's influence bounded?",
-            f"Yes: each {privacy['unit']}'s gradient is weighted so that its contribution has a bound that depends on "
-            "public values only. The noise is proportional to that bound.",
+            f"Yes: each {unit_noun(privacy['unit'])}'s gradient is weighted so that its contribution has a bound that "
+            "depends on public values only. The noise is proportional to that bound.",
         ),
         Line(
             "sampling",
@@ -134,7 +143,9 @@ def _utility(facts: Facts) -> list[Line]:
     elif facts.exact_metrics:
         text = "Figures are in README.md, exact and without protection for the test records."
     elif tuned:
-        text = "Not measured on test records. The setting privacy.evaluation.epsilon releases figures with noise."
+        text = (
+            "This run measured nothing on test records. Setting privacy.evaluation.epsilon releases figures with noise."
+        )
     else:
         text = "Measured inside, on private test records: exact figures of them are not published here."
     shown = facts.metrics or facts.exact_metrics
@@ -146,7 +157,7 @@ def _utility(facts: Facts) -> list[Line]:
             (
                 f"Measured inside for the groups by {', '.join(facts.compared)}, exactly, and not published here."
                 if facts.compared
-                else "Not compared with a model without noise."
+                else "This run made no comparison with a model without noise."
             )
             + (" README.md has the model's own figures of groups." if shown else ""),
             open=not shown,
@@ -156,9 +167,9 @@ def _utility(facts: Facts) -> list[Line]:
             "What did privacy cost against a model without it?",
             "Measured inside. The comparison is an exact function of the training records, so it cannot be published."
             if facts.compared
-            else "Not measured: the settings were tuned without training such a model."
+            else "Not measured by this run: the settings were tuned without training such a model."
             if tuned
-            else "Not measured.",
+            else "Not measured by this run.",
             open=not facts.compared,
         ),
         stated("bias", "Bias of the data and of people who use the model", facts.curator, "No run can tell."),
@@ -176,7 +187,7 @@ def _security(facts: Facts) -> list[Line]:
             (
                 "Yes, inside the curator's systems: gradient norms and the like, sizes of groups"
                 if exact
-                else "Of the training with noise none. Inside the curator's systems are sizes of groups"
+                else "This run recorded none of the training with noise. Inside the curator's systems are group sizes"
             )
             + f"{beside}. None of it is in this folder.",
             exact,
@@ -211,6 +222,7 @@ def _trust(facts: Facts) -> list[Line]:
             "They need not be: the weights themselves are released, and any number of queries is covered by ε.",
         ),
         stated("access", "Who may receive the release", facts.curator),
+        stated("license", "Licence of the weights", facts.curator, "None was stated: README.md says `unknown`."),
     ]
 
 
@@ -230,7 +242,9 @@ def _collection(facts: Facts) -> list[Line]:
         Line(
             "elsewhere",
             "Are the same people in other releases?",
-            "ε of several releases about one person adds up, whoever publishes them. The run knows of none.",
+            f"ε of several releases about one person adds up, whoever publishes them. {together(facts)} Of releases "
+            "that no run of this project made the curator knows.",
+            together_value(facts),
             open=True,
         ),
     ]

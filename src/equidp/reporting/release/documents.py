@@ -16,7 +16,7 @@ from equidp.reporting.release.card import model_card
 from equidp.reporting.release.checklist import checklist
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import as_json, as_markdown, publication, to_json
-from equidp.reporting.release.registry import registry_entry
+from equidp.reporting.release.registry import registry_entry, together
 from equidp.reporting.release.reidentification import annex
 
 
@@ -29,7 +29,7 @@ def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, byte
         "README.md": model_card(facts),
         "config.json": to_json(config(facts)),
         "privacy.json": to_json(publication(facts.warning) | dict(facts.privacy) | {"model": model}),
-        "privacy.md": f"{privacy_report(facts.privacy, facts.dataset)}\n{_of_model(model)}",
+        "privacy.md": f"{privacy_report(facts.privacy, facts.dataset)}\n{_of_ledger(facts)}{_of_model(model)}",
     }
     for name, write in {"registry": registry_entry, "checklist": checklist, "reidentification": annex}.items():
         texts |= {f"{name}.json": as_json(write(facts)), f"{name}.md": as_markdown(write(facts))}
@@ -53,6 +53,10 @@ def _told(facts: Facts, weights: bytes) -> dict[str, Any]:
     """Which model the statement is of: a statement may be parted from its model, or laid beside another one."""
     published_on = {"published_on": facts.curator["published_on"]} if facts.curator.get("published_on") else {}
     return {"sha256": hashlib.sha256(weights).hexdigest(), "software": dict(facts.software), **published_on}
+
+
+def _of_ledger(facts: Facts) -> str:
+    return f"## All runs on these records\n\n{markdown_text(together(facts))}\n\n"
 
 
 def _of_model(model: Mapping[str, Any]) -> str:

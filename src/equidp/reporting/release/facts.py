@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from equidp.accounting.dataset_ledger import Spent
 from equidp.algorithms import ALGORITHMS
 from equidp.data.records import MIN_TEST_RECORDS, Schema
 from equidp.data.tables import looks_at_other_rows
@@ -120,6 +121,8 @@ class Facts:
         exact_metrics: exact figures of test records, or None where the user did not ask for them.
         across: the word of the source's query by which a row may depend on others; empty where there is none.
         compared: groupings by which the costs of privacy were measured; empty where there is no baseline.
+        counted: what the data set's ledger counts for the unit when the documents are written, or None where it has no
+            entry: numbers alone, as names of runs and of other data sets are the curator's.
         curator: what the user states in the settings.
         software: versions of what trained the model and computed ε.
         warning: why nothing of this is for publication, or None.
@@ -136,6 +139,7 @@ class Facts:
     exact_metrics: Mapping[str, Any] | None
     across: str
     compared: tuple[str, ...]
+    counted: Spent | None
     curator: Mapping[str, str]
     software: Mapping[str, str]
     warning: str | None
@@ -170,6 +174,7 @@ def released_facts(
     metrics: Mapping[str, Any] | None = None,
     released_metrics: Mapping[str, Any] | None = None,
     audit: Mapping[str, Any] | None = None,
+    counted: Spent | None = None,
 ) -> Facts:
     """The facts that may go out.
 
@@ -180,6 +185,7 @@ def released_facts(
         metrics: `metrics.json`, of which only names of groupings go out without `release.unprotected=test`.
         released_metrics: `metrics_release.json`, where the run has one.
         audit: `audit.json`, where there is one; used if it is of this training.
+        counted: what the data set's ledger counts, where it was read.
 
     Raises:
         EquidpError: for a model without differential privacy, for files of two runs, or where figures were asked for
@@ -217,6 +223,7 @@ def released_facts(
         compared=tuple(metrics["groups"])
         if metrics and metrics.get("cost_of_privacy") and not privacy.get("tuning")
         else (),
+        counted=counted,
         curator=settings.statements(),
         software={name: importlib.metadata.version(name) for name in (*SOFTWARE, *_packages(privacy, card))},
         warning=_warning(statement, found),

@@ -6,9 +6,11 @@ names the tier that its answered lines reach.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.data.sources import unit_named, unit_noun
 from equidp.reporting.privacy_report import recomputed
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
@@ -56,7 +58,7 @@ def _guarantee(facts: Facts) -> list[Line]:
     return [
         Line("flavour", "Flavour", "(ε, δ)-differential privacy, approximate.", "approximate"),
         Line("adjacency", "Neighbouring data sets", f"{privacy['adjacency']}.", privacy["adjacency"]),
-        Line("unit", "Privacy unit", f"One {privacy['unit']}. {several}", privacy["unit"]),
+        Line("unit", "Privacy unit", f"One {unit_named(privacy['unit'])}. {several}", privacy["unit"]),
         _loss(privacy),
         Line(
             "model", "Deployment model", "Central: the curator holds the records and is trusted with them.", "central"
@@ -75,7 +77,7 @@ def _loss(privacy: Mapping[str, Any]) -> Line:
     if figures := privacy.get("evaluation"):
         others[figures["part"]] = figures, "of which figures with noise are here"
     if others:
-        text += f" for one {privacy['unit']} of the training part"
+        text += f" for one {unit_noun(privacy['unit'])} of the training part"
         value["other_parts"] = {}
     for part, (of, why) in others.items():
         value["other_parts"][part] = {"epsilon": of["epsilon"], "delta": of["delta"]}
@@ -95,15 +97,16 @@ def _details(facts: Facts) -> list[Line]:
         Line(
             "mechanism",
             "Mechanism",
-            f"{facts.algorithm}: in every step a sample is drawn ({privacy['sampling']}), each {privacy['unit']}'s "
-            "gradient is bounded, the sum gets Gaussian noise, and the model takes a step. "
-            f"Noise multiplier {privacy['noise_multiplier']:.6g}, {privacy['steps']:,} steps.",
+            f"{facts.algorithm}: in every step a sample is drawn ({privacy['sampling']}), each "
+            f"{unit_noun(privacy['unit'])}'s gradient is bounded, the sum gets Gaussian noise, and the model takes a "
+            f"step. Noise multiplier {privacy['noise_multiplier']:.6g}, {privacy['steps']:,} steps.",
             {key: privacy[key] for key in ("noise_multiplier", "sampling_rate", "steps", "expected_batch_size")},
         ),
         Line("releases", "What the guarantee covers", " ".join(privacy["releases"]), list(privacy["releases"])),
         unprotected(facts),
         accounting(facts),
         trials(facts),
+        Line("together", "All runs on these records", together(facts), together_value(facts)),
         Line(
             "post_processing",
             "Post-processing",
@@ -113,7 +116,7 @@ def _details(facts: Facts) -> list[Line]:
         preprocessing(
             facts,
             "Preprocessing",
-            "Scaling, categories and vocabulary come from the declared schema. Nothing was learnt from the records "
+            "Scaling, categories and vocabulary come from the declared schema. The run learnt nothing from the records "
             "before training.",
         ),
         randomness(facts),
@@ -131,7 +134,7 @@ def _details(facts: Facts) -> list[Line]:
 def unprotected(facts: Facts) -> Line:
     """Quantities that go out, or are taken as public, without the guarantee."""
     privacy = facts.privacy
-    units = f"{privacy['unit']}s"
+    units = f"{unit_noun(privacy['unit'])}s"
     if privacy.get("records_declared"):
         size = f"the declared number of training {units}"
     elif (privacy.get("membership") or {}).get("how") == "hash":
@@ -208,6 +211,41 @@ def trials(facts: Facts) -> Line:
     declared = ", ".join(f"{name} {value}" for name, value in found.items())
     text = f"It was chosen from several trainings, declared before the first ({declared}); ε covers the choice."
     return Line("trials", question, f"{text} Other releases from the same records add to it.", found)
+
+
+def together(facts: Facts) -> str:
+    """What the data set's ledger counts by now: the number of its runs and their total ε, and no names."""
+    counted, unit = facts.counted, unit_noun(facts.privacy["unit"])
+    if counted is None:
+        return "The curator's ledger lists every training on these records; the pipeline `ledger` tells their total ε."
+    text = f"When this was written the curator's ledger counted {_runs(counted.secure, 'secure ')} on these records"
+    if counted.secure:
+        text += (
+            f", published or not. Together they cost one {unit} at most ε = {epsilon_text(counted.epsilon)} at "
+            f"δ = {counted.delta:g}"
+        )
+    text += "."
+    if counted.others:
+        text += f" Of {_runs(counted.others, 'secure ')} more, which protect another unit, the ε have no total with it."
+    if counted.research:
+        text += (
+            f" It also lists {_runs(counted.research)} in research mode and counts none of them: no ε covers what "
+            "leaves the curator's systems of these, or what was learnt from them."
+        )
+    return text
+
+
+def together_value(facts: Facts) -> dict[str, Any] | None:
+    """The figures behind `together`."""
+    counted = facts.counted
+    if counted is None:
+        return None
+    found = {"secure_runs": counted.secure, "research_runs": counted.research, "other_units": counted.others}
+    return found | {"epsilon": counted.epsilon if math.isfinite(counted.epsilon) else None, "delta": counted.delta}
+
+
+def _runs(count: int, kind: str = "") -> str:
+    return f"{count or 'no'} {kind}run{'' if count == 1 else 's'}"
 
 
 def randomness(facts: Facts) -> Line:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from equidp.data.sources import unit_noun
 from equidp.reporting.attack import ALARMS, ATTACKS, factor_text, from_curve, lower_text, recognised, share_text
 from equidp.reporting.release.facts import Facts
 from equidp.reporting.release.lines import Document, Line, document, stated
@@ -18,14 +19,14 @@ from equidp.reporting.statement_sections import epsilon_text
 OTHER_ATTACKS = Line(
     "other_attacks",
     "Tests of other attacks (attributes, inversion, reconstruction)",
-    "None was run. The bounds above cover them; a controller may want tests besides.",
+    "This run made none. The bounds above cover them; a controller may want tests besides.",
     open=True,
 )
 NOT_AUDITED = (
     "No audit of this training is at hand. The pipeline audit makes one, with the run's settings, `run_label` and the "
     "word for the unit included; the pipeline release then writes this folder again."
 )
-NOT_OF_A_CHOICE = "No audit is of the choice among trials, and none of the chosen training was made."
+NOT_OF_A_CHOICE = "No audit is of the choice among trials, or of the training that was chosen."
 
 MEASURED_INSIDE = (
     "Measured inside, if the audit did so: the figures are exact functions of private records, and are left out. The "
@@ -50,7 +51,7 @@ def annex(facts: Facts) -> Document:
 
 def _proven(facts: Facts) -> list[Line]:
     privacy = facts.privacy
-    unit = privacy["unit"]
+    unit = unit_noun(privacy["unit"])
     claimed = {"epsilon": privacy["epsilon"], "delta": privacy["delta"]}
     rows = [(rate, recognised(privacy, rate)) for rate in ALARMS]
     others = "test records" + (" beyond the ε of their own figures" if privacy.get("evaluation") else "")
