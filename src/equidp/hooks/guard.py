@@ -115,13 +115,17 @@ def refusal_in(error: BaseException | None) -> EquidpError | None:
     return error
 
 
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def refused_by_disk(error: BaseException, catalog: DataCatalog) -> EquidpError | None:
     """What a disk's refusal of something that Kedro saves comes to; half a file on a full disk goes."""
     if isinstance(error, NotADirectoryError) and error.filename:  # the one refusal that Kedro does not wrap
         return storage_error(Path(error.filename), error)
-    name, cause = str(error).split(":")[0], error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    name, cause = str(error).split(":")[0], _first_cause(error)
     # of a versioned dataset's folder Kedro says something else
     wrapped = "while saving" in str(error) or isinstance(cause, NotADirectoryError)
     saving = isinstance(error, DatasetError) and wrapped and name in catalog
@@ -292,9 +296,7 @@ def load_entry(catalog: DataCatalog, name: str) -> Any:
     try:
         return catalog.load(name)
     except DatasetError as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
+        cause = _first_cause(error)
         if isinstance(cause, ImportError) and cause.name == EXCEL:
             raise not_installed(EXCEL, f"data.options.catalog={name}") from error
         reason = " ".join(str(error).split()).rstrip(".")
