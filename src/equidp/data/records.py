@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 
 Kind = Literal["tabular", "image", "text"]
 
@@ -245,9 +245,8 @@ class Records:
         if len(set(factors)) != len(factors):
             raise EquidpError(f"Grouping {name!r} names one grouping twice.")
         ids, names = torch.zeros_like(self.class_ids), cast("tuple[str, ...]", ("",))
+        refuse_unknown(f"grouping of dataset {self.schema.name!r}", factors, self.schema.groupings)
         for factor in factors:
-            if factor not in self.groups:
-                raise unknown_name(f"grouping of dataset {self.schema.name!r}", factor, self.schema.groupings)
             inner = self.schema.groupings[factor]
             ids = ids * len(inner) + self.groups[factor]
             names = tuple(f"{a}{PRODUCT}{b}" if a else b for a in names for b in inner)

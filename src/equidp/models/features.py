@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from equidp.data.records import Records, Schema
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 from equidp.gradients.shape import padded
 from equidp.options import Declared, checked_options
 
@@ -278,6 +278,5 @@ def is_raw_image(schema: Schema) -> bool:
 
 
 def _known(name: str) -> str:
-    if name not in FEATURES:
-        raise unknown_name("features", name, FEATURES)
+    refuse_unknown("features", [name], FEATURES)
     return name
