@@ -14,9 +14,10 @@ from equidp.mechanism.device import choose_device
 from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
-from equidp.pipelines.training.nodes import model_card, plan_of
+from equidp.pipelines.training.nodes import model_card
 from equidp.reporting.tables import BASELINE
 from equidp.training import augmentation, loss_of, make_model
+from equidp.training.planning import plan_of
 from equidp.training.statement import membership_facts
 
 
