@@ -56,6 +56,9 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 )
 """Algorithm names as typed after `--pipeline=`."""
 
+BASELINE = "sgd"
+"""The non-private one, which all others are compared with."""
+
 OWN = frozenset(("dpsgd_f_smooth", "dpsgd_f_balanced", "dpsgd_f_adjusted", "dpsgd_f_slack", "dpsgd_level", "custom"))
 """Those of no paper."""
 

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from equidp.accounting.plan import Plan
-from equidp.algorithms import ALGORITHMS
+from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.evaluation.noised import flat_released
 from equidp.hooks import runs, store
 from equidp.hooks.guard import (
@@ -38,7 +38,6 @@ from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.headlines import headline_metrics, overall
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.tables import BASELINE
 from equidp.reporting.titles import METRIC_TITLES
 from equidp.sweep.cell import ROW
 from equidp.system import interrupts
