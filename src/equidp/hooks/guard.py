@@ -62,14 +62,10 @@ def algorithms_in(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(name for name in ALGORITHMS if name in namespaces)
 
 
-def audits(pipeline: Pipeline) -> bool:
-    """Whether a pipeline is an audit."""
-    return any(node.namespace == AUDIT for node in pipeline.nodes)
-
-
-def tunes(pipeline: Pipeline) -> bool:
-    """Whether a pipeline chooses settings under differential privacy."""
-    return any(node.namespace == TUNE for node in pipeline.nodes)
+def special(pipeline: Pipeline) -> str | None:
+    """Whether a pipeline is a tuning or an audit, which are of the algorithm that `algorithm` names."""
+    namespaces = {node.namespace for node in pipeline.nodes}
+    return next((name for name in (TUNE, AUDIT) if name in namespaces), None)
 
 
 def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
@@ -162,9 +158,9 @@ class GuardHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
-        if audits(pipeline) or tunes(pipeline):
-            _refuse_other(self._settings, AUDIT if audits(pipeline) else TUNE)
-        names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) or tunes(pipeline) else [])]
+        if kind := special(pipeline):
+            _refuse_other(self._settings, kind)
+        names = [*algorithms_in(pipeline), *([self._settings.audited] if kind else [])]
         # parts that cannot hold together are refused before anything runs
         algorithms = {name: self._settings.algorithm(name) for name in names}
         if algorithms:
