@@ -37,7 +37,7 @@ from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import TrainingRequest, conclude, plan_run, predict, prepare
 
 FORMAT = "equidp unchanged 1"
-LIBRARIES = ("dp-accounting", "kymatio", "llvmlite", "numpy", "opacus", "pandas", "scipy", "torch")
+LIBRARIES = ("dp-accounting", "kymatio", "llvmlite", "numpy", "pandas", "scipy", "torch")
 """Those whose version may change a digit."""
 
 SEED, STEPS = 11, 60

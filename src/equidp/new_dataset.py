@@ -260,7 +260,6 @@ def check(
     from equidp.data.labelling import group_table
     from equidp.data.records import Split
     from equidp.data.sources import source
-    from equidp.starting_rate import starting_rate
 
     table = source(settings.data.source, settings.data.options)
     table.catalog = tables
@@ -274,6 +273,8 @@ def check(
     found.insert(0, f"{len(records):,} rows, {records.features.shape[1]} features")
     if not (table.columns and records.schema.classes):
         return "\n".join(found), ""
+    from equidp.starting_rate import starting_rate  # late: it imports all that trains
+
     rate, bound = starting_rate(settings, records.schema, table.columns, len(records))
     start = f"training.learning_rate={rate:g},dpsgd.options.clip_norm={bound:g}"
     told = "To start from (found on made-up rows of this shape, not on the table; write it into the preset)"

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from kedro.pipeline import Pipeline
 
-from equidp.algorithms import ALGORITHMS
+from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.errors import unknown_name
 from equidp.pipelines import audit, evaluation, ingestion, release, reporting, training, tune
-from equidp.reporting.tables import BASELINE
 
 DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
 """What `kedro run` shows, and what `compare` compares: algorithms for every task and grouping."""

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from equidp.accounting.ledger import Ledger
+from equidp.algorithms import algorithm_settings
 from equidp.data.columns import Named, Numeric
-
-if TYPE_CHECKING:
-    from equidp.data.records import Schema
-    from equidp.parameters import Settings
+from equidp.data.records import Schema
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.sampling import Examples, Population
+from equidp.mechanism.trainer import Trainer
+from equidp.models import build_model
+from equidp.parameters import Settings
+from equidp.tasks import task_of
+from equidp.training import plan_run
 
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Tried at a clip norm of 1."""
@@ -54,15 +59,6 @@ def starting_rate(
 
     Model, noise, steps and batch are the run's; the number of rows is public.
     """
-    from equidp.accounting.ledger import Ledger
-    from equidp.algorithms import algorithm_settings
-    from equidp.mechanism.noise import SeededRandom
-    from equidp.mechanism.sampling import Examples, Population
-    from equidp.mechanism.trainer import Trainer
-    from equidp.models import build_model
-    from equidp.tasks import task_of
-    from equidp.training import plan_run
-
     units = max(settings.training.batch_size, round(rows * (1 - settings.data.test_fraction)))
     algorithm = algorithm_settings("dpsgd", {}).build()
     real = plan_run(algorithm, units=units, groups=1, privacy=settings.privacy, training=settings.training)

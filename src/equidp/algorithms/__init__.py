@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from equidp.errors import refuse_unknown, unknown_name
+from equidp.errors import refuse_unknown
 from equidp.options import not_valid
 from equidp.registry import Registry
 
@@ -56,6 +56,9 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 )
 """Algorithm names as typed after `--pipeline=`."""
 
+BASELINE = "sgd"
+"""The non-private one, which all others are compared with."""
+
 OWN = frozenset(("dpsgd_f_smooth", "dpsgd_f_balanced", "dpsgd_f_adjusted", "dpsgd_f_slack", "dpsgd_level", "custom"))
 """Those of no paper."""
 
@@ -75,8 +78,7 @@ def algorithm_settings(name: str, options: Mapping[str, Any] | None = None) -> A
         >>> algorithm_settings("dpsgd", {"clip_norm": 0.5}).build().name
         'dpsgd'
     """
-    if name not in ALGORITHMS:
-        raise unknown_name("algorithm", name, ALGORITHMS)
+    refuse_unknown("algorithm", [name], ALGORITHMS)
     kind = ALGORITHMS[name]
     place = f"{name}.options" if kind.below_options else name
     refuse_unknown(f"setting of {place}", options or {}, kind.model_fields)

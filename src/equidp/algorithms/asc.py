@@ -94,13 +94,9 @@ class GroupSampler(Budgeted):
         """Its divergence is bounded for records that add at most their group's clip norm, and for nothing besides."""
         if type(combination.weights).bound is not FlatClip.bound:  # type: ignore[union-attr]
             return "it goes with the weight rule flat, whose bound is the group's clip norm"
-        if combination.side_release is not None:
-            return "its budget does not pay for a side release"
         if type(combination.schedule) is not Constant:
             return "its rates go with one noise, so the schedule must be constant"
-        if combination.acceptance.charges:
-            return "its budget does not pay for a private acceptance"
-        return None
+        return super().objection(combination)
 
 
 class GroupSampling(BudgetedSampling):

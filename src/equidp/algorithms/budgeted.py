@@ -14,7 +14,7 @@ from equidp.accounting.epsilon import epsilon_of, renyi_curve
 from equidp.accounting.events import Event
 from equidp.accounting.plan import Plan
 from equidp.errors import EquidpError
-from equidp.mechanism.parts import Run, Sampler, Sampling
+from equidp.mechanism.parts import Combination, Run, Sampler, Sampling
 
 
 class Budgeted(Sampler):
@@ -39,6 +39,12 @@ class Budgeted(Sampler):
                 "order: declare privacy.max_trials instead."
             )
         return plan
+
+    def objection(self, combination: Combination) -> str | None:
+        """What else a step would release is in no budget."""
+        if combination.side_release is not None:
+            return "its budget does not pay for a side release"
+        return "its budget does not pay for a private acceptance" if combination.acceptance.charges else None
 
     def budget(self, plan: Plan) -> Budget:
         """α*, R* and ε, from public facts alone."""

@@ -39,7 +39,7 @@ from equidp.algorithms.sad_dpsgd import DecayingPhases
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.algorithms.slaclip import Slack
 from equidp.algorithms.soft_adaclip import SoftClip
-from equidp.errors import EquidpError, refuse_unknown, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.parts import (
     AlwaysAccept,
@@ -117,8 +117,7 @@ def make_part(kind: str, choice: Mapping[str, Any]) -> Part:
             f"custom.{kind} has no name: give custom.{kind}.name, one of {', '.join(sorted(PARTS[kind]))}."
         )
     name = settings.pop("name")
-    if name not in PARTS[kind]:
-        raise unknown_name(f"custom.{kind}.name", name, PARTS[kind])
+    refuse_unknown(f"custom.{kind}.name", [name], PARTS[kind])
     part = PARTS[kind][name]
     refuse_unknown(f"setting of custom.{kind} ({name})", settings, part.model_fields)
     try:

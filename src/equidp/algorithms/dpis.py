@@ -160,15 +160,11 @@ class ImportanceSampler(Budgeted):
         """Its noise is set, and its divergence bounded, for one kind of step."""
         if "contribution" not in (combination.weights.reads if combination.weights else ()):
             return "it goes with the weight rule constant_length, whose records all add the same length"
-        if combination.side_release is not None:
-            return "its budget does not pay for a side release"
         if type(combination.schedule) is not Constant:
             return "it chooses the noise itself, so the schedule must be constant"
         if type(combination.contribution) is not Contribution:
             return "its proposals are norms of plain gradients"
-        if combination.acceptance.charges:
-            return "its budget does not pay for a private acceptance"
-        return None
+        return super().objection(combination)
 
 
 class ImportanceSampling(BudgetedSampling):

@@ -165,11 +165,6 @@ class DPSGDGlobalAdapt(AlgorithmSettings):
         return Algorithm(
             name="dpsgd_global_adapt",
             weights=ScaleOrClip(),
-            initial={"clip_norm": self.clip_norm, "strict_clip_norm": self.strict_clip_norm},
-            side_release=StrictBoundCount(
-                strict_clip_learning_rate=self.strict_clip_learning_rate,
-                threshold=self.threshold,
-                count_noise_multiplier=self.count_noise_multiplier,
-                counted=self.counted,
-            ),
+            initial=self.model_dump(include=set(START)),
+            side_release=StrictBoundCount(**self.model_dump(exclude=set(START))),
         )

@@ -70,14 +70,11 @@ class DPSGDLevel(AlgorithmSettings):
 
     def build(self) -> Algorithm:
         """Flat clipping of the gradients of an adjusted loss."""
-        release = SharesAndMargins(
-            count_noise_multiplier=self.count_noise_multiplier, memory=self.memory, margin=self.margin
-        )
         return Algorithm(
             name="dpsgd_level",
             weights=FlatClip(),
             initial={"clip_norm": self.clip_norm, **SharesAndMargins.defaults},
             objective=LogitAdjusted(adjustment=self.adjustment),
-            side_release=release,
+            side_release=SharesAndMargins(**self.model_dump(exclude={"clip_norm", "adjustment"})),
             published=published_by("classic"),
         )

@@ -29,10 +29,5 @@ class DPSGDTanh(AlgorithmSettings):
             name="dpsgd_tanh",
             weights=FlatClip(),
             initial={"clip_norm": self.clip_norm},
-            model_options={
-                "activation": "tempered_sigmoid",
-                "scale": self.scale,
-                "temperature": self.temperature,
-                "offset": self.offset,
-            },
+            model_options={"activation": "tempered_sigmoid", **self.model_dump(exclude={"clip_norm"})},
         )

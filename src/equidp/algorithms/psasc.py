@@ -53,13 +53,9 @@ class PSAC(AlgorithmSettings):
         )
 
 
-class PSASC(AlgorithmSettings):
+class PSASC(PSAC):
     """Settings of DP-PSASC."""
 
-    clip_norm: Positive = 0.1
-    """C, absorbed by the learning rate."""
-    stability: Stability = 1e-4
-    """r."""
     scale: Positive = 0.8
     """s; below 1, small gradients count more, and the sensitivity is C/s."""
 

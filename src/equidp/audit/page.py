@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from equidp.algorithms import BASELINE
 from equidp.audit.figures import CANARIES, MEASURES, bounds_beside_claims, exposure_by_group
 from equidp.audit.membership import FEWEST
 from equidp.audit.run import REMEDY
@@ -16,7 +17,6 @@ from equidp.reporting.figures import trade_off_figure
 from equidp.reporting.page import MAX_FIGURE_GROUPS
 from equidp.reporting.rendering import PageTable, TableCell, render
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.tables import BASELINE
 
 WARNING = (
     "The findings of an audit are computed from exact training data and are outside the privacy guarantee: keep this "

@@ -9,7 +9,8 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,7 +18,6 @@ from typing import IO
 from equidp.errors import EquidpError
 
 BLOCK = 1 << 20
-CORRUPT = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,20 @@ def find_own(raw_dir: Path, path: str) -> Path | None:
     return named if _is_there(named) else find(raw_dir, PublishedFile(path.removesuffix(".gz"), ""))
 
 
-def opened(path: Path) -> IO[bytes]:
-    """The file's content as a binary stream, unpacked when its name ends in `.gz`."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file's content as a binary stream, unpacked when its name ends in `.gz`.
+
+    Raises:
+        EquidpError: while it is read, where it is truncated, corrupt or unreadable.
+    """
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            yield stream  # type: ignore[misc]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise EquidpError(f"{path} is truncated or corrupt ({error}); download it again.") from error
+    except OSError as error:
+        raise EquidpError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
 def content(path: Path) -> bytes:
@@ -165,11 +176,6 @@ def _is_there(path: Path) -> bool:
 
 
 def _blocks(path: Path) -> Iterable[bytes]:
-    try:
-        with opened(path) as stream:
-            while block := stream.read(BLOCK):
-                yield block
-    except CORRUPT as error:
-        raise EquidpError(f"{path} is truncated or corrupt ({error}); download it again.") from error
-    except OSError as error:
-        raise EquidpError(f"{path} cannot be read ({error.strerror or error}).") from error
+    with opened(path) as stream:
+        while block := stream.read(BLOCK):
+            yield block

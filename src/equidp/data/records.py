@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 
 Kind = Literal["tabular", "image", "text"]
 
@@ -122,6 +122,10 @@ class Membership:
         return self.units if by_unit else self.records
 
 
+OPTIONAL = ("part", "unit", "identity", "unit_identity")
+"""Columns of Records that not every data set has."""
+
+
 @dataclass(frozen=True)
 class Records:
     """N records with their public schema.
@@ -212,6 +216,11 @@ class Records:
         """`[N]` int64: each record's class; 0 for all where there are no classes."""
         return self.labels if self.schema.classes else self.labels.new_zeros(len(self), dtype=torch.int64)
 
+    @property
+    def optional(self) -> dict[str, Tensor]:
+        """Those columns of `OPTIONAL` that there are."""
+        return {name: column for name in OPTIONAL if (column := getattr(self, name)) is not None}
+
     def take(self, index: Tensor) -> Records:
         """The records at `index` (int64 positions or a boolean mask), in that order, without `membership`."""
         if index.dtype == torch.bool:
@@ -224,16 +233,9 @@ class Records:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Records:
         """The records with the same done to every column."""
-        return dataclasses.replace(
-            self,
-            features=change(self.features),
-            labels=change(self.labels),
-            groups={name: change(ids) for name, ids in self.groups.items()},
-            part=None if self.part is None else change(self.part),
-            unit=None if self.unit is None else change(self.unit),
-            identity=None if self.identity is None else change(self.identity),
-            unit_identity=None if self.unit_identity is None else change(self.unit_identity),
-        )
+        changed: dict[str, Any] = {name: change(column) for name, column in self.optional.items()}
+        changed |= {"features": change(self.features), "labels": change(self.labels)}
+        return dataclasses.replace(self, groups={name: change(ids) for name, ids in self.groups.items()}, **changed)
 
     def grouping(self, name: str) -> tuple[Tensor, tuple[str, ...]]:
         """Group ids `[N]` and group names of a grouping, or of a product such as `sex*race`.
@@ -245,9 +247,8 @@ class Records:
         if len(set(factors)) != len(factors):
             raise EquidpError(f"Grouping {name!r} names one grouping twice.")
         ids, names = torch.zeros_like(self.class_ids), cast("tuple[str, ...]", ("",))
+        refuse_unknown(f"grouping of dataset {self.schema.name!r}", factors, self.schema.groupings)
         for factor in factors:
-            if factor not in self.groups:
-                raise unknown_name(f"grouping of dataset {self.schema.name!r}", factor, self.schema.groupings)
             inner = self.schema.groupings[factor]
             ids = ids * len(inner) + self.groups[factor]
             names = tuple(f"{a}{PRODUCT}{b}" if a else b for a in names for b in inner)

@@ -12,14 +12,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equidp.data.records import Membership, Records, Schema
+from equidp.data.records import OPTIONAL, Membership, Records, Schema
 from equidp.errors import EquidpError
 from equidp.system.files import private, replacing
 
 FORMAT = "equidp-records-1"
 GROUP = "group:"
 MEMBERSHIP, REMARKS = "membership", "remarks"
-OPTIONAL = ("part", "unit", "identity", "unit_identity")
 
 
 def save(records: Records, path: Path) -> None:
@@ -60,32 +59,24 @@ def load(path: Path) -> Records:
     drawn, remarks = metadata.get(MEMBERSHIP, ""), metadata.get(REMARKS, "")
     if metadata.get("sha256") != _checksum(tensors, metadata["schema"] + drawn + remarks):
         raise EquidpError(f"{path} was changed after it was written; run the pipeline `ingestion` again.")
-    membership = Membership(**json.loads(drawn)) if drawn else None
-    found = _records(tensors, Schema.from_dict(json.loads(metadata["schema"])), membership)
-    return dataclasses.replace(found, remarks=tuple(json.loads(remarks))) if remarks else found
-
-
-def _tensors(records: Records) -> dict[str, Tensor]:
-    columns = {"features": records.features, "labels": records.labels}
-    columns |= {name: column for name in OPTIONAL if (column := getattr(records, name)) is not None}
-    columns |= {f"{GROUP}{name}": ids for name, ids in records.groups.items()}
-    columns = {name: column.detach().cpu().contiguous() for name, column in columns.items()}
-    # Labels and the grouping `class` may be one tensor, and safetensors stores no shared memory.
-    return {name: column if name == "features" else column.clone() for name, column in columns.items()}
-
-
-def _records(tensors: dict[str, Tensor], schema: Schema, membership: Membership | None) -> Records:
+    schema = Schema.from_dict(json.loads(metadata["schema"]))
     return Records(
         features=tensors["features"],
         labels=tensors["labels"],
         groups={name: tensors[f"{GROUP}{name}"] for name in schema.groupings},
         schema=schema,
-        membership=membership,
-        part=tensors.get("part"),
-        unit=tensors.get("unit"),
-        identity=tensors.get("identity"),
-        unit_identity=tensors.get("unit_identity"),
+        membership=Membership(**json.loads(drawn)) if drawn else None,
+        remarks=tuple(json.loads(remarks)) if remarks else (),
+        **{name: tensors[name] for name in OPTIONAL if name in tensors},
     )
+
+
+def _tensors(records: Records) -> dict[str, Tensor]:
+    columns = {"features": records.features, "labels": records.labels}
+    columns |= records.optional | {f"{GROUP}{name}": ids for name, ids in records.groups.items()}
+    columns = {name: column.detach().cpu().contiguous() for name, column in columns.items()}
+    # Labels and the grouping `class` may be one tensor, and safetensors stores no shared memory.
+    return {name: column if name == "features" else column.clone() for name, column in columns.items()}
 
 
 def _checksum(tensors: dict[str, Tensor], schema: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from equidp.data.raw_files import CORRUPT, opened
+from equidp.data.raw_files import opened
 from equidp.errors import EquidpError
 
 PADDING = 0
@@ -88,10 +88,6 @@ def table_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield number, line.decode().rstrip().split(" ")
     except UnicodeDecodeError as error:
         raise EquidpError(f"{path} is not UTF-8 text ({error}); download it again.") from error
-    except CORRUPT as error:
-        raise EquidpError(f"{path} is truncated or corrupt ({error}); download it again.") from error
-    except OSError as error:
-        raise EquidpError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
 def _padded(ids: list[int], length: int) -> list[int]:

@@ -80,16 +80,16 @@ def linear(page: Page) -> dict[str, Term]:
         bias = Vectors(exact(call.backprop))
         both: dict[str, Term] = {"weight": Outer(exact(call.inputs[0]), bias), "bias": bias}
         return {name: term for name, term in both.items() if name in page.names}
-    backprops = [_places(call.backprop) for call in page.calls]
+    backprops = [in_rows(call.backprop) for call in page.calls]
     terms: dict[str, Term] = {}
     if "weight" in page.names:
-        terms["weight"] = Products([_places(call.inputs[0]) for call in page.calls], backprops)
+        terms["weight"] = Products([in_rows(call.inputs[0]) for call in page.calls], backprops)
     if "bias" in page.names:
         terms["bias"] = Vectors(_sum([b.sum(1) for b in backprops]))
     return terms
 
 
-def _places(values: Tensor) -> Tensor:
+def in_rows(values: Tensor) -> Tensor:
     """`[b, …, n]` to float32 `[b, P, n]`."""
     return exact(values).reshape(len(values), -1, values.shape[-1])
 
@@ -254,7 +254,7 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
 def embedding(page: Page) -> dict[str, Term]:
     """A table read at the record's tokens; the padding token's row has no gradient."""
     ids = along_positions([call.inputs[0].reshape(len(call.backprop), -1) for call in page.calls])
-    backprops = along_positions([_places(call.backprop) for call in page.calls])
+    backprops = along_positions([in_rows(call.backprop) for call in page.calls])
     if page.layer.padding_idx is not None:
         backprops = backprops.masked_fill((ids == page.layer.padding_idx).unsqueeze(2), 0)
     return {"weight": Lookups(ids, backprops, page.layer.num_embeddings)}

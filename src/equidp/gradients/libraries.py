@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from equidp.gradients.layers import (
     Call,
@@ -20,6 +20,7 @@ from equidp.gradients.layers import (
     convolution,
     exact,
     frozen_batch_norm,
+    in_rows,
     layer_norm,
     linear,
     over_places,
@@ -34,14 +35,9 @@ def transposed_linear(page: Page) -> dict[str, Term]:
     terms = linear(page)
     weight = terms.get("weight")
     if weight is not None:
-        places = [(_rows(call.inputs[0]), _rows(call.backprop)) for call in page.calls]
+        places = [(in_rows(call.inputs[0]), in_rows(call.backprop)) for call in page.calls]
         terms["weight"] = Products([d for _, d in places], [x for x, _ in places])
     return terms
-
-
-def _rows(values: Tensor) -> Tensor:
-    """`[b, …, n]` to float32 `[b, P, n]`."""
-    return exact(values).reshape(len(values), -1, values.shape[-1])
 
 
 def channels_first(rule: Rule) -> Rule:

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
@@ -18,15 +18,15 @@ from kedro.framework.project import pipelines
 from kedro.io import DataCatalog, DatasetError, MemoryDataset, SharedMemoryDataCatalog
 from kedro.pipeline import Pipeline
 
+from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.config_loader import EquidpConfigLoader, project_is_at
 from equidp.errors import EquidpError, unknown_name
+from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
 from equidp.system.extras import EXCEL, not_installed
 from equidp.system.files import REFUSALS, locked, remove, storage_error
 from equidp.system.notebooks import without_ipython
-
-if TYPE_CHECKING:
-    from equidp.parameters import Settings
+from equidp.tasks import CLASSIFICATION
 
 ARTIFACTS = (
     "metrics", "privacy", "statement", "history", "report", "accuracy_figure", "cost_figure", "clip_norm_figure",
@@ -58,20 +58,14 @@ logger = logging.getLogger(__name__)
 
 def algorithms_in(pipeline: Pipeline) -> tuple[str, ...]:
     """The algorithms a pipeline trains, in the registry's order."""
-    from equidp.algorithms import ALGORITHMS
-
     namespaces = {node.namespace for node in pipeline.nodes}
     return tuple(name for name in ALGORITHMS if name in namespaces)
 
 
-def audits(pipeline: Pipeline) -> bool:
-    """Whether a pipeline is an audit."""
-    return any(node.namespace == AUDIT for node in pipeline.nodes)
-
-
-def tunes(pipeline: Pipeline) -> bool:
-    """Whether a pipeline chooses settings under differential privacy."""
-    return any(node.namespace == TUNE for node in pipeline.nodes)
+def special(pipeline: Pipeline) -> str | None:
+    """Whether a pipeline is a tuning or an audit, which are of the algorithm that `algorithm` names."""
+    namespaces = {node.namespace for node in pipeline.nodes}
+    return next((name for name in (TUNE, AUDIT) if name in namespaces), None)
 
 
 def names_of(run_params: dict[str, Any]) -> tuple[str, ...]:
@@ -164,9 +158,9 @@ class GuardHook:
         self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog
     ) -> Generator[None, Any, Any]:
         """Refuse what cannot run, and say which algorithms do: ingestion sets public records aside for some."""
-        if audits(pipeline) or tunes(pipeline):
-            _refuse_other(self._settings, AUDIT if audits(pipeline) else TUNE)
-        names = [*algorithms_in(pipeline), *([self._settings.audited] if audits(pipeline) or tunes(pipeline) else [])]
+        if kind := special(pipeline):
+            _refuse_other(self._settings, kind)
+        names = [*algorithms_in(pipeline), *([self._settings.audited] if kind else [])]
         # parts that cannot hold together are refused before anything runs
         algorithms = {name: self._settings.algorithm(name) for name in names}
         if algorithms:
@@ -203,8 +197,6 @@ class GuardHook:
         if kind == "model" and name in (*self._trained, "tuned"):
             kinds = (*SAID, *(("choice", "trials") if name == "tuned" else ()))
             said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in kinds)}
-            from equidp.reporting.tables import BASELINE
-
             # a baseline comes with every run, and of its figures no more than a run makes is missed
             missed = (path for stale, path in said.items() if name != BASELINE or stale not in self._made)
             if earlier := next((path for path in missed if path.exists()), None):
@@ -276,9 +268,6 @@ def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
 
 def _refuse_other(settings: Settings, pipeline: str) -> None:
     """Refuse to audit or tune what `tune` chose, and other tasks: both work on classes alone."""
-    from equidp.parameters import TUNED
-    from equidp.tasks import CLASSIFICATION
-
     if settings.audited == TUNED:
         raise EquidpError(
             f"algorithm={TUNED} names the model that the pipeline {TUNE} chose, which the pipeline {RELEASE} alone "
@@ -305,9 +294,6 @@ def load_entry(catalog: DataCatalog, name: str) -> Any:
 
 def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
     """Warn of settings of algorithms that do not run: in a file they are fine, on the command line a mistake."""
-    from equidp.algorithms import ALGORITHMS
-    from equidp.reporting.tables import BASELINE
-
     for name in run_params.get("runtime_params") or {}:
         if name in ALGORITHMS and name not in (BASELINE, *trained):
             logger.warning(
@@ -319,7 +305,6 @@ def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
 
 def _tell_unreleased(settings: Settings, trained: Sequence[str]) -> None:
     """Warn where documents are asked for and the baseline alone runs: a sweep may have it beside private algorithms."""
-    from equidp.reporting.tables import BASELINE
 
     if settings.release.documents and trained == (BASELINE,):
         logger.warning(

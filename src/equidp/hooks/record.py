@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from equidp.accounting.plan import Plan
-from equidp.algorithms import ALGORITHMS
+from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.evaluation.noised import flat_released
 from equidp.hooks import runs, store
 from equidp.hooks.guard import (
@@ -27,10 +27,9 @@ from equidp.hooks.guard import (
     SHARED_ARTIFACTS,
     TUNE,
     algorithms_in,
-    audits,
     names_of,
     refusal_in,
-    tunes,
+    special,
     written_to,
 )  # fmt: skip
 from equidp.mechanism.device import choose_device
@@ -38,7 +37,6 @@ from equidp.options import dotted
 from equidp.pipelines.provenance import git_commit
 from equidp.reporting.headlines import headline_metrics, overall
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.tables import BASELINE
 from equidp.reporting.titles import METRIC_TITLES
 from equidp.sweep.cell import ROW
 from equidp.system import interrupts
@@ -107,8 +105,8 @@ class RunRecorder:
         row = active.data.tags.get(ROW)
         mlflow.set_tags({name: value for name, value in run_params.items() if value})
         mlflow.set_tag("kedro_command", self._command(run_params))
-        if tunes(pipeline) or audits(pipeline):
-            owner, audited = TUNE if tunes(pipeline) else AUDIT, self._parameters["audited"]["algorithm"]
+        if owner := special(pipeline):
+            audited = self._parameters["audited"]["algorithm"]
             mlflow.set_tags({"mlflow.runName": f"{owner} {self._run_name(audited)}", **self._tags(audited)})
             runs.open_run(owner, active.info.run_id)
             settings = self._settings_of(BASELINE, more=("resume", owner, "audited"))
@@ -156,9 +154,10 @@ class RunRecorder:
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Log results and end the runs. Raises EquidpError where the store fails; all results are on disk."""
-        again = "the same command" + ("" if audits(pipeline) else " with resume=true, which does not train again,")
+        how = "" if special(pipeline) == AUDIT else " with resume=true, which does not train again,"
         left = (
-            f"All results are on disk, but the run in MLflow is incomplete: once the store answers, {again} logs them."
+            f"All results are on disk, but the run in MLflow is incomplete: once the store answers, the same "
+            f"command{how} logs them."
         )
         with self._refusing(left, OSError):
             self._log_results(pipeline, catalog)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 
 MakeOptimizer = Callable[[Iterable[Tensor], float], torch.optim.Optimizer]
 """Makes an optimiser of parameters and a learning rate."""
@@ -158,8 +158,7 @@ class Descent:
     schedule_factor: float | None = None
 
     def __post_init__(self) -> None:
-        if self._name not in OPTIMIZERS:
-            raise unknown_name("training.optimizer", self._name, OPTIMIZERS)
+        refuse_unknown("training.optimizer", [self._name], OPTIMIZERS)
         for name in self._given().keys() - OPTIMIZERS[self._name][1].keys():
             takers = " or ".join(kind for kind, (_, settings) in OPTIMIZERS.items() if name in settings)
             raise EquidpError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 from equidp.gradients.rewriting import rewritten
 from equidp.models.backbone import Backbone
 from equidp.models.base import Model, ModelOptions
@@ -118,8 +118,7 @@ def model_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
     Raises:
         EquidpError: an unknown model or option, or a value that is not allowed.
     """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
+    refuse_unknown("model", [name], MODELS)
     return checked_options(MODELS[name].Options, options, f"option of model {name!r}")
 
 

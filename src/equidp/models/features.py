@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from equidp.data.records import Records, Schema
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 from equidp.gradients.shape import padded
 from equidp.options import Declared, checked_options
 
@@ -72,17 +72,14 @@ class FeatureMap(nn.Module):
 
 
 class ScatterOptions(FeatureOptions):
-    """Options of `scatter`.
-
-    Attributes:
-        scales: J of the scattering transform; each scale halves the image.
-        groups: of the normalisation over channels; 0 for none.
-        photographs: normalise by public photographs in place of the groups.
-    """
+    """Options of `scatter`."""
 
     scales: Annotated[int, Field(ge=1, le=4)] = 2
+    """J of the scattering transform."""
     groups: Annotated[int, Field(ge=0)] = 27
+    """Groups of channels within which each record is normalised; 0 for no normalisation."""
     photographs: bool = False
+    """Normalise each channel by its mean and standard deviation over two public photographs, in place of the groups."""
 
 
 class Scatter(FeatureMap):
@@ -278,6 +275,5 @@ def is_raw_image(schema: Schema) -> bool:
 
 
 def _known(name: str) -> str:
-    if name not in FEATURES:
-        raise unknown_name("features", name, FEATURES)
+    refuse_unknown("features", [name], FEATURES)
     return name

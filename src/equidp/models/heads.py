@@ -7,15 +7,14 @@ themselves in every step: the same result, slower.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.models.base import AtLeast, MeanPool, Model, ModelOptions, Standardise
-from equidp.models.features import feature_map, is_raw_image
+from equidp.models.features import ScatterOptions, feature_map, is_raw_image
 
 
 class HeadOptions(ModelOptions):
@@ -56,20 +55,12 @@ class Head(Model):
         return self
 
 
-class ScatterHeadOptions(HeadOptions):
+class ScatterHeadOptions(ScatterOptions, HeadOptions):
     """Options of `scatter_linear` and `scatter_cnn`."""
-
-    scales: Annotated[int, Field(ge=1, le=4)] = 2
-    """J of the scattering transform."""
-    groups: Annotated[int, Field(ge=0)] = 27
-    """Groups of channels within which each record is normalised; 0 for no normalisation."""
-
-    photographs: bool = False
-    """Normalise each channel by its mean and standard deviation over two public photographs, in place of the groups."""
 
     def feature_options(self) -> dict[str, Any]:
         """Scales, groups and photographs."""
-        return {"scales": self.scales, "groups": self.groups, "photographs": self.photographs}
+        return self.model_dump(include=set(ScatterOptions.model_fields))
 
 
 class ScatterHead(Head):

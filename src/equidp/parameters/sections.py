@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from equidp.data.sources import record_words
-from equidp.errors import EquidpError, refuse_unknown, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 from equidp.options import HUGE, Declared, Delta, Number, Positive, dotted, listed
 
 if TYPE_CHECKING:
@@ -271,9 +271,7 @@ class TrainingSettings(Block):
 
     def _refuse_idle_augmentation(self) -> None:
         words = [word for words in AUGMENTATIONS.values() for word in words]
-        for word in self.augmentation_kinds or ():
-            if word not in words:
-                raise unknown_name("training.augmentation_kinds", word, words)
+        refuse_unknown("training.augmentation_kinds", self.augmentation_kinds or (), words)
         given = [name for name in ("kinds", "padding", "noise") if getattr(self, f"augmentation_{name}") is not None]
         if given and not self.augmentations:
             raise ValueError(f"augmentation_{given[0]} has no effect while augmentations is 0: give m")
@@ -321,8 +319,7 @@ class ModelSettings(Block):
     def _known(cls, name: str) -> str:
         from equidp.models import MODELS  # late: it imports torch
 
-        if name not in MODELS:
-            raise unknown_name("model", name, MODELS)
+        refuse_unknown("model", [name], MODELS)
         return name
 
 

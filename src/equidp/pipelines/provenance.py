@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-VERSIONS = ("equidp", "torch", "opacus", "dp-accounting", "kedro", "mlflow", "scikit-learn", "fairlearn")
+VERSIONS = ("equidp", "torch", "dp-accounting", "kedro", "mlflow", "scikit-learn", "fairlearn")
 
 
 def provenance_facts(provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from equidp.algorithms import BASELINE
 from equidp.errors import listed_names
 from equidp.reporting import figures, tables
 from equidp.reporting.figures.drawing import capital
@@ -19,7 +20,7 @@ from equidp.reporting.released import released_page
 from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
-from equidp.reporting.tables import BASELINE, groupings_of
+from equidp.reporting.tables import groupings_of
 from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, task_in
 from equidp.tasks.base import Task
 

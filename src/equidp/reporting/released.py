@@ -10,11 +10,9 @@ from equidp.data.sources import unit_noun
 from equidp.evaluation.noised import FIGURES
 from equidp.reporting.rendering import PageTable, TableCell
 from equidp.reporting.statement_sections import epsilon_text
+from equidp.reporting.titles import METRIC_TITLES
 
 HIDDEN = "hidden by noise"
-
-TITLES = {"auroc": "AUROC"}
-"""Of columns that are not called as the figure is."""
 
 
 def released_page(document: Mapping[str, Any], *, beside_exact: bool = True) -> tuple[list[str], list[PageTable]]:
@@ -61,8 +59,8 @@ def _pair(spread: Mapping[str, Any]) -> tuple[float | None, Sequence[float] | No
 def _grid(
     caption: str, names: Sequence[str], rows: Mapping[str, Any], intervals: Mapping[str, Any], *, units: str
 ) -> PageTable:
-    titles = TITLES | {"records": units}
-    header = (("group", False), *((titles.get(name, name.replace("_", " ")), True) for name in names))
+    titles = METRIC_TITLES | {"records": units}
+    header = (("group", False), *((titles.get(name, name), True) for name in names))
     cells = tuple(
         (
             TableCell.of(group),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from equidp.reporting.tables import BASELINE
+from equidp.algorithms import BASELINE
 from equidp.reporting.titles import METRIC_TITLES
 
 NOT_SETTINGS = ("seed", "resume", "resolved.", "training.checkpoint_every", "training.evaluate_every")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from equidp.reporting.tables import BASELINE, shortened
+from equidp.algorithms import BASELINE
+from equidp.reporting.tables import shortened
 
 # Okabe and Ito's palette ("Color Universal Design", 2008) without its yellow, which vanishes on white paper.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

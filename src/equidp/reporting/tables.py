@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from equidp.algorithms import BASELINE
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.reporting.privacy_report import research_mode
 from equidp.reporting.statement_sections import epsilon_text
@@ -18,7 +19,6 @@ from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, cost_title, task_
 from equidp.tasks import CLASSIFICATION, TASKS
 from equidp.tasks.base import Task
 
-BASELINE = "sgd"
 PARTS = ("train", "public", "test")
 """Parts of a split, as columns of a group table."""
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from equidp.algorithms import ALGORITHMS
+from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.errors import EquidpError
 from equidp.options import dotted
 from equidp.parameters.resolved import SAFE_NAME
 from equidp.sweep.grid import Grid, choose_grid, nested
-from equidp.sweep.project import BASELINE, Cell, Project, by_seed, digest
+from equidp.sweep.project import Cell, Project, by_seed, digest
 from equidp.system.interrupts import handling
 from equidp.system.logs import terminal
 from equidp.system.network import first_line

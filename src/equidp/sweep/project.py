@@ -12,13 +12,12 @@ from typing import Any
 from tqdm import tqdm
 
 from equidp import __version__
-from equidp.algorithms import ALGORITHMS
+from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.errors import refuse_unknown
 from equidp.parameters import TrainingSettings
 from equidp.sweep.grid import Grid, nested, params_text
 from equidp.tasks import CLASSIFICATION
 
-BASELINE = "sgd"
 OUTPUTS = ("metrics", "privacy", "report")
 """What a finished run has written."""
 

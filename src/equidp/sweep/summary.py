@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from equidp.algorithms import BASELINE
 from equidp.errors import EquidpError
 from equidp.evaluation.metrics import numbered
 from equidp.evaluation.seeds import over_seeds
@@ -22,7 +23,7 @@ from equidp.reporting.page import html_report
 from equidp.reporting.rendering import linked
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.titles import COST_MEANS, METRIC_TITLES
-from equidp.sweep.project import BASELINE, Cell, by_seed, differing, digest
+from equidp.sweep.project import Cell, by_seed, differing, digest
 from equidp.sweep.tracked import Means
 from equidp.system.files import replacing
 from equidp.tasks import TASKS, kind_of

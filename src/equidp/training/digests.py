@@ -29,9 +29,11 @@ CODE = (
 )
 """What a trained model depends on, within the package."""
 
-LIBRARIES = ("kymatio", "llvmlite", "numpy", "opacus", "peft", "scipy", "timm", "torchvision", "transformers")
+LIBRARIES = (
+    "dp-accounting", "kymatio", "llvmlite", "numpy", "peft", "scipy", "timm", "torchvision", "transformers",
+)  # fmt: skip
 """And beside it and torch: a model's forward pass may be theirs, llvmlite compiles sums, and DPIS chooses its noise by
-Opacus's divergences.
+dp_accounting's divergences.
 
 A step done again with a noise that differs in its last digits would betray the sum, as both bear the same Gaussian.
 """

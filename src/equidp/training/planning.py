@@ -10,7 +10,7 @@ from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.sampling import Population
-from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.tasks import CLASSIFICATION
 from equidp.training.promises import refuse_broken_promises
 
@@ -51,6 +51,14 @@ def plan_run(
     if algorithm.private and privacy.epsilon is not None:
         return algorithm.calibrated(plan, privacy.epsilon, published=privacy.epsilon_as == "published")
     return adapted
+
+
+def plan_of(algorithm: str, train: Records, settings: Settings) -> Plan:
+    """The plan of a training by the settings of a run. Raises EquidpError as `plan_run`."""
+    chosen, privacy = settings.algorithm(algorithm), settings.privacy
+    groups = len(groups_of(chosen, train, settings.data.groups[0])[1])
+    units = units_in(train, privacy)
+    return plan_run(chosen, units=units, groups=groups, privacy=privacy, training=settings.training)
 
 
 def refuse_test_records(algorithm: Algorithm, privacy: PrivacySettings, training: TrainingSettings) -> None:

@@ -165,8 +165,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
 
 def bytes_of(train: Records) -> int:
     """Bytes of the training part, by the expected number of its records: how many there are must not show."""
-    ids = (train.part, train.unit, train.identity, train.unit_identity)
-    columns = [train.features, train.labels, *train.groups.values(), *(column for column in ids if column is not None)]
+    columns = [train.features, train.labels, *train.groups.values(), *train.optional.values()]
     expected = None if train.membership is None else train.membership.expects(by_unit=False)
     each = sum(math.prod(column.shape[1:]) * column.element_size() for column in columns)
     return each * (len(train) if expected is None else expected)

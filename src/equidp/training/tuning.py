@@ -57,7 +57,7 @@ from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tabl
 from equidp.evaluation.noised import Cells, overall, released_figures
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings, varied
-from equidp.training.planning import groups_of, plan_run, units_in
+from equidp.training.planning import plan_of
 from equidp.training.statement import added_or_removed
 
 VARIED = ("training", "model")
@@ -328,13 +328,8 @@ def _point(changes: Mapping[str, Any], train: Records, settings: Settings) -> Po
     of = varied(settings, changes)
     if of.training.devices != 1:  # in a grid, too
         raise EquidpError("tune trains in one process: leave training.devices out.")
-    algorithm = of.algorithm(settings.audited)
-    _refuse_algorithm(algorithm, settings.audited)
-    groups = len(groups_of(algorithm, train, of.data.groups[0])[1])
-    plan = plan_run(
-        algorithm, units=units_in(train, of.privacy), groups=groups, privacy=of.privacy, training=of.training
-    )
-    return Point(changes, of, plan)
+    _refuse_algorithm(of.algorithm(settings.audited), settings.audited)
+    return Point(changes, of, plan_of(settings.audited, train, of))
 
 
 def _within(

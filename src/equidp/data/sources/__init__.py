@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equidp.errors import unknown_name
+from equidp.errors import refuse_unknown
 from equidp.registry import Registry
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def source(name: str, options: Mapping[str, Any] | None = None) -> Source:
     Raises:
         EquidpError: an unknown dataset or option, or a value that is not allowed.
     """
-    if name not in SOURCES:
-        raise unknown_name("dataset", name, SOURCES)
+    refuse_unknown("dataset", [name], SOURCES)
     return SOURCES[name](options)
 
 

@@ -16,7 +16,7 @@ from equidp.data.columns import Named, Numeric, encode
 from equidp.data.membership import identified
 from equidp.data.raw_files import PublishedFile, RawFiles, find, fingerprint, missing, verified
 from equidp.data.records import Records, Schema
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 from equidp.options import Declared, checked_options
 from equidp.system.network import attempt
 
@@ -192,6 +192,5 @@ class Source(ABC):
         levels: dict[str, Literal["record", "unit"]] = {"record": "record", record: "record"}
         if units:
             levels |= {"unit": "unit", units[0]: "unit"}
-        if word not in levels:
-            raise unknown_name(f"value of {setting} for dataset {self.name!r}", word, levels)
+        refuse_unknown(f"value of {setting} for dataset {self.name!r}", [word], levels)
         return levels[word]

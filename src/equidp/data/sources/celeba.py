@@ -17,7 +17,7 @@ from equidp.data.membership import identities
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, fingerprint, folder_fingerprint
 from equidp.data.records import Records, Schema
 from equidp.data.sources.base import Source, SourceOptions
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown
 from equidp.options import listed
 from equidp.system.network import first_line
 
@@ -125,9 +125,7 @@ class Celeba(Source):
 
     def _labels(self) -> tuple[str, ...]:
         labels = self.options.attributes or (self.options.attribute,)
-        for name in labels:
-            if name not in ATTRIBUTES:
-                raise unknown_name("attribute of CelebA", name, ATTRIBUTES)
+        refuse_unknown("attribute of CelebA", labels, ATTRIBUTES)
         if len(set(labels)) < len(self.options.attributes) or len(self.options.attributes) == 1:
             raise EquidpError(
                 "data.options.attributes: name two different attributes or more; for one take `attribute`."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from equidp.data.records import Schema
-from equidp.errors import EquidpError, unknown_name
+from equidp.errors import EquidpError, refuse_unknown, unknown_name
 from equidp.models.hubs.files import digest, load_fitting, read_weights, weight_files
 from equidp.models.hubs.network import ImageNetwork, Preparation
 from equidp.system.extras import extra
@@ -93,9 +93,7 @@ def identity_in_torchvision(name: str, asked: Asked) -> str:
 def _torchvision(name: str) -> Any:
     from torchvision import models  # late: other models need not wait for it
 
-    known = models.list_models(module=models)
-    if name not in known:
-        raise unknown_name("network of torchvision", name, known)
+    refuse_unknown("network of torchvision", [name], models.list_models(module=models))
     return models
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from equidp import audit
+from equidp.algorithms import BASELINE
 from equidp.audit.figures import exposure_by_group
 from equidp.audit.page import audit_report
 from equidp.data.records import Records, Split
@@ -14,9 +15,9 @@ from equidp.mechanism.device import choose_device
 from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
-from equidp.pipelines.training.nodes import model_card, plan_of
-from equidp.reporting.tables import BASELINE
+from equidp.pipelines.training.nodes import model_card
 from equidp.training import augmentation, loss_of, make_model
+from equidp.training.planning import plan_of
 from equidp.training.statement import membership_facts
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from equidp.algorithms import BASELINE
 from equidp.data.records import Records
 from equidp.errors import EquidpError, listed_names
 from equidp.evaluation.histogram import Noised, noised_histogram
@@ -18,7 +19,6 @@ from equidp.evaluation.noised import released_figures
 from equidp.mechanism.noise import derived_seed
 from equidp.parameters import Settings
 from equidp.pipelines.training.nodes import group_arrays
-from equidp.reporting.tables import BASELINE
 from equidp.system.files import write_private
 from equidp.tasks import task_of
 from equidp.tasks.base import Task

@@ -2,10 +2,10 @@
 
 from kedro.pipeline import Pipeline
 
+from equidp.algorithms import BASELINE
 from equidp.evaluation.metrics import metrics_document
 from equidp.pipelines import given, wired
 from equidp.pipelines.evaluation import nodes
-from equidp.reporting.tables import BASELINE
 
 
 def create_pipeline(algorithm: str) -> Pipeline:

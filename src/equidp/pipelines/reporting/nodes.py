@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from equidp.accounting.dataset_ledger import spent_by_run
+from equidp.algorithms import BASELINE
 from equidp.errors import EquidpError
 from equidp.parameters import Settings
 from equidp.pipelines.provenance import provenance_facts
@@ -19,7 +20,7 @@ from equidp.reporting.ledger_figure import spent_figure
 from equidp.reporting.page import html_report
 from equidp.reporting.privacy_report import privacy_report
 from equidp.reporting.statement_sections import epsilon_text
-from equidp.reporting.tables import BASELINE, results_table
+from equidp.reporting.tables import results_table
 from equidp.training.charging import ledger_of
 
 logger = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from typing import Any
 
 from kedro.pipeline import Pipeline
 
+from equidp.algorithms import BASELINE
 from equidp.pipelines import given, wired
 from equidp.pipelines.reporting import nodes, tracked
 from equidp.reporting.figures import clip_norms
-from equidp.reporting.tables import BASELINE
 
 RESULTS = ("metrics", "privacy", "history")
 

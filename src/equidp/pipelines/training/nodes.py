@@ -26,10 +26,11 @@ from equidp.parameters import PrivacySettings, Settings, TrainingSettings
 from equidp.parameters.sections import DESCENT
 from equidp.pipelines.training.baseline import digest, trained_once
 from equidp.tasks import task_of
-from equidp.training import TrainingRequest, groups_of, plan_run, predict, privacy_statement, train_model, units_in
+from equidp.training import TrainingRequest, predict, privacy_statement, train_model
 from equidp.training.charging import enter, enter_more, planned, repeated, stated_beyond
 from equidp.training.digests import code_of_others
 from equidp.training.networks import imposed
+from equidp.training.planning import plan_of
 from equidp.training.statement import figures_entry
 
 RECORDED = {"epochs", "batch_size", "learning_rate", "optimizer", "precision", "class_weights"}
@@ -63,14 +64,6 @@ def plan_training(train: Records, settings: Settings, *, algorithm: str) -> dict
                 raise EquidpError(f"privacy.trials_law={plan.trials.law} does not hold here: {reason}")
             logger.warning("%s: %s", algorithm, reason)
     return dataclasses.asdict(plan)
-
-
-def plan_of(algorithm: str, train: Records, settings: Settings) -> Plan:
-    """The plan of an algorithm's training, or of an audit of it."""
-    chosen, privacy = settings.algorithm(algorithm), settings.privacy
-    groups = len(groups_of(chosen, train, settings.data.groups[0])[1])
-    units = units_in(train, privacy)
-    return plan_run(chosen, units=units, groups=groups, privacy=privacy, training=settings.training)
 
 
 def train_network(

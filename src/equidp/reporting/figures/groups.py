@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from equidp.algorithms import BASELINE
 from equidp.reporting.figures.drawing import METRIC_NAMES, capital, gaps
 from equidp.reporting.style import HEIGHT, ROW_HEIGHT, Look, bars, categories, colours, figure, label, looks
-from equidp.reporting.tables import BASELINE, PARTS, group_figures, group_intervals, marked, with_baseline
+from equidp.reporting.tables import PARTS, group_figures, group_intervals, marked, with_baseline
 from equidp.reporting.titles import cost_title, task_in
 
 MOST_BARS = 100

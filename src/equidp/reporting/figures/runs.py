@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from equidp.algorithms import BASELINE
 from equidp.errors import EquidpError, unknown_name
 from equidp.evaluation.seeds import mean_interval
 from equidp.reporting.figures.drawing import METRIC_NAMES, capital, in_words
 from equidp.reporting.runs import NOT_SETTINGS
 from equidp.reporting.style import figure, label, line, looks
-from equidp.reporting.tables import BASELINE
 from equidp.reporting.titles import cost_title
 
 

@@ -8,11 +8,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from equidp.algorithms import BASELINE
 from equidp.evaluation.metrics import unique_slugs
 from equidp.reporting.figures.drawing import METRIC_NAMES, draw_lines, gaps, in_words
 from equidp.reporting.privacy_report import published_words
 from equidp.reporting.style import HEIGHT, INK, blank, figure, label, line, looks
-from equidp.reporting.tables import BASELINE
 from equidp.reporting.titles import task_in
 
 ACCOUNTANTS = {"epsilon": "guaranteed ε", "epsilon_rdp": "RDP", "epsilon_pld": "PLD", "epsilon_prv": "PRV"}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equidp.accounting.dataset_ledger import Spent
-from equidp.algorithms import ALGORITHMS
+from equidp.algorithms import ALGORITHMS, BASELINE
 from equidp.data.records import MIN_TEST_RECORDS, Schema
 from equidp.data.tables import looks_at_other_rows
 from equidp.errors import EquidpError
@@ -27,7 +27,6 @@ from equidp.evaluation.metrics import METRICS
 from equidp.evaluation.noised import FIGURES
 from equidp.models import MODELS, model_features
 from equidp.parameters import ReleaseSettings
-from equidp.reporting.tables import BASELINE
 from equidp.tasks import kind_of, task_of
 from equidp.tasks.base import Words
 
