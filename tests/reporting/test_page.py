@@ -356,6 +356,16 @@ def test_settings_of_several_rows_are_told_once_where_they_are_shared(sample):
     ]
 
 
+def test_settings_without_a_value_are_only_named(sample):
+    """They were a third of the list, and what was set was hard to find among them."""
+    data = {"groups": ["sex", "race"], "id": "", "keep": {}, "secure": False, "fraction": None, "tracked": "None"}
+    page = html_report(**sample.arguments() | {"settings": {"data": data, "seed": 0}})
+    told = page[page.index('<section id="settings">') : page.index('<section id="provenance">')]
+    pairs = re.findall(r'<th scope="row">([^<]*)</th><td>([^<]*)</td>', told)
+    assert pairs == [("data.groups", "sex, race"), ("data.secure", "false"), ("seed", "0")]
+    assert "Without a value: data.id, data.keep, data.fraction, data.tracked." in told
+
+
 def test_hostile_names_stay_text_everywhere(hostile, page):
     arguments = hostile.arguments()
     arguments |= {"title": HOSTILE, "settings": {HOSTILE: {"k": HOSTILE}}, "provenance": {"commit": HOSTILE}}

@@ -50,6 +50,12 @@ SHORT = 10
 FOLDED_FROM = 60
 """A table with more rows than this shows its caption until a reader opens it."""
 
+UNSET = "–"
+"""Stands for no value."""
+
+NO_VALUES = (None, "", {}, "None", "[]", "{}")
+"""The texts are MLflow's, which keeps settings as text."""
+
 
 @dataclass(frozen=True)
 class TableCell:
@@ -99,7 +105,7 @@ def render(
     Args:
         title: heading, and the browser's title.
         drawn: figures with their captions; those without data are left out.
-        settings: nested or flat, by a caption ("" for none).
+        settings: nested or flat, by a caption ("" for none). Of the first, those without a value are only named.
         provenance: commit, data checksums, versions; nested or flat.
         warnings: sentences on top of the page.
         content: further values that the template needs.
@@ -109,6 +115,11 @@ def render(
     environment = jinja2.Environment(loader=jinja2.FunctionLoader(asset), autoescape=True, **how)
     environment.filters["breakable"] = _breakable
     environment.globals["folded_from"] = FOLDED_FROM
+    told = {caption: flat_texts(of) for caption, of in settings.items()}
+    first = next(iter(told.values()), {})
+    unset = [name for name, value in first.items() if value == UNSET]
+    for name in unset:
+        del first[name]
     return environment.get_template(template).render(
         title=title,
         policy=_policy(plotly, script),
@@ -117,8 +128,9 @@ def render(
         script=Markup(script),
         warnings=warnings,
         charts=list(_charts((chart, caption) for chart, caption in drawn if chart.data)),
-        settings={caption: list(flat_texts(of).items()) for caption, of in settings.items()},
-        provenance={"": list(flat_texts(provenance).items())},
+        settings=told,
+        unset=unset,
+        provenance={"": flat_texts(provenance)},
         **content,
     )
 
@@ -190,5 +202,13 @@ def _json_for_script(facts: Mapping) -> Markup:
 
 
 def flat_texts(values: Mapping) -> dict[str, str]:
-    """Nested settings as texts by dotted names."""
-    return {name: "–" if value is None else str(value) for name, value in dotted(values, empty=True).items()}
+    """Nested settings as texts by dotted names, as a user would type them; `UNSET` for those without a value."""
+    return {name: _typed(value) for name, value in dotted(values, empty=True).items()}
+
+
+def _typed(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    return UNSET if value in NO_VALUES else str(value)
