@@ -236,6 +236,7 @@ class Shuffled(PoissonSampler):
 
 
 class _Shuffling(PoissonSampling):
+    on_host = True  # past the loop's own look at batches
     left: Tensor = torch.zeros(0, dtype=torch.long)
 
     def draw(self) -> Draw:

@@ -40,7 +40,7 @@ from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.training import TrainingRequest, plan_run, train_model
 
 
-def trained(**parts: Any) -> dict[str, Any]:
+def trained(epochs: int = 2, **parts: Any) -> dict[str, Any]:
     """The privacy statement of a small training with these parts."""
     stream = torch.Generator().manual_seed(0)
     features, labels = torch.rand(200, 4, generator=stream), torch.arange(200) % 2
@@ -48,7 +48,7 @@ def trained(**parts: Any) -> dict[str, Any]:
     records = split(Records(features, labels, {"class": labels}, schema), seed=0)
     algorithm = Algorithm(name="mine", **{"weights": FlatClip(), "initial": {"clip_norm": 0.5}, **parts})
     privacy = PrivacySettings(noise_multiplier=2.0)
-    settings = TrainingSettings(epochs=2, batch_size=20, device="cpu")
+    settings = TrainingSettings(epochs=epochs, batch_size=20, device="cpu")
     plan = plan_run(algorithm, units=160, groups=2, privacy=privacy, training=settings)
     model = ModelSettings(name="logistic")
     request = TrainingRequest(algorithm, plan, "class", model=model, privacy=privacy, training=settings, seed=0)
@@ -291,15 +291,43 @@ def test_a_contribution_that_holds_is_let_through() -> None:
     assert trained(contribution=Stated())["epsilon"] > 0
 
 
-class _Twice(PoissonSampling):
+class Drawing(PoissonSampling):
+    """A batch made of one that coins gave."""
+
+    make: Any
+
     def draw(self) -> Draw:
-        return Draw(super().draw().units.repeat(2))
+        return Draw(self.make(super().draw().units))
 
 
-def test_nobody_is_drawn_twice() -> None:
-    class Repeating(PoissonSampler):
+def shuffled(units: Tensor) -> Tensor:
+    return torch.randperm(140)[:20].sort().values
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda units: units.repeat(2), "units that are not distinct and in ascending order"),
+        (lambda units: torch.arange(140), "140 units by step 1, more than its `sampling_rate` gives"),
+        (shuffled, "batches of one size"),
+    ],
+)
+def test_batches_that_no_coins_give_are_refused(made: Any, told: str) -> None:
+    class Mine(PoissonSampler):
         def start(self, run: Run) -> Sampling:
-            return _Twice(self, run)
+            sampling = Drawing(self, run)
+            sampling.make = made
+            return sampling
 
-    with pytest.raises(EquidpError, match="_Twice draws units that are not distinct"):
-        trained(sampler=Repeating())
+    with pytest.raises(EquidpError, match=f"mine: Drawing draws {told}"):
+        trained(sampler=Mine(), epochs=4)
+
+
+def test_batches_of_coins_are_let_through() -> None:
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Drawing(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    assert trained(sampler=Mine(), epochs=4)["epsilon"] > 0

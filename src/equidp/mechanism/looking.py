@@ -26,6 +26,9 @@ LOOK_BATCH = 1024
 TRIED = 3
 """Units whose contributions are tried."""
 
+ALIKE = 20
+"""Batches whose sizes are compared."""
+
 
 class Looking:
     """A loop that looks at its records."""
@@ -50,6 +53,8 @@ class Looking:
     _scales: bool
     """Whether some public scale may be another than 1."""
     _asked: tuple[Tensor, Tensor, Tensor] | None = None
+    _sizes: list[int]
+    """Of the batches that were judged."""
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -108,6 +113,25 @@ class Looking:
         if (state := next(self.drawn, None)) is not None:
             set_global_random(state, self.population.device)
         return self.contributing.norms(batch)
+
+    def judge(self, draw: Draw) -> None:
+        """Refuse a batch, or batches, that independent coins of the charged rate do not give.
+
+        More units than expected by ten standard deviations, or one size of twenty batches, are no chance.
+        """
+        size, rate, part = len(draw.units), self.sampling.rate, type(self.sampling).__name__
+        expected, wrong = self.population.size * rate, ""
+        self._sizes.append(size)
+        most = expected * len(self._sizes)
+        if bool((draw.units[1:] <= draw.units[:-1]).any()):
+            wrong = "units that are not distinct and in ascending order: one that is drawn twice adds twice its bound"
+        elif self.algorithm.sampler.budget(self.plan) is None:
+            if sum(self._sizes) > most + 10 * most**0.5 + 20:
+                wrong = f"{sum(self._sizes)} units by step {len(self._sizes)}, more than its `sampling_rate` gives"
+            elif len(self._sizes) == ALIKE and len(set(self._sizes)) == 1 and expected * (1 - rate) > 4:
+                wrong = "batches of one size, where the sizes of independent coins differ: ε is computed for such coins"
+        if wrong:
+            raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
 
     def try_contribution(self, draw: Draw) -> None:
         """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.

@@ -116,7 +116,7 @@ class Trainer(Noising):
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
         self._release_steps = algorithm.release_steps(self.plan)
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
-        self._zero = torch.zeros((), device=population.device)
+        self._zero, self._sizes = torch.zeros((), device=population.device), []
         self._scales = "scale" in algorithm.initial or any(
             "scale" in part.gives | part.steers for part in algorithm.parts
         )
@@ -286,17 +286,10 @@ class Trainer(Noising):
         self.pursuing.follow({name: self.public[name].clone() for name in self.algorithm.objective.reads})
 
     def draw(self) -> Draw:
-        """The units of the next batch.
-
-        Raises:
-            EquidpError: where one is there twice, as it would add twice its bound.
-        """
+        """The units of the next batch."""
         draw = self.sampling.draw()
-        if not self.sampling.on_host and bool((draw.units[1:] <= draw.units[:-1]).any()):
-            raise EquidpError(
-                f"{self.algorithm.name}: {type(self.sampling).__name__} draws units that are not distinct and in "
-                "ascending order: one that is drawn twice adds twice what it is charged for."
-            )
+        if not self.sampling.on_host:
+            self.judge(draw)
         return draw
 
     def _noisy_sum(
