@@ -11,15 +11,14 @@ from equidp.mechanism.parts.acceptance import Acceptance
 from equidp.mechanism.parts.base import Part, Run, listed
 from equidp.mechanism.parts.sampler import Sampler
 
-FACTS: dict[str, Any] = dict.fromkeys(("combination", "plan", "sampling_rate"))
-ITERATES = dict.fromkeys(("device", "dimension", "flatten", "model", "parameters"))
-AFTER: dict[str, Any] = FACTS | {"engine": ITERATES}
-"""For an update and released weights, which follow the noise."""
-COINS: dict[str, Any] = FACTS | {"random": None, "ledger": None}
-BEFORE: dict[str, Any] = COINS | {"population": dict.fromkeys(("device", "size"))}
+FACTS: dict[str, Any] = dict.fromkeys(("combination", "plan", "sampling_rate", "random", "ledger"))
+COINS: dict[str, Any] = FACTS | {"population": dict.fromkeys(("device", "size"))}
 """For a sampler: everybody's coin, and nobody's record."""
-DECIDING: dict[str, Any] = COINS | {"engine": ITERATES, "public_loss": None}
-"""For an acceptance."""
+ITERATES: dict[str, Any] = FACTS | {
+    "engine": dict.fromkeys(("device", "dimension", "flatten", "model", "parameters")),
+    "public_loss": None,
+}
+"""For what follows the noise: an update, an acceptance, released weights."""
 
 
 class Seen:
@@ -41,7 +40,7 @@ class Seen:
 def seen_by(part: Part, run: Run, plan: Plan) -> Run:
     """The run as this part may see it: whole where it has events of its own, which are then charged."""
     if isinstance(part, Sampler):
-        return run if part.releases(plan) or part.budget(plan) is not None else cast(Run, Seen(run, BEFORE, part))
-    if isinstance(part, Acceptance):
-        return run if part.candidate_events(plan) else cast(Run, Seen(run, DECIDING, part))
-    return cast(Run, Seen(run, AFTER, part))
+        own, names = bool(part.releases(plan)) or part.budget(plan) is not None, COINS
+    else:
+        own, names = isinstance(part, Acceptance) and bool(part.candidate_events(plan)), ITERATES
+    return run if own else cast(Run, Seen(run, names, part))
