@@ -43,6 +43,8 @@ def test_a_secure_tuning_leaves_a_release_and_an_exact_one_leaves_none(
     assert released["epsilon"] == choice["epsilon"]
     (tracked,) = (run.data for run in mlflow_runs(project))
     assert tracked.metrics["epsilon"] == choice["epsilon"]
+    assert tracked.metrics["validation/epsilon"] == choice["validation"]["epsilon"]
+    assert tracked.metrics["validation/balanced_accuracy"] == choice["value"]
     assert tracked.params["chosen.training.learning_rate"] == choice["chosen"]["training.learning_rate"]
     assert "training.learning_rate" not in tracked.params, "the file's, which no trial need have had"
     assert tracked.tags["mlflow.runName"].startswith("tune dpsgd")

@@ -161,6 +161,19 @@ def test_a_loss_that_is_wrong_about_its_gradient_is_refused() -> None:
         GradientEngine(nn.Linear(INPUTS, CLASSES), Wrong()).norms(*records())
 
 
+def test_a_loss_that_remembers_others_is_told_so() -> None:
+    weights = torch.ones(CLASSES)
+
+    def robust(outputs: Tensor, labels: Tensor) -> Tensor:
+        """Classes of large exact losses count more from then on (group DRO)."""
+        losses, seen = by_autograd(outputs, labels), weights[labels]
+        weights.mul_(torch.bincount(labels, losses.detach(), minlength=CLASSES).exp())
+        return seen * losses
+
+    with pytest.raises(EquidpError, match=r"are not those of the loss.* on no loss that was computed before"):
+        GradientEngine(nn.Linear(INPUTS, CLASSES), robust).norms(*records())
+
+
 class Careless(nn.Module):
     """The layer's input is changed after its use."""
 

@@ -283,7 +283,7 @@ def planned(name: str = "dpsgd", **parts: Part) -> Plan:
         (BoundTooSmall(), r"lets a record add 1, more than the 0\.5 of its `bound`"),
         (LooksAtOthers(), "weighs a record by the others of its batch"),
         (Negative(), "gives weights that are below 0"),
-        (OneForAll(), r"gives weights of shape \(\) for 255 records"),
+        (OneForAll(), r"gives weights of shape \(\) for 2200 records"),
         (BrokenInOnePlace(), r"lets a record add 1\.7\d*, more than the 1 of its `bound`"),
     ],
 )

@@ -268,8 +268,9 @@ def _compare_sums(passes: BookKeeping, ours: Tensor, expected: Tensor, norms: Te
         # of the records' norms, as their sum may cancel
         if (mine - true).norm() > allowed * (true.norm() + 0.1 * norms.sum()):
             raise EquidpError(
-                f"The per-record gradients of parameter {names[parameter]!r} are not those of the loss; let it be used "
-                "only by the layer that owns it, and let that layer be called by its name."
+                f"The per-record gradients of parameter {names[parameter]!r} are not those of the loss. Let it be used "
+                "only by the layer that owns it, and let that layer be called by its name; let the loss of a record "
+                "depend on that record alone, and on no loss that was computed before."
             )
 
 

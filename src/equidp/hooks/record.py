@@ -174,6 +174,9 @@ class RunRecorder:
         if "tuned.choice" in made:
             choice = catalog.load("tuned.choice")
             runs.log_metrics(TUNE, {"epsilon": choice["epsilon"]})
+            if not choice["exact"]:  # what the other records pay, and the noised score that chose
+                scored = {"epsilon": choice["validation"]["epsilon"], choice["score"]: choice["value"]}
+                runs.log_metrics(TUNE, {f"validation/{name}": value for name, value in scored.items()})
             runs.log_params(TUNE, {f"chosen.{name}": value for name, value in choice["chosen"].items()})
         if "tuned.metrics_release" in made and (released := catalog.load("tuned.metrics_release")):
             runs.log_metrics(TUNE, overall(flat_released(released)))

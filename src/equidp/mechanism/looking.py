@@ -23,6 +23,13 @@ LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
 
 
+TRIED = 3
+"""Units whose contributions are tried."""
+
+ALIKE = 20
+"""Batches whose sizes are compared."""
+
+
 class Looking:
     """A loop that looks at its records."""
 
@@ -46,6 +53,8 @@ class Looking:
     _scales: bool
     """Whether some public scale may be another than 1."""
     _asked: tuple[Tensor, Tensor, Tensor] | None = None
+    _sizes: list[int]
+    """Of the batches that were judged."""
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -104,6 +113,53 @@ class Looking:
         if (state := next(self.drawn, None)) is not None:
             set_global_random(state, self.population.device)
         return self.contributing.norms(batch)
+
+    def judge(self, draw: Draw) -> None:
+        """Refuse a batch, or batches, that independent coins of the charged rate do not give.
+
+        More units than expected by ten standard deviations, or one size of twenty batches, are no chance.
+        """
+        size, rate, part = len(draw.units), self.sampling.rate, type(self.sampling).__name__
+        expected, wrong = self.population.size * rate, ""
+        self._sizes.append(size)
+        most = expected * len(self._sizes)
+        if bool((draw.units[1:] <= draw.units[:-1]).any()):
+            wrong = "units that are not distinct and in ascending order: one that is drawn twice adds twice its bound"
+        elif self.algorithm.sampler.budget(self.plan) is None:
+            if sum(self._sizes) > most + 10 * most**0.5 + 20:
+                wrong = f"{sum(self._sizes)} units by step {len(self._sizes)}, more than its `sampling_rate` gives"
+            elif len(self._sizes) == ALIKE and len(set(self._sizes)) == 1 and expected * (1 - rate) > 4:
+                wrong = "batches of one size, where the sizes of independent coins differ: ε is computed for such coins"
+        if wrong:
+            raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
+
+    def try_contribution(self, draw: Draw) -> None:
+        """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.
+
+        Every bound is of norms, so that a part which states them wrongly has no ε. A few units are tried.
+        """
+        part, few = type(self.contributing).__name__, draw.units[:TRIED]
+        before = global_random(self.population.device)
+        alone = [self.contributing.norms(self.batch(unit)) for unit in few.split(1)]
+        norms = self.contributing.norms(self.batch(few))
+        ones = torch.ones(len(few), device=few.device)
+        vectors = [self.contributing.weighted_sum(weights) for weights in ones.diag()]
+        together = self.contributing.weighted_sum(ones)
+        drawn = any(not torch.equal(before[name], state) for name, state in global_random(few.device).items())
+        set_global_random(before, self.population.device)
+        if not bool(norms.isfinite().all()):
+            return
+        wrong, room = "", 0.02 * norms.max() + 1e-12  # in half precision a batch of other size rounds otherwise
+        if bool((torch.stack(vectors).norm(dim=1) > norms + room).any()):
+            wrong = "the vector of a record is longer than its norm"
+        elif bool((together - torch.stack(vectors).sum(0)).norm() > len(few) * room):
+            wrong = "`weighted_sum` is no sum of the records' vectors"
+        elif not drawn and bool(((torch.cat(alone) - norms).abs() > room).any()):
+            wrong = "the norm of a record changes with the others of its batch"
+        if wrong:
+            raise EquidpError(
+                f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
+            )
 
     def norms_of_all(self) -> Tensor:
         """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""

@@ -28,7 +28,7 @@ from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.noising import Noising
 from equidp.mechanism.optimizers import Descent
-from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, tensors
+from equidp.mechanism.parts import Contributing, Draw, StepFacts, known_sensitivity, seen_by, tensors
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, moved, set_global_random
@@ -116,7 +116,7 @@ class Trainer(Noising):
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
         self._release_steps = algorithm.release_steps(self.plan)
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
-        self._zero = torch.zeros((), device=population.device)
+        self._zero, self._sizes = torch.zeros((), device=population.device), []
         self._scales = "scale" in algorithm.initial or any(
             "scale" in part.gives | part.steers for part in algorithm.parts
         )
@@ -124,11 +124,12 @@ class Trainer(Noising):
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
-        self.sampling = algorithm.sampler.start(run)
+        self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
         self.contributing = algorithm.contribution.start(run)
-        self.updating = algorithm.update.start(run)
-        self.accepting = algorithm.acceptance.start(run)
-        self.releasing = algorithm.released_weights.start(run)
+        self._untried = algorithm.private and type(self.contributing) is not Contributing
+        self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
+        self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
+        self.releasing = algorithm.released_weights.start(seen_by(algorithm.released_weights, run, self.plan))
         self.recorded = None if new_recorder is None else RecordedSteps(run, new_recorder, passes=record_passes)
 
     # ------------------------------------------------------------------------------------------------------ epochs
@@ -286,7 +287,10 @@ class Trainer(Noising):
 
     def draw(self) -> Draw:
         """The units of the next batch."""
-        return self.sampling.draw()
+        draw = self.sampling.draw()
+        if not self.sampling.on_host:
+            self.judge(draw)
+        return draw
 
     def _noisy_sum(
         self, draws: list[Draw], batches: list[Batch], segment: Segment, *, charged: bool
@@ -299,6 +303,9 @@ class Trainer(Noising):
         norms, finite = None, None
         if not charged:
             self.charge(segment)
+        if self._untried and len(draws[0].units):
+            self._untried = False
+            self.try_contribution(draws[0])
         if self.steps_done not in self._release_steps:
             public |= self.given
         else:

@@ -6,9 +6,10 @@ A few adversarial records at a few public values; the contract tests go through 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from equidp.errors import EquidpError, nearest
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.float32 import SMALLEST
 from equidp.mechanism.parts import (
+    Part,
     Public,
     SideRelease,
     StepFacts,
@@ -38,18 +40,33 @@ ROUNDING = 1e-5
 LOOSE = 0.4
 """Parts of what is charged below which a warning tells: norms far from the bound lie a factor of 2.2 apart."""
 
+NORMS = (-20.0, 19.3)
+"""Powers of ten between which norms are tried: the longest finite gradients are of 2e19."""
+
+MUTABLE = list | set | bytearray | Tensor
+"""What a part could write to although it is frozen."""
+
 GROUPS = 4
 """So many groups are tried, spread over all."""
+
+CROWD = 64
+"""Records of the largest batch that is tried."""
 
 
 def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     """Try what a schedule, a weight rule and a side release promise.
 
     Raises:
-        EquidpError: for a schedule of other steps than the run's, a weight rule that exceeds its `bound`, a side
-            release whose values have other names or bound nothing, or one beside which a record moves more than the
-            step is charged for.
+        EquidpError: for a part that has where to keep what it is told, a schedule of other steps than the run's, a
+            weight rule that exceeds its `bound`, a side release whose values have other names or bound nothing, or one
+            beside which a record moves more than the step is charged for.
     """
+    for part in algorithm.parts:
+        if name := _keeps(part):
+            raise EquidpError(
+                f"{algorithm.name}: {type(part).__name__} has {name!r}, which it can change, and what a part is told "
+                "is private: make it a tuple, a frozenset or a number; state belongs in what `start` returns."
+            )
     segments = algorithm.schedule.segments(plan)
     if (steps := sum(segment.steps for segment in segments)) != plan.steps:
         raise EquidpError(
@@ -72,6 +89,15 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
     if broken := _broken_names(side, first, known):
         raise EquidpError(f"{algorithm.name}: the side release {type(side).__name__} {broken}")
+    norms, ids = torch.logspace(-9, 9, 19), torch.arange(19) % plan.groups
+    _, changed = _told(
+        lambda: side.statistic(norms, ids, first, known), {"the norms": norms, "the groups": ids, **first}
+    )
+    if changed:
+        raise EquidpError(
+            f"{algorithm.name}: the side release {type(side).__name__} changes {changed} in place, by which records "
+            "are weighed after it: let `statistic` work on a copy."
+        )
     noise = known.noise_multiplier * segments[0].noise
     if broken := _broken_values(side, rule, first, known, noise):
         raise EquidpError(
@@ -88,13 +114,34 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
     _tell_of_slack(algorithm, f"the side release {type(side).__name__} with the gradients", what, most)
 
 
+def _keeps(part: Part) -> str:
+    """Where a part could keep what it is told; empty where nowhere. What it sets is refused as it is set."""
+    for name in type(part).model_fields:
+        if isinstance(getattr(part, name), MUTABLE | dict):
+            return name
+    if type(part).__private_attributes__:
+        return next(iter(type(part).__private_attributes__))
+    own = type(part).__mro__[: type(part).__mro__.index(Part)]
+    every = ((name, value) for kind in own for name, value in vars(kind).items() if not name.startswith("__"))
+    return next((name for name, value in every if isinstance(value, MUTABLE)), "")
+
+
+def _told(ask: Callable[[], Tensor], given: Mapping[str, Tensor]) -> tuple[Tensor, str]:
+    """What a part answers, and the name of what it was given and has changed; empty where nothing."""
+    before = {name: value.clone() for name, value in given.items()}
+    answer = ask()
+    return answer, next((name for name, value in given.items() if not torch.equal(value, before[name])), "")
+
+
 def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
     """What is wrong with a rule's weights, or nothing; and the most that a record adds, in parts of the bound."""
     bound, most = float(rule.bound(public)), 0.0
     # from the smallest to the largest, and close together around the bound, where most rules change
     around = bound * torch.logspace(-1, 1, 200)
-    norms = torch.cat([torch.logspace(-9, 9, 55), around[around.isfinite()]])
-    weights = rule.weights(norms, public)
+    norms = torch.cat([torch.logspace(*NORMS, 2000), around[around.isfinite()]])
+    weights, changed = _told(lambda: rule.weights(norms, public), {"the norms": norms, **public})
+    if changed:
+        return f"changes {changed} in place, which others use after it, and may work on a copy alone", most
     if weights.shape != norms.shape:
         return (
             f"gives weights of shape {tuple(weights.shape)} for {len(norms)} records, and must give one for each",
@@ -102,8 +149,9 @@ def _broken_bound(rule: WeightRule, public: Public) -> tuple[str, float]:
         )
     if not (weights >= 0).all():
         return "gives weights that are below 0, or no numbers", most
-    alone = torch.cat([rule.weights(norm, public) for norm in norms.split(1)])
-    if not torch.allclose(weights, alone, rtol=1e-4, atol=0.0):
+    few = slice(None, None, 10)
+    alone = torch.cat([rule.weights(norm, public) for norm in norms[few].split(1)])
+    if not torch.allclose(weights[few], alone, rtol=1e-4, atol=0.0):
         return "weighs a record by the others of its batch, and may look at its own norm and public values alone", most
     added = weights.double() * norms * (weights > SMALLEST)  # below, float32 has few digits left
     most = float(added.max()) / bound
@@ -145,22 +193,23 @@ def _broken_values(side: SideRelease, rule: WeightRule, first: Public, plan: Pla
 def _broken_joint(side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float) -> tuple[str, float]:
     """Which record is found to move both by more than is charged, or nothing; and the most that one moves, in parts.
 
-    The record is put into a batch of two others, and what it moves is read off: (w·n/(σ·Δ))² + (h/σ_1)².
+    A record is put into a batch of others, and what it moves is read off: (w·n/(σ·Δ))² + (h/σ_1)².
     """
     charged, most = side.joint_noise(rule, plan, noise), 0.0
-    for carried, _, values in _tried(side, rule, first, plan, noise):
-        for group in _groups(plan):
-            norms = _norms(side, carried, group)
-            moved = _moved(side, norms, group, carried, plan) / side.noise(plan)
-            seen = per_record(values, torch.full((len(norms),), group))
+    for _, every in itertools.groupby(list(_tried(side, rule, first, plan, noise)), key=lambda one: id(one[0])):
+        same = list(every)
+        norms, groups, moved = _moved(side, same[0][0], plan)
+        for _, _, values in same:
+            seen = per_record(values, groups)
             weights = rule.weights(norms, seen) * seen["scale"]
             added = weights.double() * norms * (weights > SMALLEST) / (float(sensitivity(rule, values)) * noise)
-            joint = (added**2 + moved**2) * charged**2
+            joint = (added**2 + (moved / side.noise(plan)) ** 2) * charged**2
             most = max(most, math.sqrt(float(joint.max())))
             if float(joint.max()) > 1 + ROUNDING:
+                at = int(joint.argmax())
                 return (
-                    f"a record of norm {float(norms[joint.argmax()]):.6g} in group {group} move it and the "
-                    f"gradients by {most:.6g} times what the step is charged for",
+                    f"a record of norm {float(norms[at]):.6g} in group {int(groups[at])} move it and the gradients by "
+                    f"{most:.6g} times what the step is charged for",
                     most,
                 )
     return "", most
@@ -216,9 +265,21 @@ def _norms(side: SideRelease, carried: Public, group: int) -> Tensor:
     return torch.cat([edges, *ends, torch.logspace(-9, 9, 19)]).unique()
 
 
-def _moved(side: SideRelease, norms: Tensor, group: int, carried: Public, plan: Plan) -> Tensor:
-    """`[n]` how far each record, alone, moves the statistic of a batch of two others."""
+def _moved(side: SideRelease, carried: Public, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """`[n]` norms, groups, and how far each such record moves the statistic.
+
+    Each is put into a batch of two others; then some, one after another, into one that grows from nobody.
+    """
     others, ids = torch.tensor([0.3, 2.0]), torch.tensor([0, plan.groups - 1])
-    without, joined = side.statistic(others, ids, carried, plan), torch.cat([ids, torch.tensor([group])])
-    within = [side.statistic(torch.cat([others, norm]), joined, carried, plan) for norm in norms.split(1)]
-    return (torch.stack(within) - without).double().norm(dim=1)
+    without, found = side.statistic(others, ids, carried, plan), []
+    for group in _groups(plan):
+        norms, joined = _norms(side, carried, group), torch.cat([ids, torch.tensor([group])])
+        within = [side.statistic(torch.cat([others, norm]), joined, carried, plan) for norm in norms.split(1)]
+        found.append((norms, torch.full((len(norms),), group), torch.stack(within) - without))
+    norms, groups, _ = (torch.cat(part) for part in zip(*found, strict=True))
+    some = torch.randperm(len(norms), generator=torch.Generator().manual_seed(0))[:CROWD]
+    crowd, ids = norms[some], groups[some]
+    grown = [side.statistic(crowd[:size], ids[:size], carried, plan) for size in range(len(some) + 1)]
+    found.append((crowd, ids, torch.stack(grown[1:]) - torch.stack(grown[:-1])))
+    norms, groups, shifts = (torch.cat(part) for part in zip(*found, strict=True))
+    return norms, groups, shifts.double().norm(dim=1)

@@ -198,5 +198,6 @@ def _accounted(algorithm: Algorithm, plan: Plan, outcome: Outcome) -> Accounted:
         return Accounted(plan, merged((*planned, *outcome.events)), planned, None)
     raise EquidpError(
         "The ledger differs from the plan that ε was computed for; the run is not covered by its ε. "
-        "This is a bug: please report it with the settings."
+        "If the algorithm is your own, its noise, its steps or its end follow from what it drew, and must follow from "
+        "the plan; else this is a bug: please report it with the settings."
     )

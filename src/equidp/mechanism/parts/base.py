@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equidp.accounting.ledger import Ledger
 from equidp.accounting.plan import Plan
+from equidp.errors import EquidpError
 from equidp.gradients.engine import GradientEngine
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.sampling import Population
@@ -36,6 +37,13 @@ class Part(Declared):
 
     steers: ClassVar[frozenset[str]] = frozenset()
     """Names of the carried public values that it moves from step to step; they need a start value."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise EquidpError(
+            f"{type(self).__name__} keeps {name!r} from one call to the next, and what a part is told is private: "
+            "kept, it would be released without noise. A side release hands noised values on by `later`; sampler, "
+            "update and the like keep state in the object that their `start` returns."
+        )
 
     @property
     def released(self) -> str:

@@ -140,7 +140,10 @@ class SideRelease(Part, ABC):
             return None
         if not self.gives | self.steers:
             return "it declares no `steers` and no `gives`: name the values that its `later` or `now` returns"
-        return f"it releases {listed(self.gives | self.steers)}, which {type(rule).__name__} does not use"
+        return (
+            f"it releases {listed(self.gives | self.steers)}, which {type(rule).__name__} does not use (a rule that "
+            "does names it in its `reads`)"
+        )
 
 
 def _whole(release: SideRelease) -> tuple[Added, ...]:

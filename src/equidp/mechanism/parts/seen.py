@@ -1,0 +1,46 @@
+"""What of a run a part may see that charges nothing: public facts and what was noised before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from equidp.accounting.plan import Plan
+from equidp.errors import EquidpError
+from equidp.mechanism.parts.acceptance import Acceptance
+from equidp.mechanism.parts.base import Part, Run, listed
+from equidp.mechanism.parts.sampler import Sampler
+
+FACTS: dict[str, Any] = dict.fromkeys(("combination", "plan", "sampling_rate", "random", "ledger"))
+COINS: dict[str, Any] = FACTS | {"population": dict.fromkeys(("device", "size"))}
+"""For a sampler: everybody's coin, and nobody's record."""
+ITERATES: dict[str, Any] = FACTS | {
+    "engine": dict.fromkeys(("device", "dimension", "flatten", "model", "parameters")),
+    "public_loss": None,
+}
+"""For what follows the noise: an update, an acceptance, released weights."""
+
+
+class Seen:
+    """Of an object the attributes of these names; of an attribute that has names of its own, these."""
+
+    def __init__(self, whole: Any, names: Mapping[str, Any], part: Part, path: str = "run") -> None:
+        self._whole, self._names, self._part, self._path = whole, names, part, path
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._names:
+            raise EquidpError(
+                f"{type(self._part).__name__} asks for {self._path}.{name}, and charges nothing. What it makes of "
+                f"training records would be released without noise; it may see {listed(self._names)} of {self._path}."
+            )
+        value, names = getattr(self._whole, name), self._names[name]
+        return value if names is None else Seen(value, names, self._part, f"{self._path}.{name}")
+
+
+def seen_by(part: Part, run: Run, plan: Plan) -> Run:
+    """The run as this part may see it: whole where it has events of its own, which are then charged."""
+    if isinstance(part, Sampler):
+        own, names = bool(part.releases(plan)) or part.budget(plan) is not None, COINS
+    else:
+        own, names = isinstance(part, Acceptance) and bool(part.candidate_events(plan)), ITERATES
+    return run if own else cast(Run, Seen(run, names, part))

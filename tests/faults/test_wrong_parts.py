@@ -1,0 +1,333 @@
+"""Parts of one's own that are wrong, as a newcomer writes them: each is refused with a sentence, before ε is told."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from pydantic import PrivateAttr
+from torch import Tensor
+
+from equidp.accounting.plan import Plan, Segment
+from equidp.data.records import Records, Schema
+from equidp.data.splitting import split
+from equidp.errors import EquidpError
+from equidp.mechanism.algorithm import Algorithm
+from equidp.mechanism.parts import (
+    Acceptance,
+    Accepting,
+    Contributing,
+    Contribution,
+    Draw,
+    ExponentialAverage,
+    FlatClip,
+    PoissonSampler,
+    Public,
+    Released,
+    Releasing,
+    Run,
+    Sampling,
+    Schedule,
+    SideRelease,
+    StepFacts,
+    Update,
+    Updating,
+)
+from equidp.mechanism.parts.sampler import PoissonSampling
+from equidp.mechanism.sampling import Batch
+from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
+from equidp.training import TrainingRequest, plan_run, train_model
+
+
+def trained(epochs: int = 2, **parts: Any) -> dict[str, Any]:
+    """The privacy statement of a small training with these parts."""
+    stream = torch.Generator().manual_seed(0)
+    features, labels = torch.rand(200, 4, generator=stream), torch.arange(200) % 2
+    schema = Schema("toy", "tabular", (4,), ("a", "b"), {"class": ("a", "b")}, ("w", "x", "y", "z"))
+    records = split(Records(features, labels, {"class": labels}, schema), seed=0)
+    algorithm = Algorithm(name="mine", **{"weights": FlatClip(), "initial": {"clip_norm": 0.5}, **parts})
+    privacy = PrivacySettings(noise_multiplier=2.0)
+    settings = TrainingSettings(epochs=epochs, batch_size=20, device="cpu")
+    plan = plan_run(algorithm, units=160, groups=2, privacy=privacy, training=settings)
+    model = ModelSettings(name="logistic")
+    request = TrainingRequest(algorithm, plan, "class", model=model, privacy=privacy, training=settings, seed=0)
+    return train_model(request, records, progress=False).privacy
+
+
+# ----------------------------------------------------------------------------- exact figures of records, without noise
+
+
+def everybody(run: Run) -> Tensor:
+    return torch.arange(run.plan.records)
+
+
+class LedByNorms(Update):
+    """Divides the step by the exact mean norm."""
+
+    def start(self, run: Run) -> Updating:
+        updating = Updating()
+        updating.direction = lambda noisy, facts: noisy / run.norms_of_all().mean()  # type: ignore[method-assign]
+        return updating
+
+
+class AddsTheGradient(Update):
+    def start(self, run: Run) -> Updating:
+        updating = Updating()
+        updating.direction = lambda noisy, facts: noisy + run.engine.weighted_sum(torch.ones(1))  # type: ignore
+        return updating
+
+
+class Best(Released):
+    """Releases the weights of the least training loss."""
+
+    def start(self, run: Run) -> Releasing:
+        releasing = Releasing(run)
+        releasing.follow = lambda: run.losses(everybody(run)).mean()  # type: ignore
+        return releasing
+
+
+class OnlyBetter(Acceptance):
+    @property
+    def always(self) -> bool:
+        return False
+
+    def start(self, run: Run) -> Accepting:
+        accepting = Accepting()
+        accepting.accept = lambda: bool(run.losses(everybody(run)).mean() < 1)  # type: ignore[method-assign]
+        return accepting
+
+
+class Hardest(PoissonSampler):
+    def start(self, run: Run) -> Sampling:
+        sampling = PoissonSampling(self, run)
+        sampling.draw = lambda: Draw(run.losses(everybody(run)).topk(20).indices)  # type: ignore[method-assign]
+        return sampling
+
+
+@pytest.mark.parametrize(
+    ("parts", "asked"),
+    [
+        ({"update": LedByNorms()}, "LedByNorms asks for run.norms_of_all"),
+        ({"update": AddsTheGradient()}, "AddsTheGradient asks for run.engine.weighted_sum"),
+        ({"released_weights": Best()}, "Best asks for run.losses"),
+        ({"acceptance": OnlyBetter()}, "OnlyBetter asks for run.losses"),
+        ({"sampler": Hardest()}, "Hardest asks for run.losses"),
+    ],
+)
+def test_a_part_that_charges_nothing_sees_no_record(parts: dict[str, Any], asked: str) -> None:
+    with pytest.raises(EquidpError, match=f"{asked}, and charges nothing.*it may see"):
+        trained(**parts)
+
+
+def test_what_follows_the_noise_still_sees_the_iterates() -> None:
+    assert trained(released_weights=ExponentialAverage())["epsilon"] > 0
+
+
+# ------------------------------------------------------------------------------------- what is kept from step to step
+
+
+class Sums(SideRelease):
+    """Σ min(n, 1), which leads the bound."""
+
+    steers: ClassVar[frozenset[str]] = frozenset({"clip_norm"})
+
+    def noise(self, plan: Plan) -> float:
+        return 10 * plan.noise_multiplier
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return norms.clamp(max=1).sum(0, keepdim=True)
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        return {"clip_norm": 0.1 + (noised.squeeze(0) / facts.plan.batch_size).clamp(0, 1)}
+
+
+class Remembers(Sums):
+    """Hands the exact norms to `later`."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        self._exact = norms
+        return super().statistic(norms, groups, public, plan)
+
+
+class NoiseOfTheBatch(Remembers):
+    def noise(self, plan: Plan) -> float:
+        return float(self._exact.max()) * plan.noise_multiplier
+
+
+class BoundOfTheBatch(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        self._longest = norms.max()
+        return super().weights(norms, public)
+
+
+class Appends(FlatClip):
+    _seen: list[Tensor] = PrivateAttr(default_factory=list)
+
+
+class OfTheClass(FlatClip):
+    seen: ClassVar[list[float]] = []
+
+
+class AField(FlatClip):
+    seen: dict[str, float] = {}  # noqa: RUF012
+
+
+class Fickle(Schedule):
+    """Other noise whenever it is asked."""
+
+    _asked: int = PrivateAttr(0)
+
+    def segments(self, plan: Plan) -> tuple[Segment, ...]:
+        self._asked += 1
+        return (Segment(plan.steps, 1.0 / self._asked),)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"side_release": Remembers()}, "Remembers keeps '_exact' from one call to the next"),
+        ({"side_release": NoiseOfTheBatch()}, "NoiseOfTheBatch keeps '_exact'"),
+        ({"weights": BoundOfTheBatch()}, "BoundOfTheBatch keeps '_longest'"),
+        ({"weights": Appends()}, "mine: Appends has '_seen', which it can change"),
+        ({"weights": OfTheClass()}, "mine: OfTheClass has 'seen', which it can change"),
+        ({"weights": AField()}, "mine: AField has 'seen', which it can change"),
+        ({"schedule": Fickle()}, "(keeps|has) '_asked'"),
+    ],
+)
+def test_a_part_keeps_nothing(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(EquidpError, match=told):
+        trained(**parts)
+
+
+# ------------------------------------------------------------------------------------------- bounds that do not hold
+
+
+class FarOut(FlatClip):
+    """Whole in a band far from its bound, and without one for what is very long."""
+
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return torch.where((norms > 1e3) & (norms < 1.3e3), 1.0, super().weights(norms, public))
+
+
+class NeverLess(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return super().weights(norms, public).clamp(min=1e-10)
+
+
+class ShortensInPlace(FlatClip):
+    def weights(self, norms: Tensor, public: Public) -> Tensor:
+        return public["clip_norm"] / norms.clamp_(min=float(public["clip_norm"]))
+
+
+class ClampsInPlace(Sums):
+    """The norms that it has clamped are then weighed as if they were short."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        return norms.clamp_(max=1).sum(0, keepdim=True)
+
+
+class OfCrowds(Sums):
+    """Counts nobody in batches of few."""
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        many = (norms > 0.5).sum(0, keepdim=True).float()
+        return many * (many > 12)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"weights": FarOut()}, "lets a record add 1[0-9]{3}.*, more than the 0.5 of its `bound`"),
+        ({"weights": NeverLess()}, "lets a record add .*, more than the 0.5 of its `bound`"),
+        ({"weights": ShortensInPlace()}, "changes the norms in place"),
+        ({"side_release": ClampsInPlace()}, "changes the norms in place"),
+        ({"side_release": OfCrowds()}, "times what the step is charged for"),
+    ],
+)
+def test_a_bound_holds_for_every_norm_and_in_every_batch(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(EquidpError, match=told):
+        trained(**parts)
+
+
+class Wrongly(Contributing):
+    """Norms and sums in multiples of what they are, or by the others of a batch."""
+
+    def __init__(self, part: Stated, run: Run) -> None:
+        super().__init__(run)
+        self.part = part
+
+    def norms(self, batch: Batch) -> Tensor:
+        norms = super().norms(batch) * self.part.norm
+        return norms * len(norms) if self.part.by_others else norms
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return super().weighted_sum(weights) * (self.part.sum if len(weights.nonzero()) > 1 else 1.0)
+
+
+class Stated(Contribution):
+    norm: float = 1.0
+    sum: float = 1.0
+    by_others: bool = False
+
+    def start(self, run: Run) -> Contributing:
+        return Wrongly(self, run)
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        (Stated(norm=0.5), "the vector of a record is longer than its norm"),
+        (Stated(sum=2.0), "`weighted_sum` is no sum of the records' vectors"),
+        (Stated(by_others=True), "the norm of a record changes with the others of its batch"),
+    ],
+)
+def test_a_contribution_is_as_long_as_it_says(stated: Stated, told: str) -> None:
+    with pytest.raises(EquidpError, match=f"mine: Wrongly does not hold what it says: {told}"):
+        trained(contribution=stated)
+
+
+def test_a_contribution_that_holds_is_let_through() -> None:
+    assert trained(contribution=Stated())["epsilon"] > 0
+
+
+class Drawing(PoissonSampling):
+    """A batch made of one that coins gave."""
+
+    make: Any
+
+    def draw(self) -> Draw:
+        return Draw(self.make(super().draw().units))
+
+
+def shuffled(units: Tensor) -> Tensor:
+    return torch.randperm(140)[:20].sort().values
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda units: units.repeat(2), "units that are not distinct and in ascending order"),
+        (lambda units: torch.arange(140), "140 units by step 1, more than its `sampling_rate` gives"),
+        (shuffled, "batches of one size"),
+    ],
+)
+def test_batches_that_no_coins_give_are_refused(made: Any, told: str) -> None:
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Drawing(self, run)
+            sampling.make = made
+            return sampling
+
+    with pytest.raises(EquidpError, match=f"mine: Drawing draws {told}"):
+        trained(sampler=Mine(), epochs=4)
+
+
+def test_batches_of_coins_are_let_through() -> None:
+    class Mine(PoissonSampler):
+        def start(self, run: Run) -> Sampling:
+            sampling = Drawing(self, run)
+            sampling.make = lambda units: units
+            return sampling
+
+    assert trained(sampler=Mine(), epochs=4)["epsilon"] > 0
