@@ -116,6 +116,15 @@ def test_an_address_that_cannot_be_one_is_refused_in_a_sentence(uri, words, monk
     assert "secret" not in refused.value.message
 
 
+def test_a_user_without_a_home_is_refused_in_a_sentence(project, monkeypatch):
+    def none(*_) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    with pytest.raises(EquidpError, match=r"no home folder: HOME is not set, .* Set HOME to a folder"):
+        kedro_run(project, "ingestion")
+
+
 def test_the_reason_is_told_and_not_a_remark_in_front_of_it():
     remark = "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block)"
     assert "disk is full" in str(store.refusal("x", OSError(f"{remark}\n(sqlite3) disk is full\n[SQL: …]"), "").message)
