@@ -95,6 +95,24 @@ def test_settings_without_a_folder_of_ones_own_are_read(project: Path, source) -
     assert loader["parameters"]["seed"] == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "packed", "words"),
+    [
+        ("packed.tgz", _tar, "no settings by its name: give a folder, a .zip or a .tar.gz"),
+        ("settings.yml", _tar, "no settings by its name"),
+        ("half.tar.gz", _tar, "a damaged archive .*: pack it again"),
+        ("half.zip", _zip, "a damaged archive .*: pack it again"),
+        ("half.tar", _zip, "a damaged archive .*: pack it again"),
+    ],
+)
+def test_a_file_that_is_no_archive_of_settings_is_refused(project: Path, name: str, packed, words: str) -> None:
+    """A run would go on with the package's settings, the user's own ones unread."""
+    content = packed(project / "conf").read_bytes()
+    (project / name).write_bytes(content[: len(content) // 2] if "half" in name else content)
+    with pytest.raises(EquidpError, match=words):
+        EquidpConfigLoader(str(project / name), **CONFIG_LOADER_ARGS)
+
+
 @pytest.mark.parametrize("label", [float("inf"), True, 1.5])
 def test_a_number_as_a_name_is_refused_where_its_text_is_gone(project: Path, label: object) -> None:
     loader = EquidpConfigLoader(str(project / "conf"), runtime_params={"run_label": label}, **CONFIG_LOADER_ARGS)

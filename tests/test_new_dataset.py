@@ -17,7 +17,7 @@ from kedro.framework.startup import bootstrap_project
 from equidp.cli import cli
 from equidp.data.sources import source
 from equidp.errors import EquidpError
-from equidp.new_dataset import MARK, draft
+from equidp.new_dataset import MARK, draft, draft_entry
 from equidp.parameters import resolve
 from equidp.starting_rate import made_up, starting_rate
 
@@ -112,6 +112,15 @@ def test_numbers_of_persons_and_dates_are_no_features(tmp_path: Path) -> None:
         assert list(told["data"]["options"]["features"]) == ["w"]
     with pytest.raises(EquidpError, match=r"No column 'persons' in "):
         draft(tmp_path / "t.csv", tmp_path, "mine", "y", unit="persons")
+
+
+@pytest.mark.parametrize("label", ["", "person"])
+def test_a_table_of_nothing_but_the_unit_is_refused(tmp_path: Path, label: str) -> None:
+    (tmp_path / "t.csv").write_text("person\n1\n2\n")
+    with pytest.raises(EquidpError, match=r"t\.csv has no column but the unit 'person', so there is nothing"):
+        draft(tmp_path / "t.csv", tmp_path, "mine", label, unit="person")
+    with pytest.raises(EquidpError, match="visits has no column, so there is nothing to predict"):
+        draft_entry("visits", lambda _: pd.DataFrame(), "mine", label="", unit="")
 
 
 def test_a_query_of_a_database_is_drafted(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import itertools
 import os
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import getitem
@@ -32,6 +33,7 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.hooks.mlflow_yml import checked
 from equidp.packaged import conf
 from equidp.parameters import SECTIONS, TOP_LEVEL, Settings, block, check_names, resolve
+from equidp.system.network import first_line
 
 
 def _sqlite_uri(path: Path) -> str:
@@ -61,6 +63,7 @@ class EquidpConfigLoader(OmegaConfigLoader):
     """`parameters` come out validated, with every default filled in and the chosen dataset's preset applied."""
 
     def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
+        _refuse_no_settings(Path(conf_source))
         kwargs["custom_resolvers"] = {"oc.env": oc.env, **(kwargs.get("custom_resolvers") or {})}  # for all settings
         if not _has_folder(Path(conf_source), kwargs.get("default_run_env", "local")):
             kwargs["default_run_env"] = kwargs.get("base_env", "base")  # an image or an archive without conf/local
@@ -218,6 +221,24 @@ def _packaged(source: Path, given: Mapping[str, Any]) -> OmegaConfigLoader | Non
         return None
     kept = {name: value for name, value in given.items() if name not in ("env", "base_env", "default_run_env")}
     return OmegaConfigLoader(str(base.parent), **{**kept, "base_env": "base", "default_run_env": "base"})
+
+
+def _refuse_no_settings(source: Path) -> None:
+    """Refuse a file in a folder's place that is no archive: Kedro would run with the package's settings alone."""
+    if not source.is_file():
+        return
+    try:
+        if source.name.endswith(".zip"):
+            zipfile.ZipFile(source).close()
+        elif source.name.endswith((".tar", ".tar.gz")):
+            with tarfile.open(source) as archive:
+                archive.getnames()
+        else:
+            raise EquidpError(f"--conf-source={source} is no settings by its name: give a folder, a .zip or a .tar.gz.")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
+        raise EquidpError(
+            f"--conf-source={source} is a damaged archive ({first_line(error)}): pack it again."
+        ) from error
 
 
 def _has_folder(source: Path, name: str) -> bool:

@@ -192,8 +192,11 @@ def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, l
     for column in filter(None, (label, unit)):
         if column not in columns:
             raise missing_column(where, column, columns)
-    marked = not label
-    label = label or [column for column in columns if column != unit][-1]
+    marked, possible = not label, [column for column in columns if column != unit]
+    if not possible:
+        told = f"no column but the unit {unit!r}" if unit else "no column"
+        raise EquidpError(f"{where} has {told}, so there is nothing to predict: name a table with more columns.")
+    label = label or possible[-1]
     others = {column: kind for column, kind in columns.items() if column not in (label, unit)}
     groups = {column: kind for column, kind in others.items() if SENSITIVE.search(column)}
     ids = [column for column in others if IDENTIFYING.search(column)]

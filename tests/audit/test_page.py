@@ -86,6 +86,8 @@ def test_bounds_stand_beside_claims_rounded_against_the_accuser(findings):
         "≤ 1.6401",
         "not refuted",
     ]
+    larger = findings | {"claim": {"epsilon": 1.2, "delta": 1e-4}}  # the demonstration's: above the rows' own
+    assert "the δ of their row, which may be another than the run's own." in page(larger).text
 
 
 def test_the_verdict_accuses_only_a_bound_above_its_claim(findings):

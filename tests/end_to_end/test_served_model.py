@@ -15,11 +15,14 @@ import torch
 from tests.data.sources.tiny import write_tiny
 
 import equidp
+from equidp.data.cells import SENT
 from equidp.data.records import Records
 from equidp.data.sources import SOURCES, source
+from equidp.data.sources.base import Source
+from equidp.data.sources.table import Table
 from equidp.errors import EquidpError
 from equidp.hooks.packing import pack
-from equidp.hooks.served_model import ServedModel, as_read
+from equidp.hooks.served_model import ServedModel, _encoded, as_read
 from equidp.models import MODELS, build_model
 from equidp.models.weights import Weights, save_weights
 from equidp.training import predict
@@ -80,6 +83,60 @@ def test_a_row_that_cannot_be_scored_has_a_reason_and_the_others_their_scores(ta
         score(rows.drop(columns="ward"))
     with pytest.raises(EquidpError, match="No column 'ward' in the given table, nor 'weight'"):
         score(rows.drop(columns=["ward", "weight"]))
+
+
+SIGNS = {"decimal": ",", "thousands": ".", "na_values": ["9"], "groups": {"band": {"edges": [30], "maximum": 90}}}
+
+
+@pytest.mark.parametrize("options", [None, {}, SIGNS, SIGNS | {"decimal": ".", "thousands": ""}])
+def test_of_many_bad_rows_each_has_the_sentence_it_has_alone_and_few_are_encoded_alone(
+    tmp_path: Path, monkeypatch, options
+) -> None:
+    """One by one, thousands of bad rows kept a server busy for a minute. Without options they are Adult's."""
+    declared = {
+        "ward": {"kind": "categorical", "categories": ["A", "B", "na"], "unknown": True},
+        "weight": {"kind": "numeric", "maximum": 100},
+        "height": {"kind": "numeric", "maximum": 10, "missing": 3},
+        "stay": {"kind": "categorical", "edges": [1, 5], "maximum": 9},
+    }
+    given = None if options is None else write_tiny("csv", tmp_path) | options | {"features": declared}
+    encoder = source("adult") if given is None else source("csv", given)
+    row = encoder.example().astype(object).map(lambda cell: str(int(cell)) if isinstance(cell, float) else cell)
+    rows = pd.concat([row] * 300, ignore_index=True).astype(object).rename_axis(index=SENT)
+    random, odd = np.random.default_rng(0), ("Z", None, 1e9, "1.234,5", "1.5", np.nan, True, "?", 9, "9", 2**70, "na")
+    for at in range(0, 300, 2):
+        for column in random.choice(list(rows), 2, replace=False):
+            rows.at[at, column] = odd[random.integers(len(odd))]
+    rows["band"] = ["17,5", "1.5", "x"] * 100  # of a group: its numbers are read too
+    alone, encode = {}, type(encoder).encode
+    for at in range(300):
+        try:
+            encoder.encode(as_read(rows.iloc[[at]]))
+        except EquidpError as error:
+            alone[at] = error.message
+    assert len(alone) > 100
+    calls, refused = [], {}
+    monkeypatch.setattr(type(encoder), "encode", lambda self, frame: calls.append(len(frame)) or encode(self, frame))
+    monkeypatch.setattr(Source if given is None else Table, "encode", type(encoder).encode)  # still its own
+    features = _encoded(encoder, as_read(rows), refused)
+    assert refused == alone
+    assert len(features) == 300 - len(alone)
+    assert len(calls) <= 3
+
+
+def test_a_source_that_encodes_in_its_own_way_is_asked_row_by_row() -> None:
+    class Own(Source):
+        name = "own"
+        read = Table.read
+
+        def encode(self, frame: pd.DataFrame) -> torch.Tensor:
+            if (frame["x"] > 1).any():
+                raise EquidpError(f"{len(frame)} rows do not fit.")
+            return torch.tensor(frame[["x"]].to_numpy())
+
+    refused = {}
+    assert _encoded(Own(), pd.DataFrame({"x": [0, 2, 1, 3]}), refused).tolist() == [[0], [1]]
+    assert refused == {1: "1 rows do not fit.", 3: "1 rows do not fit."}
 
 
 @pytest.mark.parametrize("name", ["csv", "adult", "dutch", "diabetes", "imdb"])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import socket
 import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import _validate_param
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
@@ -112,9 +116,53 @@ def test_an_address_that_cannot_be_one_is_refused_in_a_sentence(uri, words, monk
     assert "secret" not in refused.value.message
 
 
+def test_a_user_without_a_home_is_refused_in_a_sentence(project, monkeypatch):
+    def none(*_) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    with pytest.raises(EquidpError, match=r"no home folder: HOME is not set, .* Set HOME to a folder"):
+        kedro_run(project, "ingestion")
+
+
 def test_the_reason_is_told_and_not_a_remark_in_front_of_it():
     remark = "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block)"
     assert "disk is full" in str(store.refusal("x", OSError(f"{remark}\n(sqlite3) disk is full\n[SQL: …]"), "").message)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes every call and answers none."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_why_a_server_does_not_answer_is_told_in_a_few_words(silent, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    gone = "http://127.0.0.1:1"
+    for address, words in ((gone, "Connection refused"), (silent, "timed out")):
+        with pytest.raises(MlflowException) as failed:
+            mlflow.MlflowClient(address).search_experiments()
+        assert store.reason(failed.value) == f"the server does not answer: {words}"
+    assert store.reason(OSError("no answer at all")) == "OSError: no answer at all"
+
+
+def test_a_server_that_has_just_failed_is_not_waited_for_again(monkeypatch):
+    """Each of four attempts would take half a minute, for nothing but the word that the run has failed."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    asked = []
+
+    def end_run(status: str) -> None:
+        asked.append({name: os.environ[name] for name in store.ONCE})
+        raise MlflowException("no answer")
+
+    monkeypatch.setattr(mlflow, "active_run", lambda: SimpleNamespace(info=None))
+    monkeypatch.setattr(mlflow, "end_run", end_run)
+    monkeypatch.setattr(runs, "_current", runs.Tracking(ours=True))
+    runs.abandon()
+    assert asked == [store.ONCE]
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"
 
 
 def test_a_folder_without_room_for_a_store_is_refused_at_once(project, monkeypatch):
@@ -178,15 +226,18 @@ def test_a_store_locked_to_the_end_loses_no_result(project, locked_in_training, 
 
 
 @pytest.mark.parametrize("pipelines", [("dpsgd",), ("dpsgd", "naive")], ids=["one run", "parent and children"])
-def test_a_locked_store_does_not_hide_why_a_run_failed(project, lock, monkeypatch, pipelines):
+def test_a_locked_store_does_not_hide_why_a_run_failed(project, lock, monkeypatch, pipelines, caplog):
     def refuse(*_, **__):
         lock.take()
         raise EquidpError("This is the reason.")
 
     monkeypatch.setattr(nodes, "train_model", refuse)
-    with pytest.raises(EquidpError, match=r"^This is the reason\.$"):
+    logging.getLogger("equidp").propagate = True
+    with caplog.at_level(logging.WARNING, "equidp"), pytest.raises(EquidpError, match=r"^This is the reason\.$"):
         kedro_run(project, *pipelines, **QUICK)
     assert mlflow.active_run() is None
+    (told,) = [record.message for record in caplog.records if "MLflow's store" in record.message]
+    assert told.endswith("database is locked): there this run stays open.")  # it does not go on
 
 
 def test_settings_of_one_slug_are_all_kept(monkeypatch):

@@ -30,6 +30,16 @@ def test_the_curve_is_drawn_as_what_is_recognised_beside_blind_guessing(curve):
     assert (list(attack.x), list(attack.y)) == ([0.01], [0.015])
 
 
+def test_every_attack_has_a_mark_that_is_drawn(curve):
+    """An audit has four attacks; marks made of lines alone are drawn with a line's width only, and were not there."""
+    attacks = {name: [(0.01, 0.015)] for name in "abcd"}
+    marks = [drawn.marker.symbol for drawn in trade_off_figure({"dpsgd": curve}, attacks).data[2:]]
+    assert len(set(marks)) == 4
+    assert not [
+        mark for mark in marks if "thin" in mark or mark.startswith(("asterisk", "hash", "y-", "line", "arrow"))
+    ]
+
+
 def test_the_page_of_a_run_shows_its_curve(sample, curve):
     privacy = sample.privacy | {"dpsgd": sample.privacy["dpsgd"] | {"trade_off": curve}}
     title = "What an attacker can recognise at most"

@@ -72,6 +72,26 @@ def test_what_a_continued_training_was_charged_more_is_entered_once(tmp_path: Pa
     assert [one.events for one in later] == [(Event(0.1, 2.0, 3),), (Event(0.1, 2.0, 2),)]
 
 
+def test_a_run_that_has_trained_is_in_the_ledger_whatever_became_of_the_file_meanwhile(tmp_path: Path) -> None:
+    """An older copy put back, or the folder moved away, while it trained: what it spent would be nowhere."""
+    of, limited = settings(), settings(total_epsilon=0.1)
+    entered(tmp_path, of)
+    older = (tmp_path / "ledger.jsonl").read_bytes()
+    run = entered(tmp_path, of)
+    before = DatasetLedger(tmp_path, "digits").entries()
+    due = {("training", "train"): planned(of.algorithm("dpsgd"), PLAN)}
+    for kept in (None, older, (tmp_path / "ledger.jsonl").read_bytes()):
+        (tmp_path / "ledger.jsonl").unlink() if kept is None else (tmp_path / "ledger.jsonl").write_bytes(kept)
+        if kept in (None, older):
+            with pytest.raises(EquidpError, match=rf"has lost the entry of this run \({run}\): put the file back"):
+                enter_more(tmp_path, of, run, ())
+        # no limit undoes what has been trained
+        assert enter(tmp_path, tmp_path / "run", limited, {}, HASH, due, algorithm="dpsgd", run=run) == run
+        after = DatasetLedger(tmp_path, "digits").entries()
+        assert after == (before if kept is not None else before[2:])
+        enter_more(tmp_path, of, run, ())
+
+
 @pytest.mark.parametrize("cap", [1, 3])
 def test_the_ledger_holds_what_the_statement_of_a_run_that_may_stop_charges_after_a_crash(
     tmp_path: Path, cap: int

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from numbers import Number as AnyNumber
 from typing import Any
@@ -38,6 +38,24 @@ LINE, ROW, SENT = "line {}", "row {} (the first below the header is 1)", "row {}
 
 WHOLE = 2.0**53
 """From here on neighbouring whole numbers are one float."""
+
+
+class RefusedCellsError(EquidpError):
+    """Cells that break their column's declaration. The message tells of the first one, and what the others hold.
+
+    Args:
+        said: the sentence on one cell alone, by its position.
+        bad: boolean `[N]`, which cells are refused.
+        more: what the message says after the sentence on the first one.
+    """
+
+    def __init__(self, column: pd.Series, said: Callable[[int], str], bad: np.ndarray, more: str = "") -> None:
+        self._labels, self._said, self._bad = column.index, said, np.flatnonzero(bad).tolist()
+        super().__init__(said(self._bad[0]) + more)
+
+    def each(self) -> dict[Any, str]:
+        """Every refused cell's own sentence, by its row's label."""
+        return {self._labels[at]: self._said(at) for at in self._bad}
 
 
 def require(frame: pd.DataFrame, names: Iterable[str], where: str) -> None:
@@ -177,21 +195,26 @@ def codes(
         return -1 if _is_absent(value, MISSING) else position.get(composed(value), -1)
 
     found = np.array([found_at(value) for value in column.to_numpy(dtype=object)], dtype=np.int64)
-    if (found < 0).any():
-        bad = int(np.argmax(found < 0))
+
+    def said(bad: int) -> str:
         given, at = column.iloc[bad], f"{place(where, column, column.index[bad])}:"
         if _is_absent(given, {""}):
-            raise EquidpError(f"{at} a category is missing; give one of {listed_names(categories)}{otherwise}.")
+            return f"{at} a category is missing; give one of {listed_names(categories)}{otherwise}."
         if found[bad] == SEVERAL:
             texts = list(map(repr, alike(given)))
             texts += ["another"] if len(texts) == 1 else []
             sort = "truth value" if isinstance(given, bool | np.bool_) else "number"
-            raise EquidpError(
+            return (
                 f"{at} the {sort} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
                 "dtype=str)."
             )
-        refusal = unknown_name(f"category in {at}", given, [text for text, _ in written])
-        raise EquidpError(f"{refusal}{_others(column[found == -1], given, 'which are unknown too')}")
+        return str(unknown_name(f"category in {at}", given, [text for text, _ in written]))
+
+    if (bad := found < 0).any():
+        told = column.iloc[first := int(np.argmax(bad))]
+        unknown = found[first] != SEVERAL and not _is_absent(told, {""})
+        more = _others(column[found == -1], told, "which are unknown too") if unknown else ""
+        raise RefusedCellsError(column, said, bad, more)
     return torch.from_numpy(found)
 
 
@@ -209,16 +232,19 @@ def numbers(
     """
     values = as_numbers(column)
     good = np.isfinite(values) & (clip | ((values >= minimum) & (values <= maximum)))
-    if not good.all():
-        position = int(np.argmin(good))
-        given = column.iloc[position]
-        what = "is not a number" if not np.isfinite(values[position]) else "is out of bounds"
+
+    def said(bad: int) -> str:
+        given = column.iloc[bad]
+        what = "is not a number" if not np.isfinite(values[bad]) else "is out of bounds"
         what = "a number is missing" if _is_absent(given, {""}) else f"{as_written(given)} {what}"
-        raise EquidpError(
-            f"{place(where, column, column.index[position])}: {what}; "
-            f"give a number from {minimum:g} to {maximum:g}{otherwise}."
-            + _others(column[~np.isfinite(values)], given, "which are no numbers")
+        return (
+            f"{place(where, column, column.index[bad])}: {what}; give a number from {minimum:g} to {maximum:g}"
+            f"{otherwise}."
         )
+
+    if not good.all():
+        others = _others(column[~np.isfinite(values)], column.iloc[int(np.argmin(good))], "which are no numbers")
+        raise RefusedCellsError(column, said, ~good, others)
     return torch.tensor(values.clip(minimum, maximum))
 
 
@@ -249,13 +275,17 @@ def with_points(column: pd.Series, decimal: str, thousands: str, where: str) -> 
             return value
         return (value.replace(thousands, "") if thousands else value).replace(decimal, ".")
 
-    for row, value in column.items():
-        if isinstance(value, str) and not wanted.fullmatch(value) and number_in(value) is not None:
-            signs = f"{decimal!r}" + (f" and thousands {thousands!r}" if thousands else "")
-            raise EquidpError(
-                f"{place(where, column, row)}: {value!r} is not written with the decimal sign {signs}; "
-                "correct it, or data.options.decimal and data.options.thousands."
-            )
+    def said(bad: int) -> str:
+        signs = f"{decimal!r}" + (f" and thousands {thousands!r}" if thousands else "")
+        return (
+            f"{place(where, column, column.index[bad])}: {column.iloc[bad]!r} is not written with the decimal sign "
+            f"{signs}; correct it, or data.options.decimal and data.options.thousands."
+        )
+
+    given = column.to_numpy(dtype=object)
+    otherwise = [isinstance(of, str) and not wanted.fullmatch(of) and number_in(of) is not None for of in given]
+    if any(otherwise):
+        raise RefusedCellsError(column, said, np.array(otherwise))
     return _each(column, cell)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,18 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from equidp.data.cells import MISSING, UNKNOWN, absent, as_numbers, codes, numbers, place, refuse_alike, require
-from equidp.errors import EquidpError
+from equidp.data.cells import (
+    MISSING,
+    UNKNOWN,
+    RefusedCellsError,
+    absent,
+    as_numbers,
+    codes,
+    numbers,
+    place,
+    refuse_alike,
+    require,
+)
 from equidp.options import Number
 
 
@@ -245,10 +255,15 @@ def refuse_guessed(column: pd.Series, declared: Named | Numeric, thousands: str,
     else:
         return
     if changed.any():
-        at = int(np.flatnonzero(floats)[changed.argmax()])
-        raise EquidpError(
-            f"{place(where, column, column.index[at])}: {cells[at]} {may_be}; give the column as text, "
-            "as the file has it (pandas.read_csv with dtype=str, keep_default_na=False)."
+        bad = np.zeros(len(column), dtype=bool)
+        bad[np.flatnonzero(floats)[changed]] = True
+        raise RefusedCellsError(
+            column,
+            lambda at: (
+                f"{place(where, column, column.index[at])}: {cells[at]} {may_be}; give the column as text, "
+                "as the file has it (pandas.read_csv with dtype=str, keep_default_na=False)."
+            ),
+            bad,
         )
 
 
@@ -265,6 +280,17 @@ def encode(frame: pd.DataFrame, columns: Mapping[str, Named | Numeric], where: s
     require(frame, (declared.column or name for name, declared in columns.items()), where)
     encoded = [declared.encoded(frame[declared.column or name], where) for name, declared in columns.items()]
     return torch.cat(encoded, dim=1)
+
+
+def refused_in(checks: Iterable[tuple[pd.Series, Callable[[pd.Series], object]]]) -> dict[Any, str]:
+    """By their labels the rows that are refused, each with the sentence of the first column that is refused for it."""
+    found: dict[Any, str] = {}
+    for column, check in checks:
+        try:
+            check(column)
+        except RefusedCellsError as error:
+            found = error.each() | found
+    return found
 
 
 def feature_names(columns: Mapping[str, Named | Numeric]) -> tuple[str, ...]:

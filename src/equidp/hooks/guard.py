@@ -142,6 +142,7 @@ class GuardHook:
     def after_context_created(self, context: KedroContext) -> Generator[None, Any, Any]:
         """Validate all settings before another hook imports MLflow: a mistyped one ends here, in one sentence."""
         interrupts.keep()
+        _refuse_homeless()
         assert isinstance(context.config_loader, EquidpConfigLoader)
         self._settings = context.config_loader.settings
         project_is_at(context.project_path)
@@ -259,6 +260,17 @@ class GuardHook:
                 "Another run of this dataset, seed and run_label is at work, and both would write the same files: wait "
                 "for it, or give this one a run_label (--params=run_label=…); `kedro sweep` does so for many runs."
             )
+
+
+def _refuse_homeless() -> None:
+    """Refuse a user without a home folder, as a container's may be: MLflow asks for it, and ends in a traceback."""
+    try:
+        Path.home()
+    except RuntimeError as error:
+        raise EquidpError(
+            "This user has no home folder: HOME is not set, and the system's list of users has no such user. Set HOME "
+            "to a folder, such as HOME=/tmp."
+        ) from error
 
 
 def evaluated(pipeline: Pipeline) -> tuple[str, ...]:

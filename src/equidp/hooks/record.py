@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ from equidp.sweep.cell import ROW
 from equidp.system import interrupts
 from equidp.tasks import kind_of
 from equidp.training.checkpoint import StoppedError
+
+logger = logging.getLogger(__name__)
 
 EXACT = ("test/", "baseline/", "cost_of_privacy/")
 """How the names of exact figures of records begin."""
@@ -198,7 +201,8 @@ class RunRecorder:
                 runs.close_runs("KILLED" if isinstance(refused, StoppedError) else "FAILED")
             runs.begin(False)
         except store.FAILURES as failure:
-            runs.lose(failure)
+            interrupts.raise_hidden(failure)
+            logger.warning("MLflow's store failed (%s): there this run stays open.", store.reason(failure))
             runs.abandon()
 
     @contextmanager

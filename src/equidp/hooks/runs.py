@@ -33,10 +33,9 @@ from mlflow.utils.time import get_current_time_millis
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 
 from equidp.evaluation.metrics import numbered
-from equidp.hooks.store import FAILURES
+from equidp.hooks.store import FAILURES, ONCE, reason
 from equidp.system import interrupts
-from equidp.system.network import first_line
-from equidp.system.threads import alone
+from equidp.system.threads import alone, environment
 
 REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 """Characters MLflow refuses in names."""
@@ -137,8 +136,11 @@ def discard() -> None:
 
 
 def abandon() -> None:
-    """End the pipeline's run as failed, and leave its children: MLflow would end it as finished with the process."""
-    with suppress(*FAILURES):
+    """End the pipeline's run as failed, and leave its children: MLflow would end it as finished with the process.
+
+    The store has just failed: it is asked once, as a server that hangs would be waited for minutes, again.
+    """
+    with suppress(*FAILURES), environment(ONCE):
         if _current.ours and mlflow.active_run() is not None:
             mlflow.end_run("FAILED")
     begin(False)
@@ -195,7 +197,7 @@ def lose(error: Exception) -> None:
     if not _current.lost:
         logger.warning(
             "MLflow's store failed (%s): the run goes on, and what is to be logged is written at its end.",
-            first_line(error),
+            reason(error),
         )
     _current.lost = True
 

@@ -113,24 +113,14 @@ def _encoded(encoder: Source, rows: pd.DataFrame, refused: dict[int, str]) -> Te
     Raises:
         EquidpError: a column is missing, or no row fits.
     """
-    if not len(rows):
-        return encoder.encode(rows)
     encoder.encode(rows.iloc[:0])
-
-    def halves(start: int, end: int) -> list[Tensor]:
-        try:
-            return [encoder.encode(rows.iloc[start:end])]
-        except EquidpError as error:
-            if end - start == 1:
-                refused[start] = error.message
-                return []
-        middle = (start + end) // 2
-        return [*halves(start, middle), *halves(middle, end)]
-
-    parts = halves(0, len(rows))
-    if not parts:
+    try:
+        return encoder.encode(rows)
+    except EquidpError:
+        refused.update(encoder.unfit(rows))
+    if len(refused) == len(rows):
         raise EquidpError(refused[0])
-    return torch.cat(parts)
+    return encoder.encode(rows.drop(index=list(refused)))
 
 
 def _as_rows(given: Any) -> pd.DataFrame | None:

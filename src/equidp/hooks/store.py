@@ -34,6 +34,9 @@ PORTS = {"http": 80, "https": 443}
 FAILURES = (MlflowException, SQLAlchemyError)
 """What a failing store raises: MLflow lets some of SQLAlchemy's errors through as they are."""
 
+UNANSWERED = (ConnectionError, TimeoutError, socket.gaierror)
+"""What the system raises of a server that is gone, or hangs."""
+
 LOCK_SECONDS = 10.0
 """Seconds that another process may hold the project's store at a run's start."""
 
@@ -43,6 +46,9 @@ DEFAULTS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # a bar for every small file
 }
 """How MLflow behaves unless its user has set something else."""
+
+ONCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+"""How it asks a server that has just failed, for what can do without an answer."""
 
 
 def connect(config: AbstractConfigLoader) -> str:
@@ -203,6 +209,16 @@ def shown(uri: str) -> str:
     return re.sub(r"(://[^/@:]*):.*@", r"\1:***@", uri)
 
 
+def reason(error: BaseException) -> str:
+    """Why a store failed, in a few words; around a server that is gone MLflow and its libraries put many."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, UNANSWERED):
+        inner = inner.__cause__ or inner.__context__
+    if inner is None:
+        return first_line(error)
+    return f"the server does not answer: {getattr(inner, 'strerror', None) or inner}"
+
+
 def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
     """What to tell the user of a store that failed, `consequence` being a sentence.
 
@@ -210,4 +226,4 @@ def refusal(uri: str, error: Exception, consequence: str) -> EquidpError:
         KeyboardInterrupt, SystemExit: where the store failed because it was interrupted.
     """
     interrupts.raise_hidden(error)
-    return EquidpError(f"MLflow's store {shown(uri)} failed ({first_line(error)}). {consequence}")
+    return EquidpError(f"MLflow's store {shown(uri)} failed ({reason(error)}). {consequence}")

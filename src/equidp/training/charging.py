@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equidp.accounting.dataset_ledger import NAMES, DatasetLedger, Entry
+from equidp.accounting.dataset_ledger import FILE, NAMES, DatasetLedger, Entry
 from equidp.accounting.events import Event, beyond
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
 from equidp.data.groupings import SPELLING
 from equidp.data.records import Membership
 from equidp.data.sources import source
+from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings
 from equidp.system.files import replacing
@@ -27,6 +29,8 @@ CHARGED = "charged.json"
 """Beside the checkpoints: the run's names in the ledger, one for each of the settings that it was begun with, so that a
 run that is continued is entered once."""
 
+
+logger = logging.getLogger(__name__)
 
 DIGEST = 64
 """Length of a digest of raw files; sources without files have a word in its place."""
@@ -102,6 +106,7 @@ def enter(
     releases: Mapping[tuple[str, str], Mapping[str, Any]],
     *,
     algorithm: str,
+    run: str | None = None,
 ) -> str:
     """Enter a run's releases, and the figures that it will release, in the data set's ledger; returns the run's name.
 
@@ -113,6 +118,7 @@ def enter(
         workplace: of the run, where a run that is continued finds its name.
         membership: how the training part was drawn.
         releases: by (what, part), what each is charged.
+        run: its name, once it has trained: what the file has lost since is entered again, as no limit undoes it.
 
     Raises:
         EquidpError: `privacy.total_epsilon` would be passed.
@@ -140,6 +146,16 @@ def enter(
             for (what, part), of in found.items()
         ]
 
+    if run is not None:
+        there = [entry for entry in ledger.entries() if entry.run == run]
+        if gone := [entry for entry in entries(run) if entry not in there]:
+            logger.warning(
+                "%s has lost this run's entry since it began (was an older copy put back?): it is entered again. "
+                "Entries of other runs may be lost too.",
+                ledger.path,
+            )
+            ledger.charge(gone, delta=settings.privacy.delta)
+        return run
     begun: list[str] = []
     if settings.resume and place.is_file():
         begun, before = json.loads(place.read_text(encoding="utf-8")).get("runs", []), ledger.entries()
@@ -165,7 +181,12 @@ def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]
     all its events, in the place of the first (`dataset_ledger`).
     """
     entries = DatasetLedger(folder, settings.dataset).entries()
-    first, *later = [entry for entry in entries if entry.run == run and entry.part == "train"]
+    own = [entry for entry in entries if entry.run == run and entry.part == "train"]
+    if not own:
+        raise EquidpError(
+            f"{folder / FILE} has lost the entry of this run ({run}): put the file back, and go on with resume=true."
+        )
+    first, *later = own
     if first.law is None:
         due = events = beyond(more, [event for entry in later for event in entry.events])
     else:

@@ -9,7 +9,9 @@ import os
 import re
 import signal
 import socket
+import sys
 import tempfile
+from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -23,11 +25,13 @@ from safetensors.torch import save_file
 from tests.training.ranks.ranks import RECORDS, toy
 
 from equidp.algorithms import algorithm_settings
+from equidp.data.records import Split
 from equidp.errors import EquidpError
 from equidp.parameters import ModelSettings, PrivacySettings, TrainingSettings
 from equidp.sweep.attended import forks
 from equidp.training import Trained, TrainingRequest, plan_run, train_model
 from equidp.training.checkpoint import CHECKPOINT_FILE
+from equidp.training.ranks import __main__ as lending
 from equidp.training.ranks import launch as launching
 from equidp.training.ranks.job import WEIGHTS
 from equidp.training.ranks.launch import Machines, _answer_one
@@ -249,3 +253,58 @@ def test_several_machines_need_a_place_to_meet(monkeypatch, tmp_path):
     assert machines.launch(4, tmp_path).nproc_per_node == 2
     with pytest.raises(EquidpError, match="cannot be divided among 2 machines"):
         machines.launch(3, tmp_path)
+    monkeypatch.setenv("EQUIDP_NODES", "two")
+    with pytest.raises(EquidpError, match="EQUIDP_NODES=two is no number of machines"):
+        Machines.from_environment()
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path) -> Callable[[], object]:
+    """A training over two machines, which ends where the ranks would start."""
+    monkeypatch.setenv("EQUIDP_NODES", "2")
+    monkeypatch.setenv("EQUIDP_RENDEZVOUS", "127.0.0.1:1")
+    monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
+
+    def started(*given) -> None:
+        raise EquidpError("The ranks start.")
+
+    monkeypatch.setattr(launching, "launch", started)
+    job = {"training": {"device": "cpu", "devices": 2}, "plan": {"records": 9}}
+    return lambda: launching.train(job, Split(*[toy().train.take(torch.arange(n)) for n in (9, 0, 0)]), 2, None)
+
+
+def test_a_machine_that_waits_for_another_hears_of_ctrl_c_and_leaves_no_records(asked, monkeypatch, tmp_path):
+    """Torch's rendezvous waits where no signal is heard: a job that was told to end was killed, its records left."""
+
+    def interrupted(seconds: float) -> None:
+        assert (tmp_path / "job" / launching.TRAIN).exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launching.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        asked()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [("2", "The ranks start"), ("3", "Machine 1 was started with --nodes 3, and here EQUIDP_NODES=2")],
+)
+def test_machines_meet_once_both_are_there_and_know_of_as_many(asked, monkeypatch, tmp_path, nodes, words):
+    def lent(seconds: float) -> None:
+        given = ["--nodes", nodes, "--node", "1", "--rendezvous", "127.0.0.1:1", "--folder", str(tmp_path / "job")]
+        monkeypatch.setattr(sys, "argv", ["equidp.training.ranks", *given])
+        monkeypatch.setattr(lending, "launch", lambda *given: None)
+        with contextlib.suppress(SystemExit):  # its two ranks are for no three machines
+            lending.main()
+
+    monkeypatch.setattr(launching.time, "sleep", lent)
+    with pytest.raises(EquidpError, match=words):
+        asked()
+
+
+def test_a_job_folder_that_is_there_already_is_refused_in_a_sentence(asked, tmp_path):
+    (tmp_path / "job").mkdir()
+    with pytest.raises(EquidpError, match=r"EQUIDP_JOB_FOLDER=.*job is there already: .* its records are still in it"):
+        asked()
+    assert (tmp_path / "job").is_dir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from equidp.data.columns import Named, Numeric, encode
+from equidp.data.columns import Named, Numeric, encode, refused_in
 from equidp.data.membership import identified
 from equidp.data.raw_files import PublishedFile, RawFiles, find, fingerprint, missing, verified
 from equidp.data.records import Records, Schema
@@ -22,6 +23,9 @@ from equidp.system.network import attempt
 
 TEST = 1
 """`Records.part` of a test record."""
+
+GIVEN = "the given table"
+"""What messages call rows that a served model is sent."""
 
 
 class SourceOptions(Declared):
@@ -166,8 +170,20 @@ class Source(ABC):
             EquidpError: the dataset is not a table, or a value does not fit the schema.
         """
         if self.columns:
-            return encode(frame, self.columns, "the given table")
+            return encode(frame, self.columns, GIVEN)
         raise EquidpError(f"Dataset {self.name!r} is not a table: give its features as an array instead.")
+
+    def unfit(self, frame: pd.DataFrame) -> dict[Any, str]:
+        """By their labels the rows that `encode` refuses, each with the sentence that it has for that row alone.
+
+        By columns where that comes to the same: thousands of rows, one after another, take a minute.
+        """
+        if type(self).encode is not Source.encode:
+            return _refused_by(self.encode, frame)
+        return refused_in(
+            (frame[declared.column or name], partial(declared.encoded, where=GIVEN))
+            for name, declared in self.columns.items()
+        )
 
     def example(self) -> pd.DataFrame | None:
         """A row that `encode` takes, made of the declaration alone; None of what is no table."""
@@ -194,3 +210,15 @@ class Source(ABC):
             levels |= {"unit": "unit", units[0]: "unit"}
         refuse_unknown(f"value of {setting} for dataset {self.name!r}", [word], levels)
         return levels[word]
+
+
+def _refused_by(check: Callable[[pd.DataFrame], object], rows: pd.DataFrame) -> dict[Any, str]:
+    """By their labels the rows that are refused where they stand alone, found by halves."""
+    try:
+        check(rows)
+    except EquidpError as error:
+        if len(rows) == 1:
+            return {rows.index[0]: error.message}
+        middle = len(rows) // 2
+        return _refused_by(check, rows.iloc[:middle]) | _refused_by(check, rows.iloc[middle:])
+    return {}

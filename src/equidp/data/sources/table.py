@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,20 @@ import torch
 from torch import Tensor
 
 from equidp.data.cells import MISSING, absent, as_written, cells, codes, place, require, with_points
-from equidp.data.columns import Bounded, Named, Numeric, beyond, encode, feature_names, refuse_guessed
+from equidp.data.columns import (
+    Bounded,
+    Named,
+    Numeric,
+    beyond,
+    encode,
+    feature_names,
+    refuse_guessed,
+    refused_in,
+)
 from equidp.data.groupings import group_ids, group_names, nearly_alike, owners
 from equidp.data.raw_files import PublishedFile, RawFiles, digest, find_own, fingerprint, inside
 from equidp.data.records import Records, Schema
-from equidp.data.sources.base import Source
+from equidp.data.sources.base import GIVEN, Source
 from equidp.data.sources.table_options import ZERO_OR_ONE, TableOptions
 from equidp.data.tables import (
     FEATHER,
@@ -37,6 +46,9 @@ from equidp.data.words import PADDING, token_ids, words
 from equidp.errors import EquidpError, listed_names
 
 PARTS = ("train", "test")
+
+PYTHONS = (".", "")
+"""Signs of decimals and of thousands, as Python writes numbers."""
 
 
 class Table(Source):
@@ -138,8 +150,7 @@ class Table(Source):
 
     def encode(self, frame: pd.DataFrame) -> Tensor:
         """Features float32 `[N, d]` (of texts int64 `[N, length]`) of rows with the declared column names."""
-        where = "the given table"
-        text = [self.options.text] if self.options.text else []
+        text, where = [self.options.text] if self.options.text else [], GIVEN
         require(frame, [*text, *(declared.column or name for name, declared in self.options.declared.items())], where)
         for name, declared in self.options.declared.items():
             refuse_guessed(frame[declared.column or name], declared, self.options.thousands, where)
@@ -148,6 +159,22 @@ class Table(Source):
             row = frame.index[int(gone.argmax())]
             raise EquidpError(f"{place(where, frame[text[0]], row)}: the text is missing; leave the row out.")
         return self._features(found, where)
+
+    def unfit(self, frame: pd.DataFrame) -> dict[Any, str]:
+        """As a source's; of a row the first sentence that `encode` would have."""
+        options, signs = self.options, (self.options.decimal, self.options.thousands)
+        if options.text or type(self).encode is not Table.encode:
+            return super().unfit(frame)
+        columns = [(declared.column or name, declared) for name, declared in options.declared.items()]
+        guessed = (
+            (frame[name], partial(refuse_guessed, declared=declared, thousands=options.thousands, where=GIVEN))
+            for name, declared in columns
+        )
+        read, point = cells(frame, options.na_values), partial(with_points, decimal=signs[0], thousands=signs[1])
+        signed = ((read[name], partial(point, where=GIVEN)) for name in frame.columns if name in self._numeric)
+        found = refused_in([*guessed, *(signed if signs != PYTHONS else ())])
+        read = self._cells(frame.drop(index=list(found)), GIVEN)
+        return found | refused_in((read[name], partial(declared.encoded, where=GIVEN)) for name, declared in columns)
 
     def _labels(self, frame: pd.DataFrame, where: str) -> Tensor:
         if self.options.number:
@@ -216,7 +243,7 @@ class Table(Source):
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         """Cells as `cells` gives them, numbers in the declared columns with Python's signs."""
         frame, signs = cells(frame, self.options.na_values), (self.options.decimal, self.options.thousands)
-        if signs == (".", ""):
+        if signs == PYTHONS:
             return frame
         changed = {name: with_points(frame[name], *signs, where) for name in frame.columns if name in self._numeric}
         return frame.assign(**changed)

@@ -91,10 +91,12 @@ def train_network(
     if chosen.private:
         due = planned(chosen, made)
         every = {("training", "train"): due}
-        run = enter(ledgers, workplace, settings, provenance, train.membership, every, algorithm=algorithm)
+        entered = partial(enter, ledgers, workplace, settings, provenance, train.membership, every, algorithm=algorithm)
+        run = entered()
         if "events" in due and settings.resume and settings.privacy.secure:
             enter_more(ledgers, settings, run, repeated(workplace, chosen, made))
         trained = _trained(request, split, settings, follow)
+        entered(run=run)
         if "events" in due:
             enter_more(ledgers, settings, run, stated_beyond(trained[2], made.trials, due["events"]))
         return trained

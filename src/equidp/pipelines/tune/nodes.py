@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,12 @@ def choose_model(
     if tuning.score_event is not None:
         due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
     membership = parts.train.membership
-    run = enter(ledgers, workplace, once, provenance, membership, due, algorithm=settings.audited)
+    entered = partial(enter, ledgers, workplace, once, provenance, membership, due, algorithm=settings.audited)
+    run = entered()
     with alone(workplace / LOCK) as lock:
         drawn = _drawn(workplace, tuning, parts, settings)
         scores, more = _every_score(drawn, tuning, parts, workplace, settings, ledgers, run, lock)
+    entered(run=run)
     chosen = scores.index(max(scores))  # the first of equal ones
     if more:
         enter_more(ledgers, settings, run, more)

@@ -171,7 +171,8 @@ def trade_off_figure(
         shown = [(alarms, 1 - missed) for alarms, missed in zip(curve["false_alarms"], curve["misses"], strict=True)]
         chart.add_trace(line(table[name], *zip(*shown, strict=True)))
     for number, (name, points) in enumerate((attacks or {}).items()):
-        marker = {"symbol": ("x", "cross", "star", "asterisk")[number % 4], "size": 9, "color": INK}
+        # filled ones: Plotly draws nothing of an asterisk without a width of its line
+        marker = {"symbol": ("x", "cross", "star", "diamond")[number % 4], "size": 9, "color": INK}
         accused, caught = zip(*points, strict=True)
         chart.add_trace(go.Scatter(name=name, x=accused, y=caught, mode="markers", marker=marker))
     chart.update_xaxes(type="log", dtick=1, exponentformat="none")

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 from equidp.errors import EquidpError
-from equidp.training.ranks.job import JOB
-from equidp.training.ranks.launch import FOLDER, Machines, launch
+from equidp.system.files import replacing
+from equidp.training.ranks.job import ARRIVED, JOB
+from equidp.training.ranks.launch import FOLDER, POLL_SECONDS, Machines, launch
 
 
 def main() -> None:
@@ -27,9 +28,11 @@ def main() -> None:
     if not given.rendezvous.rpartition(":")[0] or not given.rendezvous.rpartition(":")[2].isdecimal():
         parser.error(f"--rendezvous {given.rendezvous}: give host:port, such as 10.0.0.1:29500.")
     while not (given.folder / JOB).exists():
-        time.sleep(0.5)
+        time.sleep(POLL_SECONDS)
     job = json.loads((given.folder / JOB).read_text())
     try:
+        with replacing(given.folder / ARRIVED.format(given.node)) as part:
+            part.write_text(str(given.nodes), encoding="utf-8")
         machines = Machines(given.nodes, given.node, given.rendezvous)
         launch(machines.launch(job["training"]["devices"], given.folder), given.folder, job)
     except EquidpError as error:

@@ -19,3 +19,6 @@ SOCKET = "epochs"
 
 MEETING, STORE = "meeting", "store"
 """Where the asking process and the ranks of one machine find each other."""
+
+ARRIVED = "arrived-{}"
+"""Left by another machine, by its number, once it has seen the job: in it how many machines it was told of."""

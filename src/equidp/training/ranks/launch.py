@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ from equidp.data import storage
 from equidp.data.records import Split
 from equidp.errors import EquidpError
 from equidp.mechanism.device import choose_device
-from equidp.system.files import replacing, sockets_fit
+from equidp.system.files import replacing, sockets_fit, storage_error
 from equidp.system.logs import held_back
 from equidp.system.threads import environment
-from equidp.training.ranks.job import FAILURE, HISTORY, JOB, MEETING, PUBLIC, SOCKET, STATEMENT, TRAIN, WEIGHTS
+from equidp.training.ranks.job import ARRIVED, FAILURE, HISTORY, JOB, MEETING, PUBLIC, SOCKET, STATEMENT, TRAIN, WEIGHTS
 from equidp.training.ranks.worker import work
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ NODES, NODE, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_NODE", "EQUIDP_RENDEZV
 
 NO_PORT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Environment in which torch's launcher opens no port for its ranks."""
+
+POLL_SECONDS = 0.5
+"""How often machines look for each other's files in the shared folder."""
 
 Evaluation = Callable[[dict[str, float], dict[str, Tensor]], Mapping[str, float]]
 """Of a history row and the weights after that epoch: further columns."""
@@ -57,8 +61,11 @@ class Machines:
 
     @classmethod
     def from_environment(cls) -> Machines:
-        """Raises EquidpError for several machines without a place to meet."""
-        nodes, rendezvous = int(os.environ.get(NODES, "1")), os.environ.get(RENDEZVOUS, "")
+        """Raises EquidpError for no number of machines, and for several without a place to meet."""
+        asked, rendezvous = os.environ.get(NODES, "1"), os.environ.get(RENDEZVOUS, "")
+        if not asked.isdecimal() or not int(asked):
+            raise EquidpError(f"{NODES}={asked} is no number of machines: give 1 or more, or unset it.")
+        nodes = int(asked)
         if nodes > 1 and not (rendezvous and os.environ.get(FOLDER)):
             raise EquidpError(
                 f"{NODES}={nodes} needs {RENDEZVOUS}=host:port, the same on all machines, and {FOLDER}, a folder that "
@@ -116,6 +123,7 @@ def train(
             part.write_text(json.dumps({**job, "evaluated_at": socket}))
         if machines.nodes > 1:
             logger.info("Waiting at %s for python -m equidp.training.ranks of the other machines.", machines.rendezvous)
+            _await_others(folder, machines.nodes)
         launch(machines.launch(devices, folder), folder, job)
         return (
             load_file(folder / WEIGHTS),
@@ -135,6 +143,21 @@ def _refuse_too_many(device: str, devices: int, machines: Machines, records: int
         raise EquidpError(f"training.devices={devices} exceeds the {records} expected training records: lower it.")
 
 
+def _await_others(folder: Path, nodes: int) -> None:
+    """Return once all other machines have seen the job. Torch would wait too, but hear of no Ctrl-C meanwhile.
+
+    Raises:
+        EquidpError: one was told of another number of machines.
+    """
+    for node in range(1, nodes):
+        while not (sign := folder / ARRIVED.format(node)).exists():
+            time.sleep(POLL_SECONDS)
+        if (told := sign.read_text(encoding="utf-8")) != str(nodes):
+            raise EquidpError(
+                f"Machine {node} was started with --nodes {told}, and here {NODES}={nodes}: say the same."
+            )
+
+
 @contextlib.contextmanager
 def _job_folder() -> Iterator[Path]:
     """A folder that nobody else may read; it holds records, and goes at the end."""
@@ -144,7 +167,15 @@ def _job_folder() -> Iterator[Path]:
             yield Path(name)
         return
     folder = Path(shared)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=False)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=False)
+    except FileExistsError as error:
+        raise EquidpError(
+            f"{FOLDER}={folder} is there already: another training uses it, or was killed, and then its records are "
+            "still in it. Name another folder, or delete it."
+        ) from error
+    except OSError as error:
+        raise storage_error(folder, error) from error
     try:
         yield folder
     finally:
