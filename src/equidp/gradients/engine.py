@@ -133,8 +133,11 @@ class GradientEngine:
 
     def outputs(self, features: Tensor) -> Tensor:
         """The model's outputs `[b, …]` for private records, at the public number of rows."""
-        outputs: Tensor = self.model(self.padded(features))
-        return outputs[: len(features)]
+        return self.passes.outputs(self.padded(features))[: len(features)]
+
+    def outputs_at(self, features: Tensor, weights: Tensor | None) -> Tensor:
+        """The outputs `[b, …]` that the passes have for private records, at `[d]` other parameters if given."""
+        return self.passes.outputs_at(self.padded(features), weights)[: len(features)]
 
     def padded(self, values: Tensor) -> Tensor:
         """`[b, …]` and rows of zeros up to the public number of rows, where there is one."""
