@@ -196,8 +196,28 @@ def test_groups_that_are_not_the_classes_are_refused(lab: Any, name: str) -> Non
     """With one group for everybody nothing would ever be wrong, and the loss would allow for nothing."""
     records = lab.records()
     population = Population(records, torch.zeros_like(records.labels))
-    with pytest.raises(EquidpError, match="labels go up to 2, and the groups of the plan stand for 1 classes"):
+    with pytest.raises(EquidpError, match="labels are from 0 to 2, and the groups of the plan stand for 1 classes"):
         lab.trainer(name, plan=lab.plan(groups=1), population=population)
+
+
+def test_a_label_below_zero_is_refused(lab: Any) -> None:
+    """Coded with its group it would be a class of the group before."""
+    records, groups = lab.records(), torch.arange(40) % 2
+    plan, given = crossed(lab, groups, records.labels, records.features)
+    spoilt = records.labels.index_fill(0, torch.tensor([5]), -1)
+    population = Population(Examples(records.features, spoilt), given["population"].groups)
+    with pytest.raises(EquidpError, match="labels are from -1 to 2, and the groups of the plan stand for 3 classes"):
+        lab.trainer("dpsgd_minimax", plan=plan, population=population)
+
+
+@pytest.mark.parametrize("name", ["dpsgd_minimax", "dpsgd_level"])
+def test_groups_that_stand_for_more_classes_than_there_are_outputs_are_refused(lab: Any, name: str) -> None:
+    """As where a plan of classes within groups is not told the classes: all would train at the first group's shifts."""
+    records, groups = lab.records(), torch.arange(40) % 2
+    plan, given = crossed(lab, groups, records.labels, records.features)
+    trainer = lab.trainer(name, **{**given, "plan": replace(plan, classes=0)})
+    with pytest.raises(EquidpError, match="model has 3 outputs, and the groups of the plan stand for 6 classes"):
+        trainer.train(progress=False)
 
 
 def test_an_acceptance_that_looks_at_records_without_a_group_is_refused() -> None:

@@ -36,7 +36,7 @@ from equidp.accounting.plan import Plan
 from equidp.algorithms.dpsgd_f_adjusted import Adjustment
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.errors import EquidpError
-from equidp.gradients.losses import KnowsGradient, Loss
+from equidp.gradients.losses import KnowsGradient, Loss, widened
 from equidp.mechanism.algorithm import Algorithm, published_by
 from equidp.mechanism.parts import (
     Acceptance,
@@ -176,8 +176,7 @@ class ShiftedByGroup:
     def _shifted(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         classes = self.rows.shape[1]
         rows = self.rows.index_select(0, labels // classes)
-        beyond = outputs.shape[1] - classes
-        return outputs + (torch.nn.functional.pad(rows, (0, beyond)) if beyond else rows), labels % classes
+        return outputs + widened(rows, outputs), labels % classes
 
 
 class Steering(Pursuing):
