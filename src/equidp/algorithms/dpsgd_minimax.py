@@ -15,8 +15,10 @@ step, K the classes, T the steps, a(c) the group and k(c) the class of a cell,
 Why it helps: a model that can fit a shift of its outputs fits z + shift to the data, so z, by which records are
 classified, is higher where the shift is lower. s is an integral: it moves for as long as a class has more errors than
 its group's mean, however long the steps are. Where the counts are noise it moves little: over a run the noise of x̃^c
-gives it a standard deviation of about 1/2 at most (Σ_t of independent noises σ_1/b̂^c, each times the factor above). ē
-and π̂ are what is known at once. No group is asked for where a record is classified: the group's row only trains.
+gives it a standard deviation of about 1/2 at most (Σ_t of independent noises σ_1/b̂^c, each times the factor above). Not
+so the noise of a far smaller cell of its group: that one's e is anywhere within [0, 1], and part of the mean that is
+taken off d, times the larger cell's factor. ē and π̂ are what is known at once. No group is asked for where a record is
+classified: the group's row only trains.
 
 A record moves one of the 2·cells counts by one; a unit with several records moves two of one cell by the shares of its
 records that are wrong and right, (x, 1 − x), of length √(x² + (1 − x)²) ≤ 1. Whether a record is wrong depends on it
