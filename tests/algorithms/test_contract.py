@@ -157,7 +157,7 @@ GOLDEN: dict[str, list[Golden]] = {
         ),
     ],
     # one bound; b̂ as above, ρ = (1/10, 4/7.07, 0), and shares of b̂^k·exp(−4ρ^k)
-    # b̂ as above, e = ē = (1/10, 4/7.07, 0); d = (0, 0.344, 0) less a third of it; s by 5 % of b̂ each; κ = 2
+    # b̂ as above, e = ē = (1/10, 4/7.07, 0), η a twentieth of b̂, m = 0.2071; only e^1 is above; κ = 2
     "dpsgd_minimax": [
         Golden(
             norms=(0.5, 2, 4),
@@ -165,7 +165,7 @@ GOLDEN: dict[str, list[Golden]] = {
             released=(1, 4, -2, 9, 1, 3),
             weights=(1, 0.5, 0.25),
             sensitivity=1,
-            later={"shift": [-1.02407540, -2.44034981, -1.18743075]},
+            later={"shift": [-1.03911469, -2.44383583, -1.18568828]},
             events=[Event(QUARTER, 1.04**-0.5, 4)],
         ),
     ],

@@ -73,6 +73,19 @@ def test_counts_that_are_all_noise_steer_a_shift_by_half_on_average(lab: Any) ->
     assert 0.1 < float(torch.stack(ends).std()) < 0.6
 
 
+@pytest.mark.parametrize("sizes", [[2000.0, 0.0], [400.0] * 9 + [0.0], [500.0] * 7 + [0.0] * 3])
+def test_a_cell_without_records_moves_no_other(lab: Any, sizes: list[float]) -> None:
+    """It seems wrong half of the time; in the plain mean it moved the one other class by 2.5."""
+    steps, noise, each = 75, 12.0, torch.tensor(sizes)
+    stream, ends = torch.Generator().manual_seed(0), []
+    for _ in range(10):
+        exact = torch.cat([0.2 * each, 0.8 * each]).expand(steps, 2 * len(sizes))
+        counts = exact + noise * torch.randn(exact.shape, generator=stream)
+        found = shifts(lab, counts, steps, count_noise_multiplier=noise, margin=0.0, adjustment=0.0)
+        ends.append(found[-1])
+    assert float(torch.stack(ends).abs().max()) < 0.6
+
+
 def test_a_record_is_trained_at_the_shifts_of_its_own_group() -> None:
     loss = ShiftedByGroup(CrossEntropy(), torch.tensor([[0.0, 1.0, 2.0], [3.0, -4.0, 5.0]]))
     outputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
