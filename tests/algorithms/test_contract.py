@@ -157,7 +157,7 @@ GOLDEN: dict[str, list[Golden]] = {
         ),
     ],
     # one bound; b̂ as above, ρ = (1/10, 4/7.07, 0), and shares of b̂^k·exp(−4ρ^k)
-    # b̂ as above, e = ē = (1/10, 4/7.07, 0), η a twentieth of b̂, m = 0.2071; only e^1 is above; κ = 2
+    # b̂ as above, two of them noise, so that nothing is steered yet; ē = (1/10, 4/7.07, 0), κ = 2
     "dpsgd_minimax": [
         Golden(
             norms=(0.5, 2, 4),
@@ -165,8 +165,19 @@ GOLDEN: dict[str, list[Golden]] = {
             released=(1, 4, -2, 9, 1, 3),
             weights=(1, 0.5, 0.25),
             sensitivity=1,
-            later={"shift": [-1.03911469, -2.44383583, -1.18568828]},
+            later={"shift": [-1.08137359, -2.35931803, -1.22794718]},
             events=[Event(QUARTER, 1.04**-0.5, 4)],
+        ),
+        # σ_1 = 0.75: b̂ = (10, 5, 1.06), v = 0.5625, r = (0.983, 0.934, 0), e = (1/10, 4/5, 0), m = 0.441, a third of b̂
+        Golden(
+            options={"count_noise_multiplier": 0.75},
+            norms=(0.5, 2, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(1, 0.5, 0.25),
+            sensitivity=1,
+            later={"shift": [-0.301243, -3.139478, -2.677966]},
+            events=[Event(QUARTER, 0.6, 4)],
         ),
     ],
     "dpsgd_level": [

@@ -8,17 +8,18 @@ step, K the classes, T the steps, a(c) the group and k(c) the class of a cell,
 
     b̂^c = max(mean over the steps of x̃^c + r̃^c, σ_1·√(2/t), B/N),   π̂^c = b̂^c/Σb̂
     ē^c = mean of x̃^c over all steps / b̂^c,   e^c = that over the last T/15 or so,   both within [0, 1]
-    η^c = min(λ/T, b̂^c/(2·σ_1·√T)),   m^a = mean of e over the K cells of group a, weighted by η
-    s^c ← s^c − η^c·max(0, e^c − m^{a(c)}), less the mean over the K cells, within ±6
+    r^c = ((b̂^c)² − u²)/((b̂^c)² + v),   u the floor of b̂, v the variance of the noise in the recent x̃^c
+    d^c = r^c·max(0, e^c − m),   m the mean of e over the K cells of a(c) with weights r
+    s^c ← s^c − min(λ/T, b̂^c/(2·σ_1·√T))·(d^c less the mean of d over these K), within ±6
     shift^c = τ·log π̂^c − κ·ē^c + s^c
     ℓ(z, y, a) = −log softmax(z + shift^{(a, ·)})_y,   w_i = min(1, C/n_i),   Δ = C
 
 Why it helps: a model that can fit a shift of its outputs fits z + shift to the data, so z, by which records are
 classified, is higher where the shift is lower. s is an integral: it moves for as long as a class has more errors than
 its group's mean, however long the steps are. Where the counts are noise it moves little: over a run the noise of x̃^c
-gives it a standard deviation of about 1/2 at most (Σ_t of independent noises σ_1/b̂^c, each times η^c). A cell without
-records, whose e is anywhere within [0, 1], has next to no weight in the mean that the others are compared with. ē and π̂
-are what is known at once. No group is asked for where a record is classified: the group's row only trains.
+gives it a standard deviation of about 1/2 at most (Σ_t of independent noises σ_1/b̂^c, each times the factor of d). A
+cell without records, whose e is anywhere within [0, 1], has little part in this, as its r is near 0. ē and π̂ are what
+is known at once. No group is asked for where a record is classified: the group's row only trains.
 
 A record moves one of the 2·cells counts by one; a unit with several records moves two of one cell by the shares of its
 records that are wrong and right, (x, 1 − x), of length √(x² + (1 − x)²) ≤ 1. Whether a record is wrong depends on it
@@ -113,13 +114,16 @@ class ErrorCounts(SideRelease):
         kept = max(0.0, 1.0 - WINDOW / plan.steps)
         recent = (1 - kept) * torch.cat([wrong, wrong.new_ones(1)]) + kept * public.get(RECENT, wrong.new_zeros(()))
         steps = counted[-1]
-        sizes = torch.maximum(counted[:-1] / steps, (noise * (2 / steps).sqrt()).clamp(min=plan.sampling_rate))
+        least = (noise * (2 / steps).sqrt()).clamp(min=plan.sampling_rate)
+        sizes = torch.maximum(counted[:-1] / steps, least)
         errors = (recent[:-1] / recent[-1] / sizes).clamp(0.0, 1.0).view(-1, classes_of(plan))
-        gain = (DRIFT * sizes / (noise * plan.steps**0.5)).clamp(max=self.pull / plan.steps).view_as(errors)
-        mean = (gain * errors).sum(1, keepdim=True) / gain.sum(1, keepdim=True).clamp(min=TINY)
-        steered = public.get(STEERED, torch.zeros_like(wrong)).view_as(errors)
-        steered = steered - gain * (errors - mean).clamp(min=0.0)
-        steered = (steered - steered.mean(1, keepdim=True)).clamp(-FARTHEST, FARTHEST).flatten()
+        variance = noise**2 * (1 - kept) / (1 + kept)
+        known = ((sizes**2 - least**2) / (sizes**2 + variance)).view_as(errors)
+        mean = (known * errors).sum(1, keepdim=True) / known.sum(1, keepdim=True).clamp(min=TINY)
+        excess = known * (errors - mean).clamp(min=0.0)
+        excess = (excess - excess.mean(1, keepdim=True)).flatten()
+        gain = (DRIFT * sizes / (noise * plan.steps**0.5)).clamp(max=self.pull / plan.steps)
+        steered = (public.get(STEERED, 0.0) - gain * excess).clamp(-FARTHEST, FARTHEST)
         shift = self.adjustment * (sizes / sizes.sum()).log() - self.margin * (erred / steps / sizes).clamp(0.0, 1.0)
         return {COUNTED: counted, ERRED: erred, RECENT: recent, STEERED: steered, SHIFT: shift + steered}
 
