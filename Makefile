@@ -16,7 +16,7 @@ FLOOR := 45
 .PHONY: run test slow check lint coverage viz ui site bench track gpu clean
 
 run: $(STAMP)            ## the demonstration: five algorithms on scikit-learn's digits
-	$(BIN)/kedro run --pipelines=compare,dpsgd_level $(ARGS)
+	$(BIN)/kedro run --pipelines=compare,dpsgd_minimax $(ARGS)
 
 test: $(STAMP) lint      ## lint, types, tests
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)

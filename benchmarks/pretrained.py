@@ -89,11 +89,12 @@ def tables(cells: Iterable[tuple[Cell, Row]]) -> dict[str, list[str]]:
         shown = {
             "δ": private.get("delta"),
             "τ": options.get("adjustment"),
+            "λ": options.get("pull"),
             "rate": options.get("learning_rate") or training["learning_rate"],
             "epochs": None if alike else training["epochs"],
         }
         note = ", ".join(f"{name} {value:g}" for name, value in shown.items() if value is not None)
-        note += "" if (more := training["trainable"]) in (None, "head") else f", {more}"
+        note += "" if (more := training.get("trainable")) in (None, "head") else f", {more}"
         found[where][epsilon, cell.algorithm, note].append(row)
     return {
         f"**{where}{title}**": [*header(names), *(line(key, rows, names) for key, rows in sorted(rows_of.items()))]

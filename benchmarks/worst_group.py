@@ -37,13 +37,22 @@ from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.mechanism.algorithm import Algorithm
 from equidp.models import features, model_features
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
-from equidp.training import TrainingRequest, make_model, plan_run, predict, train_model, units_in
+from equidp.training import (
+    TrainingRequest,
+    classes_of,
+    make_model,
+    partition,
+    plan_run,
+    predict,
+    train_model,
+    units_in,
+)
 
 HERE = Path(__file__).parent
 PLAN, RECORDS = HERE / "worst_group.yml", HERE / "worst_group"
 CACHE = HERE.parent / "data" / "02_intermediate"
 PAGE = HERE.parent / "docs" / "worst_group.md"
-OURS = "dpsgd_level"
+OURS = "dpsgd_minimax"
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,10 @@ class Cell:
         scale = {name: factor * self.bound for name, factor in entry.get("bound", {}).items()}
         rate = self.step * entry.get("rate", 1.0) / (self.bound if entry.get("by_bound", True) else 1.0)
         name, options = entry.get("of", self.algorithm), {**entry.get("options", {}), **scale}
-        return {
+        told = (
+            {"told": entry["told"]} if entry.get("told", here["data"]["groups"][0]) != here["data"]["groups"][0] else {}
+        )
+        return told | {
             "algorithm": name,
             "options": algorithm_settings(name, options).model_dump(mode="json"),  # with defaults: they may change
             "data": {**plan["data"], **here["data"], "evaluate_on": self.part},
@@ -160,7 +172,7 @@ def parts_of(dataset: str, data: str, seed: int) -> Split:
 
 @cache
 def noise_of(
-    algorithm: str, options: str, epsilon: float, delta: float, training: str, units: int, groups: int
+    algorithm: str, options: str, epsilon: float, delta: float, training: str, units: int, groups: int, classes: int
 ) -> float:
     """The noise multiplier that meets ε: it does not depend on rate and bound, and each run's ledger is checked."""
     return _plan(
@@ -169,11 +181,14 @@ def noise_of(
         TrainingSettings(**json.loads(training)),
         units,
         groups,
+        classes,
     ).noise_multiplier
 
 
-def _plan(algorithm: Algorithm, privacy: PrivacySettings, training: TrainingSettings, units: int, groups: int) -> Plan:
-    return plan_run(algorithm, units=units, groups=groups, privacy=privacy, training=training)
+def _plan(
+    algorithm: Algorithm, privacy: PrivacySettings, training: TrainingSettings, units: int, groups: int, classes: int
+) -> Plan:
+    return plan_run(algorithm, units=units, groups=groups, classes=classes, privacy=privacy, training=training)
 
 
 def trained(cell: Cell) -> dict[str, Any]:
@@ -181,11 +196,12 @@ def trained(cell: Cell) -> dict[str, Any]:
     settings, plan = cell.settings(), read_plan()
     algorithm = algorithm_settings(settings["algorithm"], settings["options"]).build()
     evaluated = settings["data"]["groups"][0]
-    grouping = "class" if algorithm.objective.by_class else evaluated
+    grouping = partition(algorithm, settings.get("told", evaluated))
     parts = parts_of(cell.dataset, json.dumps(settings["data"]), cell.seed)
     training, model = TrainingSettings(**settings["training"]), model_of(settings)
     privacy = PrivacySettings(**settings["privacy"])
     units, groups = units_in(parts.train, privacy), len(parts.train.grouping(grouping)[1])
+    classes = classes_of(algorithm, parts.train)
     # dpis meets a target at fractional Rényi orders, for which a given noise multiplier does not ask
     if algorithm.private and algorithm.name != "dpis":
         plainly = Cell(
@@ -200,11 +216,13 @@ def trained(cell: Cell) -> dict[str, Any]:
             json.dumps(same),
             units,
             groups,
+            classes,
         )
         privacy = PrivacySettings(noise_multiplier=noise, delta=privacy.delta)
+    declared = _plan(algorithm, privacy, training, units, groups, classes)
     request = TrainingRequest(
-        algorithm, _plan(algorithm, privacy, training, units, groups), grouping=grouping, model=model, privacy=privacy,
-        training=training, seed=cell.seed, options=settings["options"],
+        algorithm, declared, grouping=grouping, model=model, privacy=privacy, training=training, seed=cell.seed,
+        options=settings["options"],
     )  # fmt: skip
     found = train_model(request, parts, progress=False)
     spent = found.privacy["epsilon"]

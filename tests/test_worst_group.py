@@ -30,7 +30,7 @@ datasets:
 algorithms:
   dpsgd: {bound: {clip_norm: 1}}
   naive: {bound: {base_clip_norm: 1}}
-  dpsgd_level: {bound: {clip_norm: 1}, ours: true}
+  dpsgd_minimax: {bound: {clip_norm: 1}, ours: true}
 """
 
 
@@ -93,18 +93,18 @@ def test_the_page_has_every_row_its_differences_and_what_is_missing(plan: Path) 
     table.page(argparse.Namespace())
     assert "How: by the worst group" in table.PAGE.read_text(encoding="utf-8")
     text = (plan / "worst_tables.md").read_text(encoding="utf-8")
-    assert "Not here, as not run or as its counts alone cost more than ε: `dpsgd_level`." in text
+    assert "Not here, as not run or as its counts alone cost more than ε: `dpsgd_minimax`." in text
     naive = next(line for line in text.splitlines() if line.startswith("| `naive`"))
     assert "| 2, 1 (3) | 0.547 ± 0.100 | 0.453 | 0.800 | 0.900 | +0.147 ± 0.100 | 0.024 | – | – |" in naive
 
 
 def test_the_summary_compares_ours_with_every_published_one_over_the_data_sets(plan: Path) -> None:
-    made_up({"dpsgd": 0.4, "naive": 0.5, "dpsgd_level": 0.7})
+    made_up({"dpsgd": 0.4, "naive": 0.5, "dpsgd_minimax": 0.7})
     table.page(argparse.Namespace())
     assert "Not run yet" not in (plan / "worst_tables.md").read_text(encoding="utf-8")
     text = table.PAGE.read_text(encoding="utf-8")
     short = text[text.index("## In short") :]
-    assert "| **`dpsgd_level`** | 0.747 | 0.747 | – | – |" in short
+    assert "| **`dpsgd_minimax`** | 0.747 | 0.747 | – | – |" in short
     assert "| `naive` | 0.547 | 0.547 | +0.200 | <0.001 |" in short
     assert "| `dpsgd` | 0.400 | 0.400 | +0.347 ± 0.100 | 0.004 |" in short
 

@@ -157,6 +157,29 @@ GOLDEN: dict[str, list[Golden]] = {
         ),
     ],
     # one bound; b̂ as above, ρ = (1/10, 4/7.07, 0), and shares of b̂^k·exp(−4ρ^k)
+    # b̂ as above, two of them noise, so that nothing is steered yet; ē = (1/10, 4/7.07, 0), κ = 2
+    "dpsgd_minimax": [
+        Golden(
+            norms=(0.5, 2, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(1, 0.5, 0.25),
+            sensitivity=1,
+            later={"shift": [-1.08137359, -2.35931803, -1.22794718]},
+            events=[Event(QUARTER, 1.04**-0.5, 4)],
+        ),
+        # σ_1 = 0.75: b̂ = (10, 5, 1.06), v = 0.5625, r = (0.983, 0.934, 0), e = (1/10, 4/5, 0), m = 0.441, a third of b̂
+        Golden(
+            options={"count_noise_multiplier": 0.75},
+            norms=(0.5, 2, 4),
+            groups=(0, 1, 2),
+            released=(1, 4, -2, 9, 1, 3),
+            weights=(1, 0.5, 0.25),
+            sensitivity=1,
+            later={"shift": [-0.301243, -3.139478, -2.677966]},
+            events=[Event(QUARTER, 0.6, 4)],
+        ),
+    ],
     "dpsgd_level": [
         Golden(
             norms=(0.5, 2, 4),
@@ -695,6 +718,8 @@ STATISTICS: dict[str, list[tuple[dict[str, Any], Sequence[float], Sequence[int],
     "dpsgd_f_smooth": [({}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 1, 1, 1, 1, 0))],
     "dpsgd_f_adjusted": [({}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 1, 1, 1, 1, 0))],
     "dpsgd_level": [({"clip_norm": 2.0}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 0, 1, 1, 2, 0))],
+    # shares of wrong records in the place of norms
+    "dpsgd_minimax": [({}, (0, 1, 1, 0.25), (0, 1, 1, 2), (0, 2, 0.25, 1, 0, 0.75))],
     # all C^k = C_0, nothing is left of Δ: a count comes times σ_f/σ_m = 0.6/0.75 at σ = 1
     "dpsgd_f_slack": [({"count_noise_multiplier": 0.75}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 0.8, 0.8, 0.8, 0.8, 0))],
     "dpsgd_f_balanced": [({"base_clip_norm": 2.0}, (0.5, 1, 2, 3), (0, 1, 1, 2), (0, 0, 1, 1, 2, 0))],

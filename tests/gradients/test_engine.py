@@ -232,6 +232,20 @@ def test_an_empty_batch_has_no_norms_and_a_zero_sum() -> None:
     assert engine.plain_sum(features[:0], torch.zeros(0, dtype=torch.int64)).equal(torch.zeros(engine.dimension))
 
 
+@pytest.mark.parametrize("rows", [None, 4])
+def test_a_model_that_fails_on_no_records_has_outputs_of_an_empty_batch(rows: int | None) -> None:
+    """A run that failed would tell that a batch was empty, which no event pays for."""
+    model = nn.Linear(6, 3)
+
+    def refuse_none(_: nn.Module, given: tuple[Tensor, ...]) -> None:  # as Fourier transforms do
+        assert len(given[0])
+
+    model.register_forward_pre_hook(refuse_none)
+    engine = GradientEngine(model, cross_entropy, rows=rows)
+    assert engine.outputs(torch.zeros(0, 6)).shape == (0, 3)
+    assert engine.outputs_at(torch.zeros(0, 6), torch.zeros(engine.dimension)).shape == (0, 3)
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
 @pytest.mark.parametrize("family", [mlp, cnn, resnet])
 def test_a_silenced_record_leaves_no_trace(family, poison, reference) -> None:

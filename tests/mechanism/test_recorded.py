@@ -16,7 +16,7 @@ from tests.small_run import trainer_of
 from tests.thorough import ONE_OF_EACH
 from torch import Tensor, nn
 
-from equidp.algorithms import ALGORITHMS
+from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.parts import Draw
 from equidp.mechanism.recorded import TRIALS
@@ -82,6 +82,12 @@ def test_what_cannot_be_recorded_says_why_once_and_runs_the_same(algorithm: str,
         assert trainer.recorded.reason == REASONS[algorithm]
         trainer.run_steps(2)
     assert caplog.text.count("steps are not replayed whole") == 1
+
+
+def test_a_side_release_of_errors_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded step would give it norms in the place of errors, which its sensitivity is not made for."""
+    monkeypatch.setattr(type(algorithm_settings("dpsgd_f").build().side_release), "of_errors", True)
+    assert trainer_of("dpsgd_f", Replaying).recorded.reason == "its side release counts errors"
 
 
 def test_no_replayed_step_waits_for_the_device() -> None:

@@ -24,6 +24,7 @@ class Plan:
         delta: δ.
         noise_multiplier: the scalar that calibration solves for; 0 only for the non-private baseline.
         epsilon: the target that the noise was calibrated to, None where the noise itself was given.
+        classes: number of classes that each group of the partition is divided by, where they are not the partition.
         trials: how many trainings ε is for; also as the mapping that `dataclasses.asdict` makes of it.
     """
 
@@ -34,6 +35,7 @@ class Plan:
     delta: float
     noise_multiplier: float
     epsilon: float | None = None
+    classes: int = 0
     trials: Trials = field(default_factory=Trials)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
         "dpsgd_f_adjusted": "dpsgd_f_adjusted:DPSGDFAdjusted",
         "dpsgd_f_slack": "dpsgd_f_slack:DPSGDFSlack",
         "dpsgd_level": "dpsgd_level:DPSGDLevel",
+        "dpsgd_minimax": "dpsgd_minimax:DPSGDMinimax",
         "dpsgd_global": "dpsgd_global:DPSGDGlobal",
         "dpsgd_global_adapt": "dpsgd_global:DPSGDGlobalAdapt",
         "dpsgd_quantile": "dpsgd_quantile:DPSGDQuantile",
@@ -59,7 +60,12 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 BASELINE = "sgd"
 """The non-private one, which all others are compared with."""
 
-OWN = frozenset(("dpsgd_f_smooth", "dpsgd_f_balanced", "dpsgd_f_adjusted", "dpsgd_f_slack", "dpsgd_level", "custom"))
+OWN = frozenset(
+    (
+        "dpsgd_f_smooth", "dpsgd_f_balanced", "dpsgd_f_adjusted", "dpsgd_f_slack", "dpsgd_level", "dpsgd_minimax",
+        "custom",
+    )
+)  # fmt: skip
 """Those of no paper."""
 
 

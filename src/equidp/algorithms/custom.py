@@ -29,6 +29,7 @@ from equidp.algorithms.dpsgd_f_balanced import BalancedClipCounts
 from equidp.algorithms.dpsgd_f_smooth import SmoothedClipCounts
 from equidp.algorithms.dpsgd_global import ScaleOrClip, ScaleOrDrop, StrictBoundCount
 from equidp.algorithms.dpsgd_level import SharesAndMargins
+from equidp.algorithms.dpsgd_minimax import ErrorCounts, Steered
 from equidp.algorithms.dpsgd_quantile import QuantileCount
 from equidp.algorithms.naive import GroupSizeCounts
 from equidp.algorithms.psasc import AdaptiveScaling
@@ -66,7 +67,7 @@ PARTS: dict[str, dict[str, type[Part]]] = {
         "importance": ImportanceSampler,
         "groups": GroupSampler,
     },
-    "objective": {"plain": Objective, "logit_adjusted": LogitAdjusted},
+    "objective": {"plain": Objective, "logit_adjusted": LogitAdjusted, "steered": Steered},
     "contribution": {"gradient": Contribution, "inner_momentum": InnerMomentum, "record_momentum": RecordMomentum},
     "weights": {
         "flat": FlatClip,
@@ -92,6 +93,7 @@ PARTS: dict[str, dict[str, type[Part]]] = {
         "balanced_clip_counts": BalancedClipCounts,
         "clip_counts_and_shares": ClipCountsAndShares,
         "clip_counts_and_margins": SharesAndMargins,
+        "error_counts": ErrorCounts,
         "group_size_counts": GroupSizeCounts,
         "quantile": QuantileCount,
         "slack": Slack,

@@ -14,13 +14,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import chain
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Literal, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from equidp.errors import EquidpError
 from equidp.gradients.layers import LOOKING, Call, fallback
+from equidp.gradients.layout import channels_last, convolutions_for
 from equidp.gradients.losses import KnowsGradient, Loss
 from equidp.gradients.precision import refuse_autocast
 from equidp.gradients.refusals import BATCH_NORMS, Untrained, refuse_batch_statistics, refuse_mixing, refuse_unfit
@@ -66,9 +67,7 @@ class BookKeeping:
         refuse_mixing(model)
         self.sites = sites(model)
         self.batch_norms = [(k, layer) for k, layer in model.named_modules() if isinstance(layer, BATCH_NORMS)]
-        self._convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-        if self.device.type != "cpu" or any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
-            self._convolutions = []  # torch's GroupNorm is up to ten times slower on channels-last images
+        self._convolutions = convolutions_for(model)
         # autocast would give the loss half precision, and some rules want the parameters' values
         alone = len(self.sites) == 1 and self.sites[0].rule not in LOOKING
         self._closed = alone and precision == "float32" and isinstance(loss, KnowsGradient)
@@ -170,7 +169,7 @@ class BookKeeping:
             parameter.requires_grad_(True)
         try:
             with self._autocast():
-                losses = self.loss(self._outputs(features), repeated(labels, views))
+                losses = self.loss(self.outputs(features), repeated(labels, views))
             losses = _one_each(losses, features)
             if not losses.requires_grad:  # they depend on no parameter
                 return torch.zeros(self.dimension, device=self.device)
@@ -205,20 +204,17 @@ class BookKeeping:
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else NOTHING
 
-    def _outputs(self, features: Tensor) -> Tensor:
-        with self._channels_last() if self._convolutions else NOTHING:
+    @torch.no_grad()
+    def outputs_at(self, features: Tensor, weights: Tensor | None) -> Tensor:
+        """`[b, …]` as the passes have them, in their precision and layout, at `[d]` other parameters if given."""
+        with NOTHING if weights is None else self.parameters_at(weights), self._autocast():
+            return self.outputs(features)
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """`[b, …]` of the model, in the passes' layout."""
+        with channels_last(self._convolutions) if self._convolutions else NOTHING:
             outputs: Tensor = self.model(features)
         return outputs
-
-    @contextlib.contextmanager
-    def _channels_last(self) -> Iterator[None]:
-        """Give convolutions channels-last images on the CPU: up to twice as fast, and what the kept values need."""
-        hooks = [layer.register_forward_pre_hook(_to_channels_last) for layer in self._convolutions]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def calls(
         self, features: Tensor, labels: Tensor, iterates: Sequence[Iterate], views: int = 1
@@ -240,7 +236,7 @@ class BookKeeping:
     def _one_pass(self, features: Tensor, labels: Tensor) -> list[tuple[Site, Call]]:
         tape = Tape(self.sites, len(features))
         with tape, torch.enable_grad(), self._autocast():
-            outputs = self._outputs(features)
+            outputs = self.outputs(features)
             if self._closed and tape.ends_at(outputs):  # no autograd is needed for one layer before such a loss
                 loss = cast(KnowsGradient, self.loss)  # asked when this was made: asking a protocol takes 5 µs
                 if (backprop := loss.gradient(outputs.detach(), labels)) is not None:
@@ -301,11 +297,3 @@ def repeated(labels: Tensor, views: int) -> Tensor:
 def all_finite(norms: Tensor) -> bool:
     """Whether norms, which are not negative, are known to be finite. On a GPU the answer would have to travel: no."""
     return norms.device.type == "cpu" and math.isfinite(norms.sum())
-
-
-def _to_channels_last(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    x = inputs[0]
-    if x.dim() == 4 and x.shape[1] == 1 and x.is_contiguous():
-        # with one channel both layouts are the same memory; the strides have to say which is meant
-        return (x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)), *inputs[1:])
-    return (x.contiguous(memory_format=torch.channels_last), *inputs[1:]) if x.dim() == 4 else inputs

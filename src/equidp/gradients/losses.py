@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from equidp.errors import EquidpError
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """`(outputs [b, …], labels [b])` to per-record losses `[b]` (reduction `none`)."""
 
@@ -63,5 +65,19 @@ class Shifted:
         return self.loss.gradient(self._shifted(outputs), labels) if isinstance(self.loss, KnowsGradient) else None
 
     def _shifted(self, outputs: Tensor) -> Tensor:
-        beyond = outputs.shape[1] - len(self.shift)
-        return outputs + (F.pad(self.shift, (0, beyond)) if beyond else self.shift)
+        return outputs + widened(self.shift, outputs)
+
+
+def widened(shift: Tensor, outputs: Tensor) -> Tensor:
+    """`[…, K]` shifts, with zeros for the columns of `[b, …]` outputs beyond K.
+
+    Raises:
+        EquidpError: for fewer columns than K, whose shifts would be those of other classes.
+    """
+    beyond = outputs.shape[1] - shift.shape[-1]
+    if beyond < 0:
+        raise EquidpError(
+            f"The model has {outputs.shape[1]} outputs, and the groups of the plan stand for {shift.shape[-1]} "
+            "classes: give the classes as groups, or classes within groups and their number (`classes` of `plan_run`)."
+        )
+    return F.pad(shift, (0, beyond)) if beyond else shift

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,17 @@ from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.augmentation import Augmentation
 from equidp.mechanism.diagnostics import MOST_NUMBERS, Diagnostics
 from equidp.mechanism.noise import RandomSource
-from equidp.mechanism.parts import Contributing, Draw, Public, Sampling, SideRelease, StepFacts, per_record
+from equidp.mechanism.parts import (
+    Contributing,
+    Draw,
+    Public,
+    Pursuing,
+    Releasing,
+    Sampling,
+    SideRelease,
+    StepFacts,
+    per_record,
+)
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import global_random, set_global_random
 
@@ -38,6 +49,8 @@ class Looking:
     population: Population
     random: RandomSource
     contributing: Contributing
+    pursuing: Pursuing
+    releasing: Releasing
     public_part: Labelled | None
     physical_batch_size: int | None
     augmentation: Augmentation | None
@@ -88,7 +101,7 @@ class Looking:
 
     def batch(self, units: Tensor) -> Batch:
         """The records of `units` (`[u]` positions) as this step's contributions see them."""
-        batch = self.population.batch(units)
+        batch = self._labelled(self.population.batch(units))
         if self.augmentation is None:
             return batch
         return self.augmentation.of(batch, self.population.identities(batch.rows), self.steps_done)
@@ -171,7 +184,7 @@ class Looking:
     def losses(self, units: Tensor) -> Tensor:
         """`[u]` exact loss of each of these training units (the mean over its records); private."""
         chunks = self.chunks(Draw(units), self._look_size())
-        parts = [self._unit_losses(self.population.batch(chunk.units)) for chunk in chunks]
+        parts = [self._unit_losses(self._labelled(self.population.batch(chunk.units))) for chunk in chunks]
         return torch.cat(parts) if parts else torch.zeros(0, device=self.population.device)
 
     @torch.no_grad()
@@ -181,7 +194,7 @@ class Looking:
         size, total = min(records, len(self.public_part.labels)), 0.0
         at_once = self.engine.rows or self._look_size()
         for chunk in torch.arange(size, device=self.public_part.labels.device).split(at_once):
-            outputs = self.model(self.public_part.features[chunk])
+            outputs = self.engine.passes.outputs(self.public_part.features[chunk])
             total += float(self.engine.loss(outputs, self.public_part.labels[chunk]).double().sum())
         return total / size
 
@@ -189,10 +202,22 @@ class Looking:
         # a contribution that takes every record alone sees nothing of a model in which they meet; losses would
         self.engine.try_out(batch.features, batch.labels)
         losses = self.engine.loss(self.engine.outputs(batch.features), batch.labels).float()
-        if batch.owners is None:
-            return losses
-        total = torch.zeros(len(batch), device=losses.device).index_add_(0, batch.owners, losses)
-        return total / torch.bincount(batch.owners, minlength=len(batch))
+        return _mean_of_units(batch, losses)
+
+    def errors(self, batch: Batch) -> Tensor:
+        """`[u]` share of each unit's records that the model as it would leave the run now classifies wrongly; private.
+
+        In the mode in which the model was tried out; asked before the norms, which the model's layers remember.
+        """
+        features = batch.features[: len(batch.labels)]  # of several views the first
+        self.engine.try_out(features, batch.labels)
+        outputs = self.engine.outputs_at(features, self.releasing.weights())
+        return _mean_of_units(batch, self.pursuing.wrong(outputs, batch.labels).float())
+
+    def _labelled(self, batch: Batch) -> Batch:
+        """With what the loss takes as labels."""
+        labels = self.pursuing.labels(batch)
+        return batch if labels is batch.labels else replace(batch, labels=labels)
 
     def _look_size(self) -> int:
         return self.physical_batch_size or LOOK_BATCH
@@ -246,6 +271,14 @@ class Looking:
         assert self.diagnostics is not None
         row, self.diagnostics = self.diagnostics.row(), Diagnostics()
         return row
+
+
+def _mean_of_units(batch: Batch, of_records: Tensor) -> Tensor:
+    """`[u]` mean over each unit's records of `[b]`."""
+    if batch.owners is None:
+        return of_records
+    total = torch.zeros(len(batch), device=of_records.device).index_add_(0, batch.owners, of_records)
+    return total / torch.bincount(batch.owners, minlength=len(batch))
 
 
 def packed(counts: Sequence[int], rows: int) -> list[int]:

@@ -134,6 +134,7 @@ class RecordedSteps:
             "its update has a memory of its own": type(trainer.updating) is Updating,
             "the bits of its noise come from the CPU": self._generator is not None,
             "its side release is no sum over records": side is None or side.additive,
+            "its side release counts errors": side is None or not side.of_errors,
             "its side release is not at every step": side is None
             or len(algorithm.release_steps(trainer.plan)) == trainer.plan.steps,
         }

@@ -173,6 +173,20 @@ class Population:
                 "many (`groups` of `plan_run`), and number them from 0 on."
             )
 
+    def refuse_other_classes(self, classes: int) -> None:
+        """Refuse labels beyond those of so many classes, likewise.
+
+        Raises:
+            EquidpError: for a label that is not from 0 to `classes` − 1.
+        """
+        labels = self.records.labels
+        if len(labels) and labels.device.type == "cpu" and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise EquidpError(
+                f"The labels are from {labels.min()} to {labels.max()}, and the groups of the plan stand for {classes} "
+                "classes, from 0 on: give the classes as groups, or classes within groups and their number (`classes` "
+                "of `plan_run`)."
+            )
+
     def _rows(self, units: Tensor) -> tuple[Tensor, Tensor | None]:
         if self._members is None or self._starts is None:
             return units, None

@@ -28,7 +28,7 @@ from equidp.mechanism.float32 import refuse_vanishing
 from equidp.mechanism.noise import RandomSource
 from equidp.mechanism.noising import Noising
 from equidp.mechanism.optimizers import Descent
-from equidp.mechanism.parts import Contributing, Draw, StepFacts, known_sensitivity, seen_by, tensors
+from equidp.mechanism.parts import Draw, StepFacts, known_sensitivity, seen_by, tensors
 from equidp.mechanism.recorded import RecordedSteps
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import columns, global_random, moved, set_global_random
@@ -95,6 +95,8 @@ class Trainer(Noising):
                 f"{algorithm.name} needs public records besides the training part: set data.public_fraction above 0."
             )
         population.refuse_other_groups(plan.groups)
+        if algorithm.objective.by_class:
+            population.refuse_other_classes(plan.classes or plan.groups)
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.combination, self.sampling_rate = algorithm.combination, algorithm.sampler.sampling_rate(self.plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
@@ -126,7 +128,9 @@ class Trainer(Noising):
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
         self.contributing = algorithm.contribution.start(run)
-        self._untried = algorithm.private and type(self.contributing) is not Contributing
+        # those of this package have tests, and on a GPU each answer would be waited for
+        self._untried = algorithm.private and _of_others(algorithm.contribution, self.contributing)
+        self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
         self.releasing = algorithm.released_weights.start(seen_by(algorithm.released_weights, run, self.plan))
@@ -288,7 +292,7 @@ class Trainer(Noising):
     def draw(self) -> Draw:
         """The units of the next batch."""
         draw = self.sampling.draw()
-        if not self.sampling.on_host:
+        if self._judged and not self.sampling.on_host:
             self.judge(draw)
         return draw
 
@@ -309,12 +313,15 @@ class Trainer(Noising):
         if self.steps_done not in self._release_steps:
             public |= self.given
         else:
-            norms = self.first_norms(batches, release)
-            together = _joined(norms)
-            finite = all_finite(together)
+            if release is not None and release.of_errors:
+                together, counted = _joined([self.errors(batch) for batch in batches]), True
+            else:
+                norms = self.first_norms(batches, release)
+                together = _joined(norms)
+                counted = finite = all_finite(together)
             facts = self._facts(noise_multiplier, known_sensitivity(rule, public))
             groups = _joined([b.groups for b in batches])
-            public |= self._side_release(together, groups, public, facts, finite=finite)
+            public |= self._side_release(together, groups, public, facts, finite=counted)
         total = self.reduce(self.weighted_sum(batches, public, norms, draws, finite=finite))
         noised, delta = self._noised(total, public, noise_multiplier)
         return noised, self._facts(noise_multiplier, delta)
@@ -428,6 +435,11 @@ class Trainer(Noising):
             self.releasing.load_state_dict(moved(state["releasing"], device))
         if self.diagnostics is not None and state["diagnostics"] is not None:
             self.diagnostics = Diagnostics(**moved(state["diagnostics"], device))
+
+
+def _of_others(*of: object) -> bool:
+    """Whether something comes from another package than this."""
+    return any(type(one).__module__.partition(".")[0] != __package__.partition(".")[0] for one in of)
 
 
 def _joined(chunks: list[Tensor]) -> Tensor:

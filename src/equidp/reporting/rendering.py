@@ -53,7 +53,7 @@ FOLDED_FROM = 60
 UNSET = "–"
 """Stands for no value."""
 
-NO_VALUES = (None, "", {}, "None", "[]", "{}")
+NO_VALUES: tuple[object, ...] = (None, "", {}, "None", "[]", "{}")
 """The texts are MLflow's, which keeps settings as text."""
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from equidp.tasks.classification import record_loss
 from equidp.training.conclusion import Trained, conclude, forget
 from equidp.training.networks import augmentation, loss_of, make_model, predict
-from equidp.training.planning import groups_of, plan_run, units_in
+from equidp.training.planning import classes_of, groups_of, partition, plan_run, units_in
 from equidp.training.preparation import Prepared, prepare
 from equidp.training.request import TrainingRequest
 from equidp.training.running import train_model

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from equidp.data.records import Schema
 from equidp.errors import EquidpError
+from equidp.gradients.layout import channels_last, convolutions_for
 from equidp.gradients.losses import Loss
 from equidp.gradients.shape import padded
 from equidp.mechanism.algorithm import Algorithm
@@ -103,7 +104,8 @@ def predict(network: nn.Module, features: Tensor, schema: Schema | None = None, 
     network.eval()
     rows = scored_at_once(network, features)
     chunks = (padded(chunk, rows) if alike else chunk for chunk in features.split(rows))
-    parts = [final(network(chunk.to(where))) for chunk in chunks]
+    with channels_last(convolutions_for(network)):
+        parts = [final(network(chunk.to(where))) for chunk in chunks]
     network.train(was_training)
     return torch.cat(parts)[: len(features)].cpu()
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
-from equidp.data.records import Records
+from equidp.data.records import PRODUCT, Records
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.sampling import Population
@@ -16,7 +16,13 @@ from equidp.training.promises import refuse_broken_promises
 
 
 def plan_run(
-    algorithm: Algorithm, *, units: int, groups: int, privacy: PrivacySettings, training: TrainingSettings
+    algorithm: Algorithm,
+    *,
+    units: int,
+    groups: int,
+    privacy: PrivacySettings,
+    training: TrainingSettings,
+    classes: int = 0,
 ) -> Plan:
     """Fix the run's public facts, solving for the noise where a target ε is given.
 
@@ -24,6 +30,7 @@ def plan_run(
         algorithm: the combination of parts.
         units: declared number of privacy units in the training part.
         groups: K of the partition used in training.
+        classes: how many, where the partition is of classes within groups.
 
     Raises:
         EquidpError: where the target cannot be met, the batch exceeds the data, an optimiser or average is asked for
@@ -42,6 +49,7 @@ def plan_run(
         batch_size=training.batch_size,
         epochs=training.epochs,
         groups=groups,
+        classes=classes,
         delta=privacy.delta,
         noise_multiplier=(privacy.noise_multiplier or 0.0) if algorithm.private else 0.0,
         trials=privacy.trials if algorithm.private else Trials(),
@@ -57,8 +65,14 @@ def plan_of(algorithm: str, train: Records, settings: Settings) -> Plan:
     """The plan of a training by the settings of a run. Raises EquidpError as `plan_run`."""
     chosen, privacy = settings.algorithm(algorithm), settings.privacy
     groups = len(groups_of(chosen, train, settings.data.groups[0])[1])
-    units = units_in(train, privacy)
-    return plan_run(chosen, units=units, groups=groups, privacy=privacy, training=settings.training)
+    return plan_run(
+        chosen,
+        units=units_in(train, privacy),
+        groups=groups,
+        classes=classes_of(chosen, train),
+        privacy=privacy,
+        training=settings.training,
+    )
 
 
 def refuse_test_records(algorithm: Algorithm, privacy: PrivacySettings, training: TrainingSettings) -> None:
@@ -85,15 +99,31 @@ def refuse_without_classes(algorithm: Algorithm, task: str) -> None:
         )
 
 
+def partition(algorithm: Algorithm, grouping: str) -> str:
+    """The grouping that the algorithm is told: this one, or if it changes the scores of classes these, within the other
+    factors of a product if it can tell them apart.
+    """
+    if not algorithm.objective.by_class:
+        return grouping
+    factors = [factor.strip() for factor in grouping.split(PRODUCT)]
+    if not algorithm.objective.crossed or "class" not in factors:
+        return "class"
+    return PRODUCT.join([*(factor for factor in factors if factor != "class"), "class"])
+
+
 def groups_of(algorithm: Algorithm, records: Records, grouping: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Group ids `[N]` and names of the partition that the algorithm is told: the grouping, or the classes if it changes
-    their scores.
+    """Group ids `[N]` and names of the algorithm's `partition`.
 
     Raises:
         EquidpError: where it needs classes, and there are none.
     """
     refuse_without_classes(algorithm, records.schema.task)
-    return records.grouping("class" if algorithm.objective.by_class else grouping)
+    return records.grouping(partition(algorithm, grouping))
+
+
+def classes_of(algorithm: Algorithm, records: Records) -> int:
+    """How many classes the plan must tell the algorithm; 0 where it needs to know of none."""
+    return len(records.schema.classes) if algorithm.objective.crossed else 0
 
 
 def units_in(train: Records, privacy: PrivacySettings) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from equidp.accounting.plan import Plan
 from equidp.gradients.losses import Loss
 from equidp.mechanism.parts.base import Combination, Part, listed
 from equidp.mechanism.parts.public import Public
+from equidp.mechanism.sampling import Batch
 
 
 class Objective(Part):
@@ -17,6 +19,9 @@ class Objective(Part):
 
     by_class: ClassVar[bool] = False
     """Whether its groups are the classes, whatever `data.groups` says."""
+
+    crossed: ClassVar[bool] = False
+    """Whether, if `data.groups` begins with a product that holds the classes, its groups are that product's."""
 
     def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
         """The objective at work; `loss` is the run's."""
@@ -34,6 +39,14 @@ class Pursuing:
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
+
+    def labels(self, batch: Batch) -> Tensor:
+        """`[b]` what the loss is given as labels."""
+        return batch.labels
+
+    def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` bool: whether a record is classified wrongly by `[b, K]` outputs; `labels` as the loss takes them."""
+        return outputs.argmax(1) != labels
 
     def follow(self, public: Public) -> None:
         """Take over the carried values that it reads; called between steps, so that a step has one loss throughout."""

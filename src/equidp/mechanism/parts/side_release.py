@@ -44,6 +44,9 @@ class SideRelease(Part, ABC):
     every: Annotated[int, Field(ge=1)] = 1
     """Steps from one release to the next; what it gives holds until then, and the steps between do not pay for it."""
 
+    of_errors: ClassVar[bool] = False
+    """Whether `statistic` is given, instead of norms, the share of each unit's records that are classified wrongly."""
+
     additive: ClassVar[bool] = False
     """Whether `statistic` of a batch is the sum of its records' own; where it is not said, steps are not recorded."""
 
@@ -163,11 +166,12 @@ def _of_piece(piece: Added, release: SideRelease, rule: WeightRule, noise: float
     return fuse(*moved) if len(moved) > 1 else min(moved, default=math.inf)
 
 
-def counts(ids: Tensor, size: int) -> Tensor:
-    """`[size]` float32: how often each of `[u]` ids below `size` occurs."""
+def counts(ids: Tensor, size: int, shares: Tensor | None = None) -> Tensor:
+    """`[size]` float32: how often each of `[u]` ids below `size` occurs, or the sum of its `[u]` shares."""
     if ids.device.type == "cpu":
-        return torch.bincount(ids, minlength=size).float()  # on a GPU it would wait for an answer
-    return (ids.unsqueeze(1) == _places(size, ids.device)).sum(0, dtype=torch.float32)
+        return torch.bincount(ids, shares, minlength=size).float()  # on a GPU it would wait for an answer
+    each = ids.unsqueeze(1) == _places(size, ids.device)
+    return (each if shares is None else each * shares.unsqueeze(1)).sum(0, dtype=torch.float32)
 
 
 @lru_cache(maxsize=8)

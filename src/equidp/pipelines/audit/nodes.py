@@ -17,7 +17,7 @@ from equidp.pipelines.provenance import provenance_facts
 from equidp.pipelines.reporting.nodes import shown_settings
 from equidp.pipelines.training.nodes import model_card
 from equidp.training import augmentation, loss_of, make_model
-from equidp.training.planning import plan_of
+from equidp.training.planning import partition, plan_of
 from equidp.training.statement import membership_facts
 
 
@@ -52,7 +52,7 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
         loss=loss_of(loop, train.schema, device),
         learning_rate=loop.rate(plan.steps),
         optimizer=loop.descent,
-        grouping=settings.data.groups[0],
+        grouping=partition(algorithm, settings.data.groups[0]),
         by_unit=settings.privacy.by_unit,
         physical_batch_size=loop.physical_batch_size,
         precision=loop.precision,

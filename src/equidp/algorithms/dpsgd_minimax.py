@@ -1,0 +1,232 @@
+"""A loss steered by counted errors: this project's own, for the worst group.
+
+`dpsgd_level` shifts a class's outputs by how many of its gradients are long, which tells little of how many of its
+records are classified wrongly. Here wrong and right records are counted, those of each cell: a class, or a class within
+a group where the partition is a product such as `sex*class`. The counts are of the model as it would leave the run, an
+average of iterates where there is one. With x̃^c and r̃^c the noised numbers of wrong and right records of cell c in a
+step, K the classes, T the steps, a(c) the group and k(c) the class of a cell,
+
+    b̂^c = max(mean over the steps of x̃^c + r̃^c, σ_1·√(2/t), B/N),   π̂^c = b̂^c/Σb̂
+    ē^c = mean of x̃^c over all steps / b̂^c,   e^c = that over the last T/15 or so,   both within [0, 1]
+    r^c = ((b̂^c)² − u²)/((b̂^c)² + v),   u the floor of b̂, v the variance of the noise in the recent x̃^c
+    d^c = r^c·max(0, e^c − m),   m the mean of e over the K cells of a(c) with weights r
+    s^c ← s^c − min(λ/T, b̂^c/(2·σ_1·√T))·(d^c less the mean of d over these K), within ±6
+    shift^c = τ·log π̂^c − κ·ē^c + s^c
+    ℓ(z, y, a) = −log softmax(z + shift^{(a, ·)})_y,   w_i = min(1, C/n_i),   Δ = C
+
+Why it helps: a model that can fit a shift of its outputs fits z + shift to the data, so z, by which records are
+classified, is higher where the shift is lower. s is an integral: it moves for as long as a class has more errors than
+its group's mean, however long the steps are. Where the counts are noise it moves little: over a run the noise of x̃^c
+gives it a standard deviation of about 1/2 at most (Σ_t of independent noises σ_1/b̂^c, each times the factor of d). A
+cell without records, whose e is anywhere within [0, 1], has little part in this, as its r is near 0. ē and π̂ are what
+is known at once. No group is asked for where a record is classified: the group's row only trains.
+
+A record moves one of the 2·cells counts by one; a unit with several records moves two of one cell by the shares of its
+records that are wrong and right, (x, 1 − x), of length √(x² + (1 − x)²) ≤ 1. Whether a record is wrong depends on it
+and on released weights, and a step's loss on earlier counts, which are noised. So a step is the event of DPSGD-F's, (q,
+(σ_1⁻² + σ_2⁻²)^(−1/2)). Errors are counted in a forward pass of their own, before the step's, at those weights.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equidp.accounting.plan import Plan
+from equidp.algorithms.dpsgd_f_adjusted import Adjustment
+from equidp.algorithms.settings import AlgorithmSettings
+from equidp.errors import EquidpError
+from equidp.gradients.losses import KnowsGradient, Loss, widened
+from equidp.mechanism.algorithm import Algorithm, published_by
+from equidp.mechanism.parts import (
+    TINY,
+    Acceptance,
+    Combination,
+    FlatClip,
+    NoiseLevel,
+    Objective,
+    Positive,
+    Public,
+    Pursuing,
+    SideRelease,
+    StepFacts,
+    counts,
+    noise_level,
+)
+from equidp.mechanism.sampling import Batch
+
+SHIFT = "shift"
+COUNTED, ERRED, RECENT, STEERED = "counted_sizes", "counted_errors", "recent_errors", "steered"
+
+WINDOW = 15
+"""Recent errors are those of about this part of the run."""
+
+DRIFT = 0.5
+"""Largest standard deviation that noise of the counts may give a shift over the run."""
+
+FARTHEST = 6.0
+"""Largest shift by steering: a factor of 400 between two classes' odds."""
+
+
+def classes_of(plan: Plan) -> int:
+    """K, the classes that every group of the partition has."""
+    return plan.classes or plan.groups
+
+
+class ErrorCounts(SideRelease):
+    """x̃^c and r̃^c, turned into the shift of each cell."""
+
+    of_errors: ClassVar[bool] = True
+    keeps: ClassVar[frozenset[str]] = frozenset({COUNTED, ERRED, RECENT, STEERED})
+    steers: ClassVar[frozenset[str]] = frozenset({SHIFT})
+    defaults: ClassVar[dict[str, float]] = {SHIFT: 0.0}
+
+    count_noise_multiplier: NoiseLevel = "5x"
+    adjustment: Adjustment = 1.0
+    margin: Annotated[float, Field(ge=0, le=10)] = 2.0
+    pull: Annotated[float, Field(ge=0, le=1000)] = 40.0
+
+    @property
+    def released(self) -> str:
+        """x̃^c and r̃^c."""
+        return (
+            "The noised numbers of each group's records that the model classifies wrongly and rightly, in every batch."
+        )
+
+    def noise(self, plan: Plan) -> float:
+        """σ_1."""
+        return noise_level(self.count_noise_multiplier, plan)
+
+    def statistic(self, norms: Tensor, groups: Tensor, public: Public, plan: Plan) -> Tensor:
+        """(x^1..x^M, r^1..r^M), `[2M]` of M cells; `norms` are shares of wrong records, `[u]`, held within [0, 1]."""
+        wrong = counts(groups, plan.groups, norms.clamp(0.0, 1.0))
+        return torch.cat([wrong, counts(groups, plan.groups) - wrong])
+
+    def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
+        """The sums to go on from, and the shift, `[M]`."""
+        plan, noise = facts.plan, self.noise(facts.plan)
+        wrong, right = noised.chunk(2)
+        counted = torch.cat([wrong + right, wrong.new_ones(1)]) + public.get(COUNTED, 0.0)
+        erred = wrong + public.get(ERRED, 0.0)
+        kept = max(0.0, 1.0 - WINDOW / plan.steps)
+        recent = (1 - kept) * torch.cat([wrong, wrong.new_ones(1)]) + kept * public.get(RECENT, wrong.new_zeros(()))
+        steps = counted[-1]
+        least = (noise * (2 / steps).sqrt()).clamp(min=plan.sampling_rate)
+        sizes = torch.maximum(counted[:-1] / steps, least)
+        errors = (recent[:-1] / recent[-1] / sizes).clamp(0.0, 1.0).view(-1, classes_of(plan))
+        variance = noise**2 * (1 - kept) / (1 + kept)
+        known = ((sizes**2 - least**2) / (sizes**2 + variance)).view_as(errors)
+        mean = (known * errors).sum(1, keepdim=True) / known.sum(1, keepdim=True).clamp(min=TINY)
+        excess = known * (errors - mean).clamp(min=0.0)
+        excess = (excess - excess.mean(1, keepdim=True)).flatten()
+        gain = (DRIFT * sizes / (noise * plan.steps**0.5)).clamp(max=self.pull / plan.steps)
+        steered = (public.get(STEERED, 0.0) - gain * excess).clamp(-FARTHEST, FARTHEST)
+        shift = self.adjustment * (sizes / sizes.sum()).log() - self.margin * (erred / steps / sizes).clamp(0.0, 1.0)
+        return {COUNTED: counted, ERRED: erred, RECENT: recent, STEERED: steered, SHIFT: shift + steered}
+
+
+class Steered(Objective):
+    """Cross-entropy of outputs to which the shifts of a record's group are added."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({SHIFT})
+    by_class: ClassVar[bool] = True
+    crossed: ClassVar[bool] = True
+
+    def objection(self, combination: Combination) -> str | None:
+        """A loss of records that have no group would be that of the first one's."""
+        acceptance = combination.acceptance
+        if isinstance(acceptance, Acceptance) and (acceptance.public_records or acceptance.on_test):
+            return f"{type(acceptance).__name__} asks for the loss of records whose group is not known"
+        return super().objection(combination)
+
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        """Begins without shifts."""
+        if plan.groups % classes_of(plan):
+            raise EquidpError(
+                f"The partition has {plan.groups} groups, which are not all {plan.classes} classes of every group: "
+                "take the classes, or a product that ends in them, such as sex*class."
+            )
+        return Steering(ShiftedByGroup(loss, torch.zeros(plan.groups, device=device).view(-1, classes_of(plan))))
+
+
+class ShiftedByGroup:
+    """A loss of outputs `[b, K]` to which the row of a record's group is added; labels are `a·K + y`.
+
+    Args:
+        loss: of the sum.
+        rows: `[A, K]`, public; they may be changed in place between steps. Columns beyond K (an audit has some) stay.
+    """
+
+    def __init__(self, loss: Loss, rows: Tensor) -> None:
+        self.loss, self.rows = loss, rows
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` losses."""
+        return self.loss(*self._shifted(outputs, labels))
+
+    def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
+        """The loss's own, at the sum: adding a constant passes it on as it is."""
+        return self.loss.gradient(*self._shifted(outputs, labels)) if isinstance(self.loss, KnowsGradient) else None
+
+    def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` bool: whose largest output, without any shift, is another class's."""
+        classes = self.rows.shape[1]
+        return outputs[:, :classes].argmax(1) != labels % classes
+
+    def _shifted(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        classes = self.rows.shape[1]
+        rows = self.rows.index_select(0, labels // classes)
+        return outputs + widened(rows, outputs), labels % classes
+
+
+class Steering(Pursuing):
+    """A steered loss during one run."""
+
+    def __init__(self, loss: ShiftedByGroup) -> None:
+        super().__init__(loss)
+        self.steered, self.rows = loss, loss.rows
+
+    def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` bool: by the outputs without any shift."""
+        return self.steered.wrong(outputs, labels)
+
+    def labels(self, batch: Batch) -> Tensor:
+        """`[b]`: a·K + y, of the group of the record's unit and of its own class."""
+        groups = batch.groups if batch.owners is None else batch.groups.index_select(0, batch.owners)
+        classes = self.rows.shape[1]
+        return groups // classes * classes + batch.labels
+
+    def follow(self, public: Public) -> None:
+        """The shifts; in place, as recorded passes read them where they lie."""
+        self.rows.copy_(public[SHIFT].expand(self.rows.numel()).view_as(self.rows))
+
+
+class DPSGDMinimax(AlgorithmSettings):
+    """Settings of a loss steered by counted errors. Its groups are the classes, or those of a product with them."""
+
+    clip_norm: Positive = 1.0
+    """C, the bound."""
+    count_noise_multiplier: NoiseLevel = "5x"
+    """σ_1, noise on the counts of wrong and right records; a ratio such as "5x" is to the noise multiplier σ_2."""
+    adjustment: Adjustment = 1.0
+    """τ, how far the loss allows for how rare each class is: 0 not at all."""
+    margin: Annotated[float, Field(ge=0, le=10)] = 2.0
+    """κ, how much more it allows for a class that is always wrong than for one that never is."""
+    pull: Annotated[float, Field(ge=0, le=1000)] = 40.0
+    """λ, how far a class with one more error per record than its group's mean is pulled over the run, before limits; 0:
+    the loss is not steered."""
+
+    def build(self) -> Algorithm:
+        """Flat clipping of the gradients of a steered loss."""
+        release = ErrorCounts(**self.model_dump(exclude={"clip_norm"}))
+        return Algorithm(
+            name="dpsgd_minimax",
+            weights=FlatClip(),
+            initial={"clip_norm": self.clip_norm, **ErrorCounts.defaults},
+            objective=Steered(),
+            side_release=release,
+            published=published_by("classic"),
+        )

@@ -1,0 +1,38 @@
+"""The memory layout of images on the CPU, which torch's convolutions and poolings are up to three times faster in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def convolutions_for(model: nn.Module) -> list[nn.Conv2d]:
+    """The layers that want channels-last images; none on a GPU, whose tensors stay as they are."""
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        return []
+    if any(isinstance(layer, nn.GroupNorm) for layer in model.modules()):
+        return []  # torch's GroupNorm is up to ten times slower on channels-last images
+    return [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+
+
+@contextmanager
+def channels_last(layers: Sequence[nn.Conv2d]) -> Iterator[None]:
+    """Give these layers channels-last images for a while."""
+    hooks = [layer.register_forward_pre_hook(_to_channels_last) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _to_channels_last(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    x = inputs[0]
+    if x.dim() == 4 and x.shape[1] == 1 and x.is_contiguous():
+        # with one channel both layouts are the same memory; the strides have to say which is meant
+        return (x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)), *inputs[1:])
+    return (x.contiguous(memory_format=torch.channels_last), *inputs[1:]) if x.dim() == 4 else inputs
