@@ -71,8 +71,8 @@ FARTHEST = 6.0
 """Largest shift by steering: a factor of 400 between two classes' odds."""
 
 
-def classes_of(plan: Plan) -> int:
-    """K, the classes that every group of the partition has."""
+def _within(plan: Plan) -> int:
+    """K, the classes that every group of the partition has; the partition's own where they are not within groups."""
     return plan.classes or plan.groups
 
 
@@ -116,7 +116,8 @@ class ErrorCounts(SideRelease):
         steps = counted[-1]
         least = (noise * (2 / steps).sqrt()).clamp(min=plan.sampling_rate)
         sizes = torch.maximum(counted[:-1] / steps, least)
-        errors = (recent[:-1] / recent[-1] / sizes).clamp(0.0, 1.0).view(-1, classes_of(plan))
+        errors = (recent[:-1] / recent[-1] / sizes).clamp(0.0, 1.0).view(-1, _within(plan))
+        # a cell that cannot be told from an empty one seems wrong half of the time, and would move its whole group
         variance = noise**2 * (1 - kept) / (1 + kept)
         known = ((sizes**2 - least**2) / (sizes**2 + variance)).view_as(errors)
         mean = (known * errors).sum(1, keepdim=True) / known.sum(1, keepdim=True).clamp(min=TINY)
@@ -144,12 +145,12 @@ class Steered(Objective):
 
     def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
         """Begins without shifts."""
-        if plan.groups % classes_of(plan):
+        if plan.groups % _within(plan):
             raise EquidpError(
                 f"The partition has {plan.groups} groups, which are not all {plan.classes} classes of every group: "
                 "take the classes, or a product that ends in them, such as sex*class."
             )
-        return Steering(ShiftedByGroup(loss, torch.zeros(plan.groups, device=device).view(-1, classes_of(plan))))
+        return Steering(ShiftedByGroup(loss, torch.zeros(plan.groups, device=device).view(-1, _within(plan))))
 
 
 class ShiftedByGroup:
