@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -66,8 +67,8 @@ class Looking:
     _scales: bool
     """Whether some public scale may be another than 1."""
     _asked: tuple[Tensor, Tensor, Tensor] | None = None
-    _sizes: list[int]
-    """Of the batches that were judged."""
+    _sizes: Counter[int]
+    """How many of the batches that were judged have each size."""
     drawn: Iterator[Mapping[str, Tensor]] = iter(())
     """States of torch's generators before the chunks that are still to be looked at again."""
 
@@ -132,16 +133,17 @@ class Looking:
 
         More units than expected by ten standard deviations, or one size of twenty batches, are no chance.
         """
-        size, rate, part = len(draw.units), self.sampling.rate, type(self.sampling).__name__
+        rate, part = self.sampling.rate, type(self.sampling).__name__
         expected, wrong = self.population.size * rate, ""
-        self._sizes.append(size)
-        most = expected * len(self._sizes)
+        self._sizes[len(draw.units)] += 1
+        batches, units = self._sizes.total(), sum(size * times for size, times in self._sizes.items())
+        most = expected * batches
         if bool((draw.units[1:] <= draw.units[:-1]).any()):
             wrong = "units that are not distinct and in ascending order: one that is drawn twice adds twice its bound"
         elif self.algorithm.sampler.budget(self.plan) is None:
-            if sum(self._sizes) > most + 10 * most**0.5 + 20:
-                wrong = f"{sum(self._sizes)} units by step {len(self._sizes)}, more than its `sampling_rate` gives"
-            elif len(self._sizes) == ALIKE and len(set(self._sizes)) == 1 and expected * (1 - rate) > 4:
+            if units > most + 10 * most**0.5 + 20:
+                wrong = f"{units} units by step {batches}, more than its `sampling_rate` gives"
+            elif batches == ALIKE and len(self._sizes) == 1 and expected * (1 - rate) > 4:
                 wrong = "batches of one size, where the sizes of independent coins differ: ε is computed for such coins"
         if wrong:
             raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -118,7 +119,7 @@ class Trainer(Noising):
         self._event = lru_cache(maxsize=2)(partial(algorithm.step_event, self.plan))  # most steps' is an earlier one's
         self._release_steps = algorithm.release_steps(self.plan)
         self.given: dict[str, Tensor] = {}  # by the last side release, for the steps until the next
-        self._zero, self._sizes = torch.zeros((), device=population.device), []
+        self._zero, self._sizes = torch.zeros((), device=population.device), Counter()
         self._scales = "scale" in algorithm.initial or any(
             "scale" in part.gives | part.steers for part in algorithm.parts
         )
