@@ -58,6 +58,11 @@ class Plan:
         return self.batch_size / self.records
 
     @property
+    def classes_each(self) -> int:
+        """K of each group of a partition that ends in the classes; all of its groups where these are the classes."""
+        return self.classes or self.groups
+
+    @property
     def steps(self) -> int:
         """T = round(E·N/B), at least 1."""
         return max(1, round(self.epochs * self.records / self.batch_size))

@@ -46,17 +46,27 @@ class ClipCountsAndShares(SmoothedClipCounts):
 
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """The sums to go on from, and π̂^k, `[K]`."""
-        above, not_above = noised.chunk(2)
-        counted = torch.cat([above + not_above, noised.new_ones(1)])  # the last one counts the steps
-        counted += public.get(COUNTED, 0.0)
+        counted = counted_until(noised, public)
         sizes = self.sizes(counted, facts)
         return {**super().later(noised, public, facts), COUNTED: counted, SHARES: sizes / sizes.sum()}
 
     def sizes(self, counted: Tensor, facts: StepFacts) -> Tensor:
         """b̂^k, `[K]`, of the sums over all steps and their number, `[K + 1]`."""
-        steps = counted[-1]
-        least = (self.noise(facts.plan) * (2 / steps).sqrt()).clamp(min=facts.plan.sampling_rate)
-        return torch.maximum(counted[:-1] / steps, least)
+        return sizes_of(counted, self.noise(facts.plan), facts.plan)[0]
+
+
+def counted_until(noised: Tensor, public: Public) -> Tensor:
+    """`[K + 1]`: the sums over all steps so far of both noised counts of each group, and the number of steps."""
+    one, other = noised.chunk(2)
+    counted = torch.cat([one + other, noised.new_ones(1)])
+    return counted + public.get(COUNTED, 0.0)
+
+
+def sizes_of(counted: Tensor, noise: float, plan: Plan) -> tuple[Tensor, Tensor]:
+    """b̂^k, `[K]`, of `counted_until`, and the least that it may be, `()`, for counts with so much noise."""
+    steps = counted[-1]
+    least = (noise * (2 / steps).sqrt()).clamp(min=plan.sampling_rate)
+    return torch.maximum(counted[:-1] / steps, least), least
 
 
 class LogitAdjusted(Objective):

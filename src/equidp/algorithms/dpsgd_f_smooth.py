@@ -36,9 +36,7 @@ class SmoothedClipCounts(GroupClipCounts):
 
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """`[2K + 1]`: s_t, and its weight 1 − β^t, which the same average of ones comes to."""
-        latest = torch.cat([noised, noised.new_ones(1)])
-        before = public.get(REMEMBERED)
-        return {REMEMBERED: (1 - self.memory) * latest + (0.0 if before is None else self.memory * before)}
+        return {REMEMBERED: averaged(noised, public.get(REMEMBERED), self.memory)}
 
     def now(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """What the averaged counts (m̂, ô) say."""
@@ -48,6 +46,12 @@ class SmoothedClipCounts(GroupClipCounts):
     def of_counts(self, counts: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """C^k, `[K]`, of (m̂, ô), `[2K]`."""
         return super().now(counts, public, facts)
+
+
+def averaged(noised: Tensor, before: Tensor | None, kept: float) -> Tensor:
+    """`[n + 1]`: β·before + (1 − β)·noised, β what is kept, and the weight of it all, as of an average of ones."""
+    latest = torch.cat([noised, noised.new_ones(1)])
+    return (1 - kept) * latest + (0.0 if before is None else kept * before)
 
 
 class DPSGDFSmooth(DPSGDF):

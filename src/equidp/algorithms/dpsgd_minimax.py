@@ -36,7 +36,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equidp.accounting.plan import Plan
-from equidp.algorithms.dpsgd_f_adjusted import Adjustment
+from equidp.algorithms.dpsgd_f_adjusted import COUNTED, Adjustment, counted_until, sizes_of
+from equidp.algorithms.dpsgd_f_smooth import averaged
 from equidp.algorithms.settings import AlgorithmSettings
 from equidp.errors import EquidpError
 from equidp.gradients.losses import KnowsGradient, Loss, widened
@@ -59,7 +60,7 @@ from equidp.mechanism.parts import (
 from equidp.mechanism.sampling import Batch
 
 SHIFT = "shift"
-COUNTED, ERRED, RECENT, STEERED = "counted_sizes", "counted_errors", "recent_errors", "steered"
+ERRED, RECENT, STEERED = "counted_errors", "recent_errors", "steered"
 
 WINDOW = 15
 """Recent errors are those of about this part of the run."""
@@ -69,11 +70,6 @@ DRIFT = 0.5
 
 FARTHEST = 6.0
 """Largest shift by steering: a factor of 400 between two classes' odds."""
-
-
-def _within(plan: Plan) -> int:
-    """K, the classes that every group of the partition has; the partition's own where they are not within groups."""
-    return plan.classes or plan.groups
 
 
 class ErrorCounts(SideRelease):
@@ -108,15 +104,13 @@ class ErrorCounts(SideRelease):
     def later(self, noised: Tensor, public: Public, facts: StepFacts) -> dict[str, Tensor]:
         """The sums to go on from, and the shift, `[M]`."""
         plan, noise = facts.plan, self.noise(facts.plan)
-        wrong, right = noised.chunk(2)
-        counted = torch.cat([wrong + right, wrong.new_ones(1)]) + public.get(COUNTED, 0.0)
+        wrong, _ = noised.chunk(2)
+        counted = counted_until(noised, public)
         erred = wrong + public.get(ERRED, 0.0)
         kept = max(0.0, 1.0 - WINDOW / plan.steps)
-        recent = (1 - kept) * torch.cat([wrong, wrong.new_ones(1)]) + kept * public.get(RECENT, wrong.new_zeros(()))
-        steps = counted[-1]
-        least = (noise * (2 / steps).sqrt()).clamp(min=plan.sampling_rate)
-        sizes = torch.maximum(counted[:-1] / steps, least)
-        errors = (recent[:-1] / recent[-1] / sizes).clamp(0.0, 1.0).view(-1, _within(plan))
+        recent = averaged(wrong, public.get(RECENT), kept)
+        sizes, least = sizes_of(counted, noise, plan)
+        errors = (recent[:-1] / recent[-1] / sizes).clamp(0.0, 1.0).view(-1, plan.classes_each)
         # a cell that cannot be told from an empty one seems wrong half of the time, and would move its whole group
         variance = noise**2 * (1 - kept) / (1 + kept)
         known = ((sizes**2 - least**2) / (sizes**2 + variance)).view_as(errors)
@@ -125,7 +119,8 @@ class ErrorCounts(SideRelease):
         excess = (excess - excess.mean(1, keepdim=True)).flatten()
         gain = (DRIFT * sizes / (noise * plan.steps**0.5)).clamp(max=self.pull / plan.steps)
         steered = (public.get(STEERED, 0.0) - gain * excess).clamp(-FARTHEST, FARTHEST)
-        shift = self.adjustment * (sizes / sizes.sum()).log() - self.margin * (erred / steps / sizes).clamp(0.0, 1.0)
+        always = (erred / counted[-1] / sizes).clamp(0.0, 1.0)
+        shift = self.adjustment * (sizes / sizes.sum()).log() - self.margin * always
         return {COUNTED: counted, ERRED: erred, RECENT: recent, STEERED: steered, SHIFT: shift + steered}
 
 
@@ -145,12 +140,12 @@ class Steered(Objective):
 
     def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
         """Begins without shifts."""
-        if plan.groups % _within(plan):
+        if plan.groups % plan.classes_each:
             raise EquidpError(
                 f"The partition has {plan.groups} groups, which are not all {plan.classes} classes of every group: "
                 "take the classes, or a product that ends in them, such as sex*class."
             )
-        return Steering(ShiftedByGroup(loss, torch.zeros(plan.groups, device=device).view(-1, _within(plan))))
+        return Steering(ShiftedByGroup(loss, torch.zeros(plan.groups, device=device).view(-1, plan.classes_each)))
 
 
 class ShiftedByGroup:

@@ -97,7 +97,7 @@ class Trainer(Noising):
             )
         population.refuse_other_groups(plan.groups)
         if algorithm.objective.by_class:
-            population.refuse_other_classes(plan.classes or plan.groups)
+            population.refuse_other_classes(plan.classes_each)
         self.model, self.algorithm, self.plan = model, algorithm, algorithm.adapt(plan)
         self.combination, self.sampling_rate = algorithm.combination, algorithm.sampler.sampling_rate(self.plan)
         self.population, self.random, self.ledger, self.public_part = population, random, ledger, public
