@@ -79,9 +79,8 @@ class Cell:
         scale = {name: factor * self.bound for name, factor in entry.get("bound", {}).items()}
         rate = self.step * entry.get("rate", 1.0) / (self.bound if entry.get("by_bound", True) else 1.0)
         name, options = entry.get("of", self.algorithm), {**entry.get("options", {}), **scale}
-        told = (
-            {"told": entry["told"]} if entry.get("told", here["data"]["groups"][0]) != here["data"]["groups"][0] else {}
-        )
+        evaluated = here["data"]["groups"][0]
+        told = {"told": other} if (other := entry.get("told", evaluated)) != evaluated else {}
         return told | {
             "algorithm": name,
             "options": algorithm_settings(name, options).model_dump(mode="json"),  # with defaults: they may change
