@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,14 +19,20 @@ from tests.small_run import trainer_of
 from tests.thorough import ONE_OF_EACH
 from torch import Tensor, nn
 
+from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.algorithms.dpsgd_f_adjusted import Adjusting, LogitAdjusted
+from equidp.gradients.losses import Loss, Shifted
 from equidp.gradients.recording import CudaGraphs
-from equidp.mechanism.parts import Draw
+from equidp.mechanism.parts import Draw, ExponentialAverage, Public, Pursuing, Releasing, Run
 from equidp.mechanism.recorded import TRIALS
 from equidp.mechanism.trainer import Trainer
 
 STEPS = 10
-WHOLE = ("sgd", "dpsgd", "dpsgd_f", "naive", "dpsgd_quantile", "auto_s", "psasc", "slaclip", "dpsgd_global_adapt")
+WHOLE = (
+    "sgd", "dpsgd", "dpsgd_f", "naive", "dpsgd_quantile", "auto_s", "psasc", "slaclip", "dpsgd_global_adapt",
+    "dpsgd_f_adjusted", "dpsgd_level", "dpsgd_minimax",
+)  # fmt: skip
 """Some of those whose steps are recorded whole."""
 REASONS = {
     "sa_dpsgd": "a step may be refused",
@@ -84,10 +93,73 @@ def test_what_cannot_be_recorded_says_why_once_and_runs_the_same(algorithm: str,
     assert caplog.text.count("steps are not replayed whole") == 1
 
 
-def test_a_side_release_of_errors_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorded step would give it norms in the place of errors, which its sensitivity is not made for."""
-    monkeypatch.setattr(type(algorithm_settings("dpsgd_f").build().side_release), "of_errors", True)
-    assert trainer_of("dpsgd_f", Replaying).recorded.reason == "its side release counts errors"
+def averaged(algorithm: str, new_recorder: Callable[[], Any] | None, released: type = ExponentialAverage) -> Trainer:
+    parts = dataclasses.replace(algorithm_settings(algorithm).build(), released_weights=released())
+    with mock.patch.object(small_run, "algorithm_settings", return_value=SimpleNamespace(build=lambda: parts)):
+        return trainer_of(algorithm, new_recorder)
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd_f_adjusted", "dpsgd_minimax"])
+def test_a_replayed_step_has_the_loss_and_the_averaged_weights_of_the_steps_before(algorithm: str) -> None:
+    """Where the loss follows public values, and errors are counted at other weights than those that are trained."""
+    recorded, plain = (averaged(algorithm, how) for how in (Replaying, None))
+    for _ in range(STEPS):
+        for one in (recorded, plain):
+            one.run_steps(1)
+        (followed, expected) = ((vars(one.pursuing.loss).values()) for one in (recorded, plain))
+        for value, other in zip(followed, expected, strict=True):
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(value, other)
+        torch.testing.assert_close(recorded.releasing.weights(), plain.releasing.weights())
+    assert replayed(recorded), recorded.recorded.reason
+    assert len(recorded.recorded._made) == 1
+    compare(recorded, plain)
+
+
+class Replacing(Pursuing):
+    """Follows by another tensor in the place of the last one."""
+
+    def follow(self, public: Public) -> None:
+        self.loss.shift = public["group_shares"].log().expand_as(self.loss.shift)
+
+
+@pytest.mark.parametrize("kind", [Replacing, Adjusting])
+def test_a_loss_whose_values_may_lie_elsewhere_is_computed_afresh(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay would read the old ones, which may differ by less than a trial allows for rounding."""
+
+    def start(part: LogitAdjusted, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        shifted = Shifted(loss, torch.zeros(plan.groups))
+        return Adjusting(part, shifted) if kind is Adjusting else Replacing(shifted)
+
+    monkeypatch.setattr(LogitAdjusted, "start", start)
+    trainer, plain = trained("dpsgd_f_adjusted", Replaying), trained("dpsgd_f_adjusted", None)
+    compare(trainer, plain)
+    assert replayed(trainer) == (kind is Adjusting)
+    if kind is Replacing:
+        assert trainer.recorded.reason == "its loss keeps values that are not changed in place"
+        assert torch.equal(trainer.engine.flatten(), plain.engine.flatten())  # its passes are not recorded, either
+
+
+class Doubled(ExponentialAverage):
+    """Weights that are calculated when they are asked for."""
+
+    def start(self, run: Run) -> Releasing:
+        average = super().start(run)
+        average.weights = lambda: average.average * 1.0
+        return average
+
+
+def test_errors_at_weights_that_are_made_when_asked_for_are_not_recorded() -> None:
+    recorded = averaged("dpsgd_minimax", Replaying, Doubled)
+    assert recorded.recorded.reason == "its errors are counted at weights that are made anew"
+    assert not averaged("dpsgd", Replaying, Doubled).recorded.reason  # which counts none
+
+
+@pytest.mark.parametrize("skipped", ["argmax", "bitwise_and"])
+def test_errors_that_a_replay_counts_wrongly_are_found_out(skipped: str) -> None:
+    trainer = trained("dpsgd_minimax", lambda: Leaving(skipped))
+    assert "something else than afresh" in trainer.recorded.reason
+    compare(trainer, trained("dpsgd_minimax", None))
 
 
 def test_no_replayed_step_waits_for_the_device() -> None:
@@ -231,8 +303,9 @@ def test_a_batch_with_more_records_than_rows_is_taken_afresh() -> None:
     assert recorded.ledger.done == plain.ledger.done
 
 
-def test_an_empty_batch_adds_noise_and_is_charged() -> None:
-    trainer = trainer_of("dpsgd_f", Replaying)
+@pytest.mark.parametrize("algorithm", ["dpsgd_f", "dpsgd_minimax"])
+def test_an_empty_batch_adds_noise_and_is_charged(algorithm: str) -> None:
+    trainer = trainer_of(algorithm, Replaying)
     trainer.run_steps(TRIALS + 1)
     trainer.sampling.draw_on_host = lambda: torch.arange(0)
     before = trainer.engine.flatten()
@@ -241,11 +314,12 @@ def test_an_empty_batch_adds_noise_and_is_charged() -> None:
     assert sum(event.count for event in trainer.ledger.done) == TRIALS + 2
 
 
-def test_nobodys_rows_have_no_influence_whatever_the_first_record_is() -> None:
+@pytest.mark.parametrize("algorithm", ["dpsgd_f", "dpsgd_minimax"])
+def test_nobodys_rows_have_no_influence_whatever_the_first_record_is(algorithm: str) -> None:
     """They repeat the first record, which is in no batch here."""
     found = []
     for value in (0.5, float("nan")):
-        trainer = trainer_of("dpsgd_f", Replaying)
+        trainer = trainer_of(algorithm, Replaying)
         trainer.population.records.features[0] = value
         trainer.sampling.draw_on_host = lambda: torch.arange(1, 11)
         trainer.sampling.draw = lambda: Draw(torch.arange(1, 11))

@@ -86,12 +86,14 @@ class LogitAdjusted(Objective):
 class Adjusting(Pursuing):
     """Logit adjustment during one run."""
 
+    in_place: ClassVar[bool] = True
+
     def __init__(self, part: LogitAdjusted, loss: Shifted) -> None:
         super().__init__(loss)
         self.part, self.shift = part, loss.shift
 
     def follow(self, public: Public) -> None:
-        """τ·log π̂; in place, as recorded passes read it where it lies."""
+        """τ·log π̂."""
         self.shift.copy_(self.part.adjustment * public[SHARES].log())
 
 

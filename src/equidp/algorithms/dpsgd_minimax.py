@@ -76,6 +76,7 @@ class ErrorCounts(SideRelease):
     """x̃^c and r̃^c, turned into the shift of each cell."""
 
     of_errors: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
     keeps: ClassVar[frozenset[str]] = frozenset({COUNTED, ERRED, RECENT, STEERED})
     steers: ClassVar[frozenset[str]] = frozenset({SHIFT})
     defaults: ClassVar[dict[str, float]] = {SHIFT: 0.0}
@@ -181,6 +182,8 @@ class ShiftedByGroup:
 class Steering(Pursuing):
     """A steered loss during one run."""
 
+    in_place: ClassVar[bool] = True
+
     def __init__(self, loss: ShiftedByGroup) -> None:
         super().__init__(loss)
         self.steered, self.rows = loss, loss.rows
@@ -196,7 +199,7 @@ class Steering(Pursuing):
         return groups // classes * classes + batch.labels
 
     def follow(self, public: Public) -> None:
-        """The shifts; in place, as recorded passes read them where they lie."""
+        """The shifts."""
         self.rows.copy_(public[SHIFT].expand(self.rows.numel()).view_as(self.rows))
 
 

@@ -57,7 +57,8 @@ class Noising(Looking):
                 self.plan, noise_multiplier, known_sensitivity(self.algorithm.weights, public), self.engine.dimension,
                 self.sampling.rate,
             )  # fmt: skip
-            public |= self._side_release(batch.norms, batch.groups, public, facts, finite=False, absent=batch.absent)
+            finite, seen = (False, batch.norms) if batch.wrong is None else (True, batch.wrong)
+            public |= self._side_release(seen, batch.groups, public, facts, finite=finite, absent=batch.absent)
         grouped = any(value.dim() for value in public.values())
         weights = self.weights(batch.norms, batch.groups if grouped else None, public, finite=False)
         return self._noised(batch.weighted_sum(weights), public, noise_multiplier)[0]

@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,7 @@ from equidp.gradients.recording import Recorder
 from equidp.mechanism.noise import brought, pinned
 from equidp.mechanism.optimizers import OPTIMIZERS
 from equidp.mechanism.parts import Contributing, Draw, Pursuing, StepFacts, Updating
+from equidp.mechanism.sampling import Batch
 from equidp.mechanism.states import global_random, set_global_random
 
 if TYPE_CHECKING:
@@ -57,10 +59,12 @@ class UnrecordableError(Exception):
 class Padded:
     """What a step knows of a batch with rows that are nobody's: `[R]` norms, infinite there, and groups, 0 there.
 
+    `wrong`, `[R]`, is which records are classified wrongly, 0 for nobody's rows; None where no side release asks.
     `absent` `()` counts these rows; `weighted_sum` takes `[R]` weights to `[d]`.
     """
 
     norms: Tensor
+    wrong: Tensor | None
     groups: Tensor
     absent: Tensor
     weighted_sum: Callable[[Tensor], Tensor]
@@ -130,15 +134,20 @@ class RecordedSteps:
             "several processes train together": trainer.alone,
             "a step may be refused": algorithm.acceptance.always,
             "a record stands for more than its gradient": type(trainer.contributing) is Contributing,
-            "its loss changes from step to step": type(trainer.pursuing) is Pursuing,
+            "its loss keeps values that are not changed in place": self._loss_stays(),
             "its update has a memory of its own": type(trainer.updating) is Updating,
             "the bits of its noise come from the CPU": self._generator is not None,
             "its side release is no sum over records": side is None or side.additive,
-            "its side release counts errors": side is None or not side.of_errors,
+            "its errors are counted at weights that are made anew": all(map(is_, self._leaving(), self._leaving())),
             "its side release is not at every step": side is None
             or len(algorithm.release_steps(trainer.plan)) == trainer.plan.steps,
         }
         return next((reason for reason, holds in held.items() if not holds), "")
+
+    def _loss_stays(self) -> bool:
+        """Whether what the loss reads lies where it lay, whatever it follows."""
+        pursuing = self._trainer.pursuing
+        return pursuing.in_place or type(pursuing).follow is Pursuing.follow
 
     def step(self, segment: Segment) -> None:
         """The trainer's next step."""
@@ -166,6 +175,7 @@ class RecordedSteps:
             trainer.shown = made.shown
             trainer.steps_done += 1
             trainer.releasing.follow()
+            trainer.tell_objective()
 
     def _replay(self, made: _Recording) -> None:
         made.replay()
@@ -182,7 +192,7 @@ class RecordedSteps:
         self._given_up = True
         self._made.clear()
         trainer = self._trainer
-        passes = self._passes_too and trainer.algorithm.private and not self._failed
+        passes = self._passes_too and trainer.algorithm.private and not self._failed and self._loss_stays()
         if passes:
             trainer.engine.record_passes(self._new_recorder)
         how = "only their passes" if passes else "not at all"
@@ -205,8 +215,9 @@ class RecordedSteps:
     def _recording(self, segment: Segment) -> _Recording | None:
         trainer = self._trainer
         rates = [group["lr"] for group in trainer.optimizer.param_groups] if self._updates else []
-        # and the tensors that it writes to: others may take their place
-        key = (segment.noise, segment.clip, *rates, *(p.data_ptr() for p in trainer.engine.parameters))
+        # and the tensors that it reads or writes to: others may take their place
+        read = [*trainer.engine.parameters, *self._leaving()]
+        key = (segment.noise, segment.clip, *rates, *(tensor.data_ptr() for tensor in read))
         if key not in self._made:
             if len(self._made) == MOST:
                 self.reason = "its noise, clip norm or learning rate changes too often"
@@ -228,20 +239,15 @@ class RecordedSteps:
 
     def _work(self, segment: Segment, made: _Recording) -> Tensor:
         """A step between draw and update, on whatever the input holds."""
-        trainer, population, side = self._trainer, self._trainer.population, self._trainer.algorithm.side_release
+        trainer, side = self._trainer, self._trainer.algorithm.side_release
         moving = side.steers | side.keeps if side else frozenset()  # shown as they are before this step moves them
         trainer.public = {k: v.clone() if k in moving else v for k, v in self._public.items()}
         index, present = self._input[:-1], self._places < self._input[-1]
-        features, labels = (
-            part.index_select(0, index) for part in (population.records.features, population.records.labels)
-        )
+        batch = trainer.batch(index)
         if trainer.algorithm.private:
-            groups = population.groups.index_select(0, index) * present  # nobody is in group 0
-            norms = torch.where(present, self._passes.norms(features, labels), self._infinite)
-            batch = Padded(norms, groups, (~present).sum(), self._passes.weighted_sum)
-            total = trainer.noised_at_once(batch, segment)
+            total = trainer.noised_at_once(self._padded(batch, present), segment)
         else:
-            total = self._passes.plain_sum(features, labels, weights=present.float())
+            total = self._passes.plain_sum(batch.features, batch.labels, weights=present.float())
         trainer.set_gradient(total)
         if self._updates:
             trainer.optimizer.step()
@@ -253,6 +259,25 @@ class RecordedSteps:
         trainer.public = dict(self._public)
         made.shown = trainer.shown
         return total
+
+    def _padded(self, batch: Batch, present: Tensor) -> Padded:
+        """What the step knows of these rows, of which the first are `present`."""
+        passes, wrong = self._passes, None
+        if self._counts_errors():  # before the norms, which the layers remember
+            outputs = passes.outputs_at(batch.features, self._trainer.releasing.weights())
+            wrong = (self._trainer.pursuing.wrong(outputs, batch.labels) & present).float()
+        norms = torch.where(present, passes.norms(batch.features, batch.labels), self._infinite)
+        groups = batch.groups * present  # nobody is in group 0
+        return Padded(norms, wrong, groups, (~present).sum(), passes.weighted_sum)
+
+    def _counts_errors(self) -> bool:
+        side = self._trainer.algorithm.side_release
+        return side is not None and side.of_errors
+
+    def _leaving(self) -> list[Tensor]:
+        """The weights at which errors are counted, where they are others than the parameters."""
+        weights = self._trainer.releasing.weights() if self._counts_errors() else None
+        return [] if weights is None else [weights]
 
     def _try(self, made: _Recording, draw: Draw, segment: Segment) -> None:
         """One step both ways from one state; the one afresh counts.

@@ -274,7 +274,7 @@ class Trainer(Noising):
             if before is not None:
                 self.contributing.advance(before)
             self.releasing.follow()
-        self._tell_objective()
+        self.tell_objective()
 
     def set_gradient(self, direction: Tensor) -> None:
         """What the optimiser takes its step along: divided by the *expected* batch size, as the actual is private."""
@@ -286,7 +286,7 @@ class Trainer(Noising):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate * self.descent.factor(self.steps_done / self.plan.steps)
 
-    def _tell_objective(self) -> None:
+    def tell_objective(self) -> None:
         """Let the objective take over what it reads; copies, as autograd takes no values made in inference mode."""
         self.pursuing.follow({name: self.public[name].clone() for name in self.algorithm.objective.reads})
 
@@ -425,7 +425,7 @@ class Trainer(Noising):
         self.optimizer.load_state_dict(state["optimizer"] | {"state": numbered})
         device = self.population.device
         self.public, self.shown = moved(state["public"], device), dict(state["shown"])
-        self._tell_objective()
+        self.tell_objective()
         self.random.load_state_dict(state["random"])
         if not self.random.renewed:
             set_global_random(state.get("global_random", {}), device)
