@@ -31,14 +31,13 @@ from equidp.mechanism.trainer import Trainer
 STEPS = 10
 WHOLE = (
     "sgd", "dpsgd", "dpsgd_f", "naive", "dpsgd_quantile", "auto_s", "psasc", "slaclip", "dpsgd_global_adapt",
-    "dpsgd_f_adjusted", "dpsgd_level", "dpsgd_minimax",
+    "dpsgd_f_adjusted", "dpsgd_level", "dpsgd_minimax", "dp_adambc",
 )  # fmt: skip
 """Some of those whose steps are recorded whole."""
 REASONS = {
     "sa_dpsgd": "a step may be refused",
     "dpis": "a batch is drawn by what only the device knows",
     "psasc_momentum": "a record stands for more than its gradient",
-    "dp_adambc": "its update has a memory of its own",
 }
 
 
@@ -75,6 +74,14 @@ def test_a_run_of_replayed_steps_is_the_run(algorithm: str) -> None:
     recorded = trained(algorithm, Replaying)
     assert replayed(recorded), recorded.recorded.reason
     compare(recorded, trained(algorithm, None))
+
+
+def test_an_update_that_remembers_remembers_each_step_once() -> None:
+    """In a trial a step is done twice."""
+    recorded, plain = trained("dp_adambc", Replaying), trained("dp_adambc", None)
+    assert recorded.updating.taken == plain.updating.taken == STEPS
+    for one, other in zip(recorded.updating.moments, plain.updating.moments, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("how", [{"optimizer": "momentum"}, {"optimizer": "adam"}], ids=["momentum", "adam"])

@@ -21,6 +21,7 @@ What has failed leaves out the recordings of passes too.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class _Recording:
     counts steps that were done both ways.
     """
 
-    replay: Callable[[], object]
+    replay: Callable[[], Tensor]
     shown: dict[str, Tensor | float] = field(default_factory=dict)
     tried: int = 0
 
@@ -110,8 +111,10 @@ class RecordedSteps:
         self._public: dict[str, Tensor] = {}
         self._steps = 0
         self._generator: torch.Generator | None = getattr(trainer.random, "noise_generator", None)
-        # else the optimiser's step follows the replay: with a rate of its own, or counting steps on the host
-        self._updates = trainer.descent.schedule == "constant" and type(trainer.optimizer) is OPTIMIZERS["sgd"][0]
+        self._direct = type(trainer.updating) is Updating
+        # else the update follows the replay: with a rate or a memory of its own, or counting steps on the host
+        plain = trainer.descent.schedule == "constant" and type(trainer.optimizer) is OPTIMIZERS["sgd"][0]
+        self._updates = plain and self._direct
         self.reason = self._objection()
         self._given_up, self._failed = False, False
         device, rows = trainer.population.device, trainer.engine.rows or 1
@@ -135,7 +138,6 @@ class RecordedSteps:
             "a step may be refused": algorithm.acceptance.always,
             "a record stands for more than its gradient": type(trainer.contributing) is Contributing,
             "its loss keeps values that are not changed in place": self._loss_stays(),
-            "its update has a memory of its own": type(trainer.updating) is Updating,
             "the bits of its noise come from the CPU": self._generator is not None,
             "its side release is no sum over records": side is None or side.additive,
             "its errors are counted at weights that are made anew": all(map(is_, self._leaving(), self._leaving())),
@@ -178,10 +180,16 @@ class RecordedSteps:
             trainer.tell_objective()
 
     def _replay(self, made: _Recording) -> None:
-        made.replay()
+        total, trainer = made.replay(), self._trainer
+        if not self._direct:
+            noise, delta = float(made.shown["noise_multiplier"]), torch.as_tensor(made.shown["sensitivity"]).clone()
+            facts = StepFacts(
+                trainer.plan, trainer.steps_done, noise, delta, trainer.engine.dimension, trainer.sampling.rate
+            )
+            trainer.set_gradient(trainer.updating.direction(total.clone(), facts))  # it may keep what it is given
         if not self._updates:
-            self._trainer.set_rate()
-            self._trainer.optimizer.step()
+            trainer.set_rate()
+            trainer.optimizer.step()
 
     def forget(self) -> None:
         """Record anew: a state was loaded, and tensors that recordings write to are others."""
@@ -223,7 +231,7 @@ class RecordedSteps:
                 self.reason = "its noise, clip norm or learning rate changes too often"
                 return None
             before = self._state()
-            made = _Recording(lambda: None)
+            made = _Recording(lambda: self._infinite)
             try:
                 self._recorder = self._recorder or self._new_recorder()
                 generators = [self._generator] if self._generator is not None and trainer.algorithm.private else []
@@ -248,7 +256,8 @@ class RecordedSteps:
             total = trainer.noised_at_once(self._padded(batch, present), segment)
         else:
             total = self._passes.plain_sum(batch.features, batch.labels, weights=present.float())
-        trainer.set_gradient(total)
+        if self._direct:
+            trainer.set_gradient(total)
         if self._updates:
             trainer.optimizer.step()
         for name, value in trainer.public.items():
@@ -310,6 +319,7 @@ class RecordedSteps:
             tensors,
             [tensor.detach().clone() for tensor in tensors],
             dict(trainer.public),
+            copy.deepcopy(trainer.updating.state_dict()),
             None if self._generator is None else self._generator.get_state(),
             global_random(trainer.population.device),
         )
@@ -320,6 +330,7 @@ class RecordedSteps:
             tensor.copy_(value)
         trainer = self._trainer
         trainer.public = dict(state.public)
+        trainer.updating.load_state_dict(state.updating)
         if self._generator is not None and state.noise is not None:
             self._generator.set_state(state.noise)
         set_global_random(state.others, trainer.population.device)
@@ -327,10 +338,11 @@ class RecordedSteps:
 
 @dataclass(frozen=True)
 class _State:
-    """What a step changes: tensors and their values, the public ones by name, states of generators."""
+    """What a step changes: tensors and their values, the public ones by name, states of the update and generators."""
 
     tensors: list[Tensor]
     values: list[Tensor]
     public: dict[str, Tensor]
+    updating: dict[str, Any]
     noise: Tensor | None
     others: dict[str, Tensor]
