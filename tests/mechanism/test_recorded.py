@@ -169,9 +169,10 @@ def test_errors_that_a_replay_counts_wrongly_are_found_out(skipped: str) -> None
     compare(trainer, trained("dpsgd_minimax", None))
 
 
-def test_no_replayed_step_waits_for_the_device() -> None:
+@pytest.mark.parametrize("algorithm", ["dpsgd_f", "dpsgd_minimax", "dp_adambc"])
+def test_no_replayed_step_waits_for_the_device(algorithm: str) -> None:
     with pretended_gpu():
-        trainer = trainer_of("dpsgd_f", Replaying, "cuda")
+        trainer = trainer_of(algorithm, Replaying, "cuda")
         trainer.run_steps(TRIALS + 2)
         assert replayed(trainer)
         with nothing_waits():
@@ -183,7 +184,7 @@ def test_no_replayed_step_waits_for_the_device() -> None:
     assert flat.isfinite().all()
 
 
-@pytest.mark.parametrize("algorithm", ["dpsgd", "dpsgd_f", "sgd"])
+@pytest.mark.parametrize("algorithm", ["dpsgd", "dpsgd_f", "dpsgd_minimax", "dp_adambc", "sgd"])
 def test_no_step_afresh_waits_either(algorithm: str) -> None:
     with pretended_gpu():
         trainer = trainer_of(algorithm, None, "cuda")
