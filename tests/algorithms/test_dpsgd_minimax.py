@@ -13,7 +13,7 @@ from equidp.algorithms import algorithm_settings
 from equidp.algorithms.dpsgd_minimax import ErrorCounts, ShiftedByGroup, Steered
 from equidp.errors import EquidpError
 from equidp.gradients.losses import CrossEntropy
-from equidp.mechanism.parts import ExponentialAverage, SideRelease
+from equidp.mechanism.parts import ExponentialAverage
 from equidp.mechanism.sampling import Examples, Population
 from equidp.training import partition
 
@@ -178,11 +178,34 @@ def test_classes_within_groups_are_trained_in_chunks_as_at_once(lab: Any) -> Non
     assert not torch.equal(rows[0], rows[1])
 
 
-def test_errors_take_no_part_in_what_recordings_do() -> None:
-    """A recorded step asks a release for norms; this one has none to take."""
-    assert not ErrorCounts.additive
-    assert ErrorCounts.of_errors
-    assert not SideRelease.of_errors
+@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize("by_unit", [False, True])
+def test_one_forward_pass_serves_errors_and_norms_at_the_weights_that_are_trained(
+    lab: Any, averaged: bool, by_unit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = algorithm_settings("dpsgd_minimax").build()
+    if averaged:
+        algorithm = replace(algorithm, released_weights=ExponentialAverage(decay=0.9))
+    records = lab.records()
+    examples = Examples(records.features, records.labels, torch.arange(40) // 2 if by_unit else None)
+    given = {"population": Population(examples, records.labels, by_unit=by_unit), "learning_rate": 5.0}
+    if by_unit:
+        given["plan"] = lab.plan(records=20, batch_size=5)
+    passes = []
+
+    def counted(*_: Any) -> None:
+        passes.append(1)
+
+    trainer = lab.trainer("dpsgd_minimax", algorithm=algorithm, **given)
+    trainer.run_steps(1)
+    trainer.model.register_forward_hook(counted)
+    trainer.run_steps(2)
+    assert len(passes) == (4 if averaged else 2)
+    apart = lab.trainer("dpsgd_minimax", algorithm=algorithm, **given)
+    monkeypatch.setattr(apart, "norms_and_errors", lambda batches, _: (None, [apart.errors(b) for b in batches]))
+    apart.run_steps(3)
+    assert torch.equal(apart.engine.flatten(), trainer.engine.flatten())
+    assert all(torch.equal(apart.public[name], value) for name, value in trainer.public.items())
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ is known at once. No group is asked for where a record is classified: the group'
 A record moves one of the 2·cells counts by one; a unit with several records moves two of one cell by the shares of its
 records that are wrong and right, (x, 1 − x), of length √(x² + (1 − x)²) ≤ 1. Whether a record is wrong depends on it
 and on released weights, and a step's loss on earlier counts, which are noised. So a step is the event of DPSGD-F's, (q,
-(σ_1⁻² + σ_2⁻²)^(−1/2)). Errors are counted in a forward pass of their own, before the step's, at those weights.
+(σ_1⁻² + σ_2⁻²)^(−1/2)). Errors are counted in the step's own forward pass, or, where the model would leave with an
+average, in another one before it.
 """
 
 from __future__ import annotations

@@ -78,6 +78,10 @@ class BookKeeping:
         self._together: Together | None = None
         self._clean = True
         self._records, self._views = 0, 1
+        self.keeps_outputs = False
+        """Whether `outputs_kept` is wanted."""
+        self.outputs_kept: Tensor | None = None
+        """The model's outputs `[b, …]` in the last pass of the last `norms`; None for an empty batch."""
         self.workspace = Workspace(self.device)
         self._untrained = Untrained(model)
         for parameter in self.parameters:
@@ -188,7 +192,7 @@ class BookKeeping:
 
     def clear(self) -> None:
         """Forget the last batch."""
-        self._kept, self._units, self._together = None, None, None
+        self._kept, self._units, self._together, self.outputs_kept = None, None, None, None
 
     def twin(self) -> BookKeeping:
         """Other passes on the same model, with kept values and memory of their own."""
@@ -237,6 +241,8 @@ class BookKeeping:
         tape = Tape(self.sites, len(features))
         with tape, torch.enable_grad(), self._autocast():
             outputs = self.outputs(features)
+            if self.keeps_outputs:
+                self.outputs_kept = outputs.detach()
             if self._closed and tape.ends_at(outputs):  # no autograd is needed for one layer before such a loss
                 loss = cast(KnowsGradient, self.loss)  # asked when this was made: asking a protocol takes 5 µs
                 if (backprop := loss.gradient(outputs.detach(), labels)) is not None:

@@ -102,6 +102,7 @@ class Recording:
         self._weights = torch.zeros(self.rows, device=features.device)
         self._passes = passes.twin()  # the recorded sum reads what these keep
         self._norms = recorder.record(lambda: self._passes.norms(self._features, self._labels))
+        self.outputs = self._passes.outputs_kept
         self._sum = recorder.record(lambda: self._passes.weighted_sum(self._weights))
 
     @property
@@ -156,6 +157,7 @@ class Recordings:
             expected = self._passes.norms(features, labels)  # their own sum needs what they keep, too
             allowed = self._tolerance()
             _compare(torch.isclose(found, expected, rtol=allowed, atol=1e-6 * allowed, equal_nan=True).all())
+        self._passes.outputs_kept = recording.outputs
         self._last = found
         return found
 

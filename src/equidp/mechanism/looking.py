@@ -206,6 +206,17 @@ class Looking:
         losses = self.engine.loss(self.engine.outputs(batch.features), batch.labels).float()
         return _mean_of_units(batch, losses)
 
+    def norms_and_errors(
+        self, batches: Sequence[Batch], release: SideRelease
+    ) -> tuple[list[Tensor] | None, list[Tensor]]:
+        """Each chunk's `errors`, and its norms if one forward pass has served both."""
+        only = batches[0] if len(batches) == 1 and batches[0].views == 1 else None
+        if only is None or type(self.contributing) is not Contributing or self.releasing.weights() is not None:
+            return None, [self.errors(batch) for batch in batches]
+        norms = self.first_norms(batches, release)
+        outputs = self.engine.passes.outputs_kept
+        return norms, [self.errors(only) if outputs is None else self._errors(only, outputs)]
+
     def errors(self, batch: Batch) -> Tensor:
         """`[u]` share of each unit's records that the model as it would leave the run now classifies wrongly; private.
 
@@ -213,8 +224,11 @@ class Looking:
         """
         features = batch.features[: len(batch.labels)]  # of several views the first
         self.engine.try_out(features, batch.labels)
-        outputs = self.engine.outputs_at(features, self.releasing.weights())
-        return _mean_of_units(batch, self.pursuing.wrong(outputs, batch.labels).float())
+        return self._errors(batch, self.engine.outputs_at(features, self.releasing.weights()))
+
+    def _errors(self, batch: Batch, outputs: Tensor) -> Tensor:
+        wrong = self.pursuing.wrong(outputs[: len(batch.labels)], batch.labels)
+        return _mean_of_units(batch, wrong.float())
 
     def _labelled(self, batch: Batch) -> Batch:
         """With what the loss takes as labels."""

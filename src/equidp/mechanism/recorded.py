@@ -272,10 +272,13 @@ class RecordedSteps:
     def _padded(self, batch: Batch, present: Tensor) -> Padded:
         """What the step knows of these rows, of which the first are `present`."""
         passes, wrong = self._passes, None
-        if self._counts_errors():  # before the norms, which the layers remember
-            outputs = passes.outputs_at(batch.features, self._trainer.releasing.weights())
-            wrong = (self._trainer.pursuing.wrong(outputs, batch.labels) & present).float()
+        # before the norms, which the layers remember
+        outputs = next((passes.outputs_at(batch.features, weights) for weights in self._leaving()), None)
         norms = torch.where(present, passes.norms(batch.features, batch.labels), self._infinite)
+        if self._counts_errors():
+            outputs = passes.outputs_kept if outputs is None else outputs
+            assert outputs is not None
+            wrong = (self._trainer.pursuing.wrong(outputs, batch.labels) & present).float()
         groups = batch.groups * present  # nobody is in group 0
         return Padded(norms, wrong, groups, (~present).sum(), passes.weighted_sum)
 

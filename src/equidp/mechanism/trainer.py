@@ -126,6 +126,7 @@ class Trainer(Noising):
         self._side_noise: tuple[float, float] | None = None  # Δ, and the noise in multiples of it
         if (side := algorithm.side_release) is not None:
             self._side_noise = side.sensitivity(), side.noise(self.plan) / side.sensitivity()
+            self.engine.passes.keeps_outputs = side.of_errors
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
         self.contributing = algorithm.contribution.start(run)
@@ -315,7 +316,8 @@ class Trainer(Noising):
             public |= self.given
         else:
             if release is not None and release.of_errors:
-                together, counted = _joined([self.errors(batch) for batch in batches]), True
+                norms, errors = self.norms_and_errors(batches, release)
+                together, counted = _joined(errors), True
             else:
                 norms = self.first_norms(batches, release)
                 together = _joined(norms)
