@@ -1,8 +1,10 @@
 """Recorded steps: a whole step launched once on a GPU, recorded, and replayed as one CUDA graph.
 
 What is recorded is everything between the draw and the next step: gather, passes, norms, side release, weights, noise
-and update. The draw is made on the host, which knows its size before anything is launched, and copied from pinned
-memory; nothing in a step waits for the device. A step is charged before it is replayed, and stays charged if it fails.
+and update. What has a memory outside of tensors follows the replay: other updates, an average of weights, and the
+values that a loss follows. The draw is made on the host, which knows its size before anything is launched, and copied
+from pinned memory; nothing in a step waits for the device. A step is charged before it is replayed, and stays charged
+if it fails.
 
 *Rows.* A recording has the public number of rows (`gradients/shape.py`). Rows beyond the batch repeat the first record
 with weight 0. A side release that is a sum over records (`SideRelease.additive`) takes their share off again: each adds
@@ -10,10 +12,10 @@ what a record of norm 0 in group 0 adds.
 
 *Noise.* The run's own generator is registered with the graph, so a replay draws what would be drawn without it.
 
-*Trust.* A new recording is not trusted. Its first steps are done twice, from one state of parameters, optimiser, public
-values and generators: replayed, and afresh. The step that counts is the one afresh; the ledger has one event. Where
-both differ by more than rounding, where a replay does not move the generator of noise as far as a step afresh, or where
-something cannot be recorded, recordings are left out, and a line says why.
+*Trust.* A new recording is not trusted. Its first steps are done twice, from one state of parameters, optimiser,
+update, public values and generators: replayed, and afresh. The step that counts is the one afresh; the ledger has one
+event. Where both differ by more than rounding, where a replay does not move the generator of noise as far as a step
+afresh, or where something cannot be recorded, recordings are left out, and a line says why.
 
 A step that does something else than these (see `_objection`) is taken as without recordings, its passes excepted.
 What has failed leaves out the recordings of passes too.
@@ -111,7 +113,7 @@ class RecordedSteps:
         self._public: dict[str, Tensor] = {}
         self._steps = 0
         self._generator: torch.Generator | None = getattr(trainer.random, "noise_generator", None)
-        self._direct = type(trainer.updating) is Updating
+        self._direct = type(trainer.updating) is Updating  # the optimiser is given the noised sum itself
         # else the update follows the replay: with a rate or a memory of its own, or counting steps on the host
         plain = trainer.descent.schedule == "constant" and type(trainer.optimizer) is OPTIMIZERS["sgd"][0]
         self._updates = plain and self._direct
