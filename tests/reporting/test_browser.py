@@ -154,7 +154,9 @@ def test_no_column_is_cut_off_where_a_page_is_printed(browser, reports, name):
     seen.page.emulate_media(media="print")
     tables = "[...document.querySelectorAll('table')].filter(table => table.offsetWidth)"
     assert seen.page.evaluate(f"{tables}.length") > 2
-    wide = f"{tables}.filter(table => table.offsetWidth > table.parentElement.clientWidth).map(table => table.innerText)"
+    wide = (
+        f"{tables}.filter(table => table.offsetWidth > table.parentElement.clientWidth).map(table => table.innerText)"
+    )
     assert seen.page.evaluate(wide) == []
     seen.page.close()
 

@@ -80,9 +80,13 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     rows = [("setting", "value"), ("algorithm", facts.algorithm), ("sampling", privacy["sampling"])]
     rows += [("steps", f"{privacy['steps']:,}"), ("epochs", str(privacy["epochs"]))]
     rows += [("expected batch size", f"{privacy['expected_batch_size']:,}")]
-    rows += [("noise multiplier", f"{privacy['noise_multiplier']:.6g}")]
+    rows += [("noise multiplier of the gradients' sum", f"{privacy['noise_multiplier']:.6g}")]
     known = {"epochs", "batch_size", "options"}
-    rows += [(name.replace("_", " "), str(value)) for name, value in settings.items() if name not in known]
+    rows += [
+        (name.replace("_", " "), str(value))
+        for name, value in settings.items()
+        if name not in known and value is not None
+    ]
     rows += [(f"{facts.algorithm}.{name}", str(value)) for name, value in (settings.get("options") or {}).items()]
     rows += [(f"model.{name}", str(value)) for name, value in facts.network["options"].items()]
     rows += [(name, version) for name, version in facts.software.items()]
