@@ -262,6 +262,8 @@ def test_two_noise_multipliers_of_one_run_are_told_apart_and_no_setting_is_none(
     assert "| noise multiplier of the gradients' sum | 1.5 |" in readme
     assert "None" not in readme
     assert "Noise multiplier of the sum 1.5," in registry
+    assert "so scores are no probabilities" in readme
+    assert "probabilities" not in files()["README.md"].decode()  # of dpsgd
     assert "20 events." in ledger
     assert "| 1.47087 |" in ledger  # (1.5⁻² + 7.5⁻²)^(−1/2)
     assert "whose multiplier is smaller than each one's" in ledger
