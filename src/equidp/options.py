@@ -97,8 +97,8 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-RATIO = r"^\d+(\.\d+)?x$"
-"""What a ratio to another setting looks like."""
+RATIO = r"^(\d*[1-9]\d*(\.\d+)?|\d+\.\d*[1-9]\d*)x$"
+"""What a ratio to another setting looks like; one of 0 would be no noise."""
 
 Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(listed)]
 """Widths of layers, `64+32` on the command line."""
@@ -142,6 +142,8 @@ def refusal_of(error: ValidationError) -> tuple[ErrorDetails, str]:
     """
     first, *others = error.errors()
     alike = [one for one in others if first["loc"] and one["loc"][:1] == first["loc"][:1]]
+    if first["type"] == "greater_than":
+        alike = [one for one in alike if one["type"] != "string_type"]  # quotes would not make the number larger
     reasons = [_reason(one) for one in (first, *(one for one in alike if one["input"] is first["input"]))]
     return first, ", or ".join(reasons).replace(", or Input should be ", ", or ")
 

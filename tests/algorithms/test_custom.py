@@ -157,7 +157,12 @@ def test_importance_sampling_goes_with_a_public_acceptance(lab: Any) -> None:
         ({"weights": {"name": "psasc", "skale": 1}}, "Did you mean 'scale'"),
         ({"weights": {"name": "psasc", "scale": -1}}, r"custom\.weights\.scale=-1 is not valid"),
         ({"side_release": {"name": "group_size_counts", "count_noise_multiplier": math.inf}}, "=inf is not valid"),
-        ({"side_release": {"name": "group_size_counts", "count_noise_multiplier": 0}}, "=0 is not valid"),
+        (
+            {"side_release": {"name": "group_size_counts", "count_noise_multiplier": 0}},
+            r"=0 is not valid: .* than 0\.$",
+        ),
+        ({"side_release": {"name": "group_size_counts", "count_noise_multiplier": "0x"}}, "='0x' is not valid"),
+        ({"side_release": {"name": "group_size_counts", "count_noise_multiplier": "0.00x"}}, "='0.00x' is not valid"),
         (
             {"weights": {"scale": 1}},
             r"custom\.weights has no name: give custom\.weights\.name, one of constant_length, ",

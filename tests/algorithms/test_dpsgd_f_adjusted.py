@@ -96,6 +96,8 @@ def test_its_groups_are_the_classes_whatever_is_named(lab: Any) -> None:
 def test_an_adjusted_loss_without_shares_is_refused() -> None:
     with pytest.raises(EquidpError, match="needs group_shares, which GroupClipCounts does not release"):
         algorithm_settings("custom", {"objective": "logit_adjusted", "side_release": "group_clip_counts"}).build()
+    with pytest.raises(EquidpError, match="needs group_shares, and there is no side_release to tell it"):
+        algorithm_settings("custom", {"objective": "logit_adjusted"}).build()
 
 
 class TestShifted:

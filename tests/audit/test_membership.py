@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
+from equidp.audit.membership import alike, at_most, exposure, exposure_per_group, halves, reference_scores
 
 HOW = {"resamples": 100, "confidence": 0.95, "seed": 0}
 
@@ -113,6 +113,14 @@ def test_every_record_is_unseen_by_half_of_the_models() -> None:
     assert masks.shape == (6, 101)
     assert (masks.sum(0) == 3).all()
     assert not torch.equal(masks[0], masks[2])
+
+
+def test_sides_are_made_alike_in_every_group() -> None:
+    sides = torch.tensor([0] * 50 + [1] * 3 + [3] * 4), torch.tensor([0] * 5 + [1] * 9 + [2] * 7)
+    kept = alike(*sides, seed=5)
+    assert [ids[rows].tolist() for ids, rows in zip(sides, kept, strict=True)] == [[0] * 5 + [1] * 3] * 2
+    assert all(rows.tolist() == sorted(set(rows.tolist())) for rows in kept)
+    assert [len(rows) for rows in alike(sides[0][:0], sides[1], seed=5)] == [0, 0]
 
 
 def test_at_most_so_many_of_each_group() -> None:

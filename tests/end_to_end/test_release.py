@@ -14,6 +14,7 @@ from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_j
 from equidp.errors import EquidpError
 from equidp.hooks.guard import LOCK
 from equidp.system.files import locked
+from equidp.training.journal import ABANDONED
 
 
 def texts(folder) -> dict[str, str]:
@@ -65,6 +66,8 @@ def test_a_secure_run_writes_what_may_go_out_and_no_later_run_removes_it(project
     ) in private:  # of the weights what they say of themselves: in random bytes a host called `vm` is found, too
         assert [name for name, text in told.items() if secret in text] == [], secret
 
+    (workplace := project / "data/06_models/digits/dpsgd/seed=0/workplace").mkdir(exist_ok=True)
+    (workplace / f"journal{ABANDONED}1.jsonl").write_text("{}")  # of a run that was killed, and begun anew
     for again in ({}, {"privacy.secure": True, "resume": True}):  # there is nothing to resume
         with pytest.raises(EquidpError, match=r"dpsgd.seed=0 holds the results of a secure run, whose ε is spent"):
             kedro_run(project, "dpsgd", **QUICK, **again)

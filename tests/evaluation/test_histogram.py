@@ -114,6 +114,15 @@ def test_without_noise_figures_are_those_of_the_records() -> None:
     assert found["worst"]["sex"]["accuracy"] == pytest.approx(min(right[women].mean(), right[~women].mean()))
 
 
+def test_groups_within_one_class_are_compared_in_accuracy_alone() -> None:
+    records = made(600)
+    sex, names = records["groups"]["sex"]
+    both = (sex * 2 + records["labels"], tuple(f"{name}*{of}" for name in names for of in ("0", "1")))
+    found = released_figures(release(records | {"groups": {"sex*class": both}}, Listening(), noise=0.0))
+    assert found["gap"].keys() == {"sex*class"}
+    assert found["disparity"] == {}
+
+
 def test_more_than_two_classes_have_no_auroc_and_the_mean_of_their_recalls() -> None:
     records = made(900, classes=3)
     found = released_figures(release(records, Listening(), noise=0.0))

@@ -50,6 +50,19 @@ def test_rates_of_every_group_are_the_libraries(case, positive: str) -> None:
     assert found["disparity"]["sex"]["demographic_parity_difference"] == pytest.approx(max(selected) - min(selected))
 
 
+def test_groups_within_one_class_are_compared_in_no_rate(case) -> None:
+    """Of f*no and f*yes the share that is taken for yes must differ: parity would be a model that tells nothing."""
+    scores, labels, groups = case
+    sex, names = groups["sex"]
+    both = {"sex*class": (sex * 2 + labels, tuple(f"{name}*{of}" for name in names for of in ("no", "yes")))}
+    found = evaluate(scores, labels, both, classes=("no", "yes"))
+    assert found["disparity"] == {}
+    assert "rates" not in found
+    assert "worst" in found
+    three = np.concatenate([scores, np.zeros((90, 1))], axis=1)
+    assert evaluate(three, labels, both, classes=("a", "b", "c"))["disparity"] == {}
+
+
 def test_of_several_classes_only_a_declared_one_has_rates(case) -> None:
     scores, labels, groups = case
     three = np.concatenate([scores, np.zeros((90, 1))], axis=1)

@@ -148,6 +148,19 @@ def test_statements_open_and_print(browser, reports):
     seen.page.close()
 
 
+@pytest.mark.parametrize("name", ["run", "comparison"])
+def test_no_column_is_cut_off_where_a_page_is_printed(browser, reports, name):
+    seen = visit(browser, reports[name], 717)  # A4 between margins of a centimetre
+    seen.page.emulate_media(media="print")
+    tables = "[...document.querySelectorAll('table')].filter(table => table.offsetWidth)"
+    assert seen.page.evaluate(f"{tables}.length") > 2
+    wide = (
+        f"{tables}.filter(table => table.offsetWidth > table.parentElement.clientWidth).map(table => table.innerText)"
+    )
+    assert seen.page.evaluate(wide) == []
+    seen.page.close()
+
+
 def test_groups_called_like_a_part_of_javascript_keep_their_places(browser, sample, tmp_path):
     """Plotly dropped `__proto__` and `constructor`, and every group behind them had its neighbour's name."""
     names = ("__proto__", "constructor", "Not stated")

@@ -251,6 +251,24 @@ def test_the_header_is_what_model_hubs_read():
     assert result["metrics"][0] == {"type": "accuracy", "value": 0.818}
 
 
+def test_two_noise_multipliers_of_one_run_are_told_apart_and_no_setting_is_none():
+    """The counts of each step cost something too, so the event's is smaller than that of the sum."""
+    algorithm, privacy = algorithm_settings("dpsgd_minimax").build(), PrivacySettings(noise_multiplier=1.5, secure=True)
+    plan = Plan(records=900, batch_size=90, epochs=2, groups=2, delta=1e-5, noise_multiplier=1.5)
+    outcome = Outcome(algorithm.events(plan), plan.steps, plan.steps)
+    told = privacy_statement(algorithm, plan, outcome, privacy=privacy, training=TrainingSettings(), seed=1)
+    found = files(privacy=told, card=card(algorithm="dpsgd_minimax", training={"epochs": 2, "class_weights": None}))
+    readme, registry, ledger = (found[name].decode() for name in ("README.md", "registry.md", "privacy.md"))
+    assert "| noise multiplier of the gradients' sum | 1.5 |" in readme
+    assert "None" not in readme
+    assert "Noise multiplier of the sum 1.5," in registry
+    assert "so scores are no probabilities" in readme
+    assert "probabilities" not in files()["README.md"].decode()  # of dpsgd
+    assert "20 events." in ledger
+    assert "| 1.47087 |" in ledger  # (1.5⁻² + 7.5⁻²)^(−1/2)
+    assert "whose multiplier is smaller than each one's" in ledger
+
+
 def test_figures_released_with_noise_are_told_with_their_cost():
     noised = {"epsilon": 0.5, "delta": 1e-6, "overall": {"accuracy": 0.8091}, "groups": {"sex": {"f": {"auroc": 0.6}}}}
     found = files(released_metrics=noised)

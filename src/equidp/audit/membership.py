@@ -129,11 +129,23 @@ def exposure_per_group(
     }
 
 
-def at_most(groups: Tensor, most: int, seed: int) -> Tensor:
-    """Positions, ascending, of at most `most` records of each group, drawn at random."""
+def at_most(groups: Tensor, most: int | Tensor, seed: int) -> Tensor:
+    """Positions, ascending, of at most `most` records of each group, drawn at random; or `[K]`, of each so many."""
     order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(derived_seed(seed, "audit/attacked")))
-    kept = [order[groups[order] == k][:most] for k in groups.unique()]
+    ids = groups.unique()
+    limits = [most] * len(ids) if isinstance(most, int) else most[ids].tolist()
+    kept = [order[groups[order] == k][:limit] for k, limit in zip(ids, limits, strict=True)]
     return torch.cat(kept).sort().values if kept else order
+
+
+def alike(members: Tensor, non_members: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Positions of equally many members and non-members of each group, drawn at random.
+
+    Sides with other shares of the groups are told apart by whatever tells the groups apart, without any leak.
+    """
+    most = max(int(ids.max()) + 1 if len(ids) else 0 for ids in (members, non_members))
+    counts = torch.minimum(*(torch.bincount(ids, minlength=most) for ids in (members, non_members)))
+    return at_most(members, counts, seed), at_most(non_members, counts, seed)
 
 
 def _auc(member: Scores, non_member: Scores) -> float:

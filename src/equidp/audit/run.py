@@ -10,12 +10,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equidp.accounting.accounted import Accounted
 from equidp.audit.canaries import Verdict, coins, gradient_scores, input_scores, joined, seeded, verdict
-from equidp.audit.membership import at_most, exposure, exposure_per_group, halves, reference_scores
+from equidp.audit.membership import alike, at_most, exposure, exposure_per_group, halves, reference_scores
 from equidp.audit.one_run import epsilon_lower_bound
 from equidp.audit.setup import TrainingSetup, losses
 from equidp.data.records import Records, Split
@@ -212,11 +213,21 @@ def _exposures(
     groupings: Sequence[str],
 ) -> dict[str, Any]:
     how: dict[str, Any] = {"resamples": settings.resamples, "confidence": settings.confidence, "seed": seed}
-    units = None
-    if members.unit is not None and others.unit is not None:
-        units = (members.unit.numpy(), others.unit.numpy())
+    first, *_ = groupings
+    whole = list(zip(sides, (members, others), strict=True))
+    # groups of the first grouping were drawn apart, and all else holds shares of them
+    equal = alike(members.grouping(first)[0], others.grouping(first)[0], seed)
+    mixed = [(scores[rows], part.take(rows)) for (scores, part), rows in zip(whole, equal, strict=True)]
     groups = {}
     for grouping in groupings:
-        ids, names = members.grouping(grouping)
-        groups[grouping] = exposure_per_group(*sides, ids, others.grouping(grouping)[0], names, units, **how)
-    return {"overall": exposure(sides[0].numpy(), sides[1].numpy(), units, **how), "groups": groups}
+        (inside, one), (outside, other) = whole if grouping == first else mixed
+        ids, names = one.grouping(grouping)
+        groups[grouping] = exposure_per_group(
+            inside, outside, ids, other.grouping(grouping)[0], names, _units(one, other), **how
+        )
+    (inside, one), (outside, other) = mixed
+    return {"overall": exposure(inside.numpy(), outside.numpy(), _units(one, other), **how), "groups": groups}
+
+
+def _units(one: Records, other: Records) -> tuple[np.ndarray, np.ndarray] | None:
+    return None if one.unit is None or other.unit is None else (one.unit.numpy(), other.unit.numpy())

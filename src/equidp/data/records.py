@@ -26,6 +26,11 @@ PRODUCT = "*"
 """Sign that joins groupings into a product grouping: `sex*race`; its groups are named `Female*White`."""
 
 
+def factors_of(grouping: str) -> list[str]:
+    """The groupings that a product joins, or the one that it is."""
+    return [factor.strip() for factor in grouping.split(PRODUCT)]
+
+
 @dataclass(frozen=True)
 class Schema:
     """Public facts about a dataset: declared, never learnt from the records.
@@ -243,7 +248,7 @@ class Records:
         Raises:
             EquidpError: for a grouping the schema does not have.
         """
-        factors = [part.strip() for part in name.split(PRODUCT)]
+        factors = factors_of(name)
         if len(set(factors)) != len(factors):
             raise EquidpError(f"Grouping {name!r} names one grouping twice.")
         ids, names = torch.zeros_like(self.class_ids), cast("tuple[str, ...]", ("",))

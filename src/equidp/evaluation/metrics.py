@@ -17,7 +17,7 @@ from fairlearn.metrics import MetricFrame
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
-from equidp.data.records import MIN_TEST_RECORDS
+from equidp.data.records import MIN_TEST_RECORDS, factors_of
 from equidp.evaluation.intervals import Groups, accuracy_interval, difference_interval, per_group
 from equidp.evaluation.rates import disparity, group_rates, positive_label
 from equidp.tasks import kind_of
@@ -57,9 +57,9 @@ def evaluate(
 
     Returns:
         `overall` and `groups[grouping][group]` with `count` and the `METRICS`; `worst[grouping]`, the group of lowest
-        accuracy; `disparity[grouping]` from Fairlearn for every grouping but `class`. Both are over the groups that
-        `telling` names. `intervals` has the accuracies' intervals over test records (`intervals.py`). Where there is a
-        positive class, `positive_class` and its `rates`, with intervals among these (`rates.py`).
+        accuracy; `disparity[grouping]` from Fairlearn for every grouping without the classes. Both are over the groups
+        that `telling` names. `intervals` has the accuracies' intervals over test records (`intervals.py`). Where there
+        is a positive class, `positive_class` and its `rates`, with intervals among these (`rates.py`).
 
     Raises:
         ValueError: if the arrays do not fit each other.
@@ -83,7 +83,7 @@ def evaluate(
                 _numbers(telling(by_name[grouping]), names),
             )
             for grouping, (ids, names) in groups.items()
-            if grouping != "class"
+            if "class" not in factors_of(grouping)
         },
         "intervals": per_group(accuracy_interval, groups, predicted == labels, units=units)
         | ({"rates": ends} if rates else {}),

@@ -20,6 +20,7 @@ import numpy as np
 from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
 from numpy.typing import NDArray
 
+from equidp.data.records import factors_of
 from equidp.errors import unknown_name
 from equidp.evaluation.intervals import Groups, accuracy_interval
 
@@ -43,7 +44,7 @@ def positive_label(classes: tuple[str, ...], declared: str = "") -> int | None:
 def group_rates(
     predicted: NDArray, labels: NDArray, groups: Groups, positive: int, *, units: NDArray | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Each rate and its interval, both `[grouping][group][rate]`; `class` is no grouping of theirs.
+    """Each rate and its interval, both `[grouping][group][rate]`; not of groups within a class.
 
     Predicted and true labels are class indices `[n]`, `positive` is the positive class's.
     """
@@ -58,7 +59,7 @@ def group_rates(
     rates: dict[str, Any] = {}
     intervals: dict[str, Any] = {}
     for grouping, (ids, names) in groups.items():
-        if grouping == "class":
+        if "class" in factors_of(grouping):
             continue
         rates[grouping], intervals[grouping] = {}, {}
         for k, name in enumerate(names):

@@ -282,9 +282,9 @@ def _ledger(privacy: Mapping) -> Section:
     return Section(
         "The ledger: every noisy release of the training data",
         (
-            f"{sum(e['count'] for e in ledger):,} releases. The noise multiplier is the noise's standard deviation "
+            f"{sum(e['count'] for e in ledger):,} events. The noise multiplier is the noise's standard deviation "
             f"over the most that one {_unit(privacy)} can change; releases computed from the same sample are one "
-            "event. " + recomputed(privacy),
+            "event, whose multiplier is smaller than each one's. " + recomputed(privacy),
         ),
         ("event", "times", "sampling rate", "noise multiplier"),
         tuple(map(_ledger_row, rows)),

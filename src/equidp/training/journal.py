@@ -36,6 +36,9 @@ from equidp.errors import EquidpError
 from equidp.options import dotted
 from equidp.system.files import durable, locked, private, storage_error, sync_folder, write_private
 
+ABANDONED = "-abandoned-"
+"""In the name of a journal that a run left behind where another began anew; it stays, and nothing is resumed by it."""
+
 BLOCK = 64
 """Steps charged ahead: one fsync for so many steps, and at most so many charged in vain by a crash."""
 
@@ -165,7 +168,7 @@ class Journal:
         self._file.seek(0)
         content = self._file.read()
         if content:
-            names = (self.path.with_name(f"{self.path.stem}-abandoned-{n}.jsonl") for n in itertools.count(1))
+            names = (self.path.with_name(f"{self.path.stem}{ABANDONED}{n}.jsonl") for n in itertools.count(1))
             aside = next(name for name in names if not name.exists())
             write_private(aside, content)
             self._file.truncate(0)

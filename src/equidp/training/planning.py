@@ -6,7 +6,7 @@ from torch import Tensor
 
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
-from equidp.data.records import PRODUCT, Records
+from equidp.data.records import PRODUCT, Records, factors_of
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.sampling import Population
@@ -105,7 +105,7 @@ def partition(algorithm: Algorithm, grouping: str) -> str:
     """
     if not algorithm.objective.by_class:
         return grouping
-    factors = [factor.strip() for factor in grouping.split(PRODUCT)]
+    factors = factors_of(grouping)
     if not algorithm.objective.crossed or "class" not in factors:
         return "class"
     return PRODUCT.join([*(factor for factor in factors if factor != "class"), "class"])

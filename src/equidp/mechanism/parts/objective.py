@@ -31,7 +31,8 @@ class Objective(Part):
         """What it reads, carried public values, has to be released by somebody."""
         side = combination.side_release
         missing = self.reads - (side.steers if side else frozenset())
-        return f"it needs {listed(missing)}, which {type(side).__name__} does not release" if missing else None
+        others = f"which {type(side).__name__} does not release" if side else "and there is no side_release to tell it"
+        return f"it needs {listed(missing)}, {others}" if missing else None
 
 
 class Pursuing:

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from equidp.algorithms import algorithm_settings
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.data.sources import unit_named, unit_noun
 from equidp.reporting.attack import recognised, share_text
@@ -26,6 +27,7 @@ def model_card(facts: Facts) -> str:
     """README.md."""
     templates = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     templates.filters["md"] = markdown_text
+    trained_by = algorithm_settings(facts.algorithm, facts.training.get("options") or {}).build()
     schema, metrics = facts.schema, facts.metrics or facts.exact_metrics
     of = "classes" if schema["classes"] else "targets"
     declared = [("declared", "values"), (of, _names(schema[of]))]
@@ -43,6 +45,7 @@ def model_card(facts: Facts) -> str:
         settings=_settings(facts),
         figure_tables=figure_tables(metrics) if metrics else [],
         most_frequent=most_frequent(facts.metrics or {}),
+        by_class=trained_by.objective.by_class,
         names=_names(schema[of]),
         words=facts.words,
         epsilon_text=epsilon_text,
@@ -80,9 +83,13 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     rows = [("setting", "value"), ("algorithm", facts.algorithm), ("sampling", privacy["sampling"])]
     rows += [("steps", f"{privacy['steps']:,}"), ("epochs", str(privacy["epochs"]))]
     rows += [("expected batch size", f"{privacy['expected_batch_size']:,}")]
-    rows += [("noise multiplier", f"{privacy['noise_multiplier']:.6g}")]
+    rows += [("noise multiplier of the gradients' sum", f"{privacy['noise_multiplier']:.6g}")]
     known = {"epochs", "batch_size", "options"}
-    rows += [(name.replace("_", " "), str(value)) for name, value in settings.items() if name not in known]
+    rows += [
+        (name.replace("_", " "), str(value))
+        for name, value in settings.items()
+        if name not in known and value is not None
+    ]
     rows += [(f"{facts.algorithm}.{name}", str(value)) for name, value in (settings.get("options") or {}).items()]
     rows += [(f"model.{name}", str(value)) for name, value in facts.network["options"].items()]
     rows += [(name, version) for name, version in facts.software.items()]

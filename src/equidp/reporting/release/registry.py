@@ -99,7 +99,7 @@ def _details(facts: Facts) -> list[Line]:
             "Mechanism",
             f"{facts.algorithm}: in every step a sample is drawn ({privacy['sampling']}), each "
             f"{unit_noun(privacy['unit'])}'s gradient is bounded, the sum gets Gaussian noise, and the model takes a "
-            f"step. Noise multiplier {privacy['noise_multiplier']:.6g}, {privacy['steps']:,} steps.",
+            f"step. Noise multiplier of the sum {privacy['noise_multiplier']:.6g}, {privacy['steps']:,} steps.",
             {key: privacy[key] for key in ("noise_multiplier", "sampling_rate", "steps", "expected_batch_size")},
         ),
         Line("releases", "What the guarantee covers", " ".join(privacy["releases"]), list(privacy["releases"])),
