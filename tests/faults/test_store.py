@@ -203,6 +203,18 @@ def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, 
     assert "cost_of_privacy/accuracy" in run.data.metrics
 
 
+def test_a_run_whose_output_cannot_be_printed_is_logged_and_finished(project, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prints, "print_results", full)
+    logging.getLogger("equidp").propagate = True
+    with caplog.at_level(logging.WARNING, "equidp"):
+        kedro_run(project, "dpsgd", **QUICK)
+    assert "The results could not be printed ([Errno 28] No space left on device)" in caplog.text
+    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED"]
+
+
 @pytest.mark.slow
 def test_a_store_locked_to_the_end_loses_no_result(project, locked_in_training, capsys):
     with pytest.raises(EquidpError, match=r"database is locked\)\. All results are on disk, .* resume=true") as caught:
