@@ -21,8 +21,8 @@ from sqlalchemy.engine import Engine
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.errors import EquidpError
+from equidp.hooks import guard, runs, store
 from equidp.hooks import print as prints
-from equidp.hooks import runs, store
 from equidp.pipelines.training import nodes
 
 FILES = {"metrics.json", "privacy.json", "history.parquet", "report.html"}
@@ -123,6 +123,12 @@ def test_a_user_without_a_home_is_refused_in_a_sentence(project, monkeypatch):
     monkeypatch.setattr(Path, "home", none)
     with pytest.raises(EquidpError, match=r"no home folder: HOME is not set, .* Set HOME to a folder"):
         kedro_run(project, "ingestion")
+
+
+def test_a_path_that_the_locale_cannot_read_is_refused_in_a_sentence():
+    with pytest.raises(EquidpError, match=r"letters that this locale cannot read: set PYTHONUTF8=1"):
+        guard._refuse_undecoded(Path(os.fsdecode("/Ü".encode("latin-1"))))
+    guard._refuse_undecoded(Path("/Ü"))
 
 
 def test_the_reason_is_told_and_not_a_remark_in_front_of_it():

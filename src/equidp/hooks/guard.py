@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -24,7 +23,7 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
 from equidp.system.extras import EXCEL, not_installed
-from equidp.system.files import REFUSALS, locked, remove, storage_error
+from equidp.system.files import REFUSALS, locked, refused, remove, storage_error
 from equidp.system.notebooks import without_ipython
 from equidp.tasks import CLASSIFICATION
 
@@ -92,14 +91,9 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
 def _refuse_unwritable(pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse folders that nothing can be written to: it would be found after the training, and ε be spent."""
     for name in sorted(pipeline.all_outputs()):
-        if (path := str(_entry(catalog, name).get("filepath", ""))) and "://" not in path:
-            folder, number = next(folder for folder in Path(path).parents if folder.exists()), 0
-            if not folder.is_dir():
-                number = errno.ENOTDIR
-            elif not os.access(folder, os.W_OK | os.X_OK):
-                number = errno.EACCES
-            if number:
-                raise storage_error(Path(path), OSError(number, os.strerror(number)))
+        path = str(_entry(catalog, name).get("filepath", ""))
+        if path and "://" not in path and (error := refused(Path(path).parent)):
+            raise storage_error(Path(path), error)
 
 
 def refusal_in(error: BaseException | None) -> EquidpError | None:
@@ -143,6 +137,7 @@ class GuardHook:
         """Validate all settings before another hook imports MLflow: a mistyped one ends here, in one sentence."""
         interrupts.keep()
         _refuse_homeless()
+        _refuse_undecoded(context.project_path)
         assert isinstance(context.config_loader, EquidpConfigLoader)
         self._settings = context.config_loader.settings
         project_is_at(context.project_path)
@@ -270,6 +265,16 @@ def _refuse_homeless() -> None:
         raise EquidpError(
             "This user has no home folder: HOME is not set, and the system's list of users has no such user. Set HOME "
             "to a folder, such as HOME=/tmp."
+        ) from error
+
+
+def _refuse_undecoded(project: Path) -> None:
+    """Refuse a path that the locale cannot read: MLflow asks for its text, and ends in a traceback."""
+    try:
+        str(project).encode()
+    except UnicodeEncodeError as error:
+        raise EquidpError(
+            "The project's path has letters that this locale cannot read: set PYTHONUTF8=1, or LC_ALL=C.UTF-8."
         ) from error
 
 
