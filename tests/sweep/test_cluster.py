@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from distributed import Client, Nanny
 
+from equidp.errors import EquidpError
 from equidp.sweep import cluster
 from equidp.sweep.cluster import Cluster
 from equidp.system.interrupts import handling
@@ -48,6 +49,16 @@ def test_dask_starts_its_workers_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     assert heard == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Nanny):
+        async def start_unsafe(self) -> Killed:
+            raise RuntimeError("Nanny failed to start worker process")
+
+    monkeypatch.setattr(cluster, "Nanny", Killed)
+    with pytest.raises(EquidpError, match=r"workers could not be started \(.*: Nanny failed to start worker process\)"):
+        Cluster(workers=1).connect().__enter__()
 
 
 def test_a_busy_dashboard_port_is_no_cause_for_a_warning(recwarn: pytest.WarningsRecorder) -> None:

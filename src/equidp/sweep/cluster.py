@@ -19,6 +19,7 @@ from distributed import Client, Nanny, Scheduler, Security, SpecCluster
 from equidp.errors import EquidpError
 from equidp.system.interrupts import handling
 from equidp.system.logs import held_back
+from equidp.system.network import first_line
 
 GPU = "GPU"
 """Name of the Dask resource that stands for one GPU: `dask worker … --resources "GPU=1"`."""
@@ -107,7 +108,13 @@ class Cluster:
                 visible = ",".join(str(slot * held + i) for i in range(held))
                 options |= {"resources": {GPU: held}, "env": {"CUDA_VISIBLE_DEVICES": visible}}
             workers[slot] = {"cls": Nanny, "options": options}
-        return SpecCluster(workers=workers, scheduler=scheduler, security=security)
+        try:
+            return SpecCluster(workers=workers, scheduler=scheduler, security=security)
+        except RuntimeError as error:  # of a worker that was killed meanwhile, for want of memory say
+            raise EquidpError(
+                f"The sweep's workers could not be started ({first_line(error.__cause__ or error)}): nothing was run. "
+                "Call it again, with fewer --workers if memory is scarce."
+            ) from error
 
 
 @contextlib.contextmanager
