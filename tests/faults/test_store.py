@@ -125,10 +125,17 @@ def test_a_user_without_a_home_is_refused_in_a_sentence(project, monkeypatch):
         kedro_run(project, "ingestion")
 
 
-def test_a_path_that_the_locale_cannot_read_is_refused_in_a_sentence():
-    with pytest.raises(EquidpError, match=r"letters that this locale cannot read: set PYTHONUTF8=1"):
-        guard._refuse_undecoded(Path(os.fsdecode("/Ü".encode("latin-1"))))
-    guard._refuse_undecoded(Path("/Ü"))
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_path_that_the_locale_reads_wrongly_is_refused_in_a_sentence(encoding, monkeypatch):
+    monkeypatch.setattr(os, "fsencode", lambda path: str(path).encode(encoding, "surrogateescape"))
+    read = "/Ü".encode().decode(encoding, "surrogateescape")
+    with pytest.raises(EquidpError, match=r"letters that are not read as UTF-8 here: set PYTHONUTF8=1"):
+        guard._refuse_undecoded(Path(read))
+    guard._refuse_undecoded(Path("/U"))
+
+
+def test_a_path_of_any_letters_is_taken_where_they_are_utf_8():
+    guard._refuse_undecoded(Path("/Ünï cödé"))
 
 
 def test_the_reason_is_told_and_not_a_remark_in_front_of_it():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -269,13 +270,16 @@ def _refuse_homeless() -> None:
 
 
 def _refuse_undecoded(project: Path) -> None:
-    """Refuse a path that the locale cannot read: MLflow asks for its text, and ends in a traceback."""
+    """Refuse a path that is not UTF-8 here: safetensors could not write there after the training, nor MLflow before."""
     try:
-        str(project).encode()
-    except UnicodeEncodeError as error:
+        utf_8 = len(str(project).encode()) == len(os.fsencode(project))
+    except UnicodeEncodeError:
+        utf_8 = False
+    if not utf_8:
         raise EquidpError(
-            "The project's path has letters that this locale cannot read: set PYTHONUTF8=1, or LC_ALL=C.UTF-8."
-        ) from error
+            "The project's path has letters that are not read as UTF-8 here: set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or "
+            "rename the folders."
+        )
 
 
 def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
