@@ -307,7 +307,7 @@ def load_entry(catalog: DataCatalog, name: str) -> Any:
         return catalog.load(name)
     except DatasetError as error:
         cause = _first_cause(error)
-        if isinstance(cause, ImportError) and cause.name == EXCEL:
+        if isinstance(cause, ImportError) and EXCEL in str(cause):  # pandas 2 gives no name
             raise not_installed(EXCEL, f"data.options.catalog={name}") from error
         reason = " ".join(str(error).split()).rstrip(".")
         raise EquidpError(f"data.options.catalog={name} cannot be read: {reason}.") from error
