@@ -98,6 +98,12 @@ def test_a_bad_folder_is_refused_in_a_sentence(name: str, words: str, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
 
 
+def test_the_command_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
+    (tmp_path / "Ünï cödé").mkdir()
+    done = CliRunner().invoke(main, ["new", str(tmp_path / "Ünï cödé" / "study")])
+    assert f"cd '{tmp_path}/Ünï cödé/study' && kedro run" in done.output
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

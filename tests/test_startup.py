@@ -51,6 +51,11 @@ def test_a_mistyped_name_is_refused_before_what_takes_seconds_to_import(project:
     assert done.stdout.split() == []
 
 
+def test_a_process_without_standard_error_has_somewhere_to_write_to() -> None:
+    code = "import sys; sys.stderr = None; import equidp.settings; sys.stderr.write('x')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithms_file_tells_the_settings_that_its_class_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = ALGORITHMS[name]

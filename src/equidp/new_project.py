@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +50,8 @@ def new(folder: Path) -> None:
     equidp new my-study && cd my-study && kedro run --pipeline=dpsgd_f
     """
     create(folder)
-    click.echo(f"{folder} is made. Now: cd {folder} && kedro run --pipeline=dpsgd_f, then read {folder}/README.md.")
+    entered = shlex.quote(str(folder))
+    click.echo(f"{folder} is made. Now: cd {entered} && kedro run --pipeline=dpsgd_f, then read {folder}/README.md.")
 
 
 def create(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Kedro's project settings."""
 
 import io
+import os
 import sys
 import warnings
 from typing import Any
@@ -28,6 +29,10 @@ warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")
 # A terminal that has no ε or Δ shows a question mark: it is no reason to lose the end of a run.
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
+
+# A service that closes it, or a window without a console, has none: a progress bar would end the run.
+if sys.stderr is None:
+    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
 
 PIPELINES = (*ALGORITHMS, "ingestion", "audit", "tune", "ledger", "report", "release", "compare", "__default__")
 """What `register_pipelines` registers."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
 
@@ -72,3 +74,17 @@ def test_a_project_that_was_moved_does_not_write_into_its_old_place(tmp_path, mo
     moved = EXPERIMENT | {"create_experiment_kwargs": {"artifact_location": "file:///a%20b/mlartifacts"}}
     with pytest.raises(EquidpError, match=r"keeps its artifacts in /there, and not in /a b/mlartifacts.*name another"):
         store._chosen(moved)
+
+
+def test_a_folder_of_artifacts_that_may_not_be_written_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    place = tmp_path / "a b" / "mlartifacts"
+    place.parent.mkdir()
+    asked = EXPERIMENT | {"create_experiment_kwargs": {"artifact_location": place.as_uri()}}
+    store.make_store(f"sqlite:///{tmp_path / 'mlflow.db'}", asked)
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setattr(store, "MlflowClient", lambda: client)
+    monkeypatch.setattr(mlflow, "set_experiment", client.get_experiment_by_name)
+    allowed = os.access  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place.parent and allowed(path, mode))
+    with pytest.raises(EquidpError, match=r"Cannot write .*/a b/mlartifacts: writing there is not allowed"):
+        store._chosen(asked)

@@ -21,8 +21,8 @@ from sqlalchemy.engine import Engine
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.errors import EquidpError
+from equidp.hooks import guard, runs, store
 from equidp.hooks import print as prints
-from equidp.hooks import runs, store
 from equidp.pipelines.training import nodes
 
 FILES = {"metrics.json", "privacy.json", "history.parquet", "report.html"}
@@ -125,6 +125,19 @@ def test_a_user_without_a_home_is_refused_in_a_sentence(project, monkeypatch):
         kedro_run(project, "ingestion")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_path_that_the_locale_reads_wrongly_is_refused_in_a_sentence(encoding, monkeypatch):
+    monkeypatch.setattr(os, "fsencode", lambda path: str(path).encode(encoding, "surrogateescape"))
+    read = "/Ü".encode().decode(encoding, "surrogateescape")
+    with pytest.raises(EquidpError, match=r"letters that are not read as UTF-8 here: set PYTHONUTF8=1"):
+        guard._refuse_undecoded(Path(read))
+    guard._refuse_undecoded(Path("/U"))
+
+
+def test_a_path_of_any_letters_is_taken_where_they_are_utf_8():
+    guard._refuse_undecoded(Path("/Ünï cödé"))
+
+
 def test_the_reason_is_told_and_not_a_remark_in_front_of_it():
     remark = "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block)"
     assert "disk is full" in str(store.refusal("x", OSError(f"{remark}\n(sqlite3) disk is full\n[SQL: …]"), "").message)
@@ -201,6 +214,18 @@ def test_a_store_locked_for_a_while_misses_nothing(project, locked_in_training, 
     logged = mlflow.MlflowClient().get_metric_history(run.info.run_id, "noise_multiplier")
     assert [metric.step for metric in logged] == [1, 2]
     assert "cost_of_privacy/accuracy" in run.data.metrics
+
+
+def test_a_run_whose_output_cannot_be_printed_is_logged_and_finished(project, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prints, "print_results", full)
+    logging.getLogger("equidp").propagate = True
+    with caplog.at_level(logging.WARNING, "equidp"):
+        kedro_run(project, "dpsgd", **QUICK)
+    assert "The results could not be printed ([Errno 28] No space left on device)" in caplog.text
+    assert [run.info.status for run in mlflow_runs(project)] == ["FINISHED"]
 
 
 @pytest.mark.slow

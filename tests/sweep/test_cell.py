@@ -90,6 +90,23 @@ def test_a_failed_run_is_tried_again_and_its_run_closed(make_job, calls, store, 
     assert store.runs == {"run-1": ("cell-a", "KILLED"), "run-2": ("cell-a", "FINISHED")}
 
 
+def test_a_cell_whose_process_could_not_be_started_is_tried_again(make_job, calls, monkeypatch):
+    """The process that runs are forked from may be killed between two of them."""
+    run, begun = cells.run_kedro, []
+
+    def killed(*given):
+        begun.append(1)
+        if len(begun) % 2:
+            raise EOFError("unexpected EOF")
+        return run(*given)
+
+    monkeypatch.setattr(cells, "run_kedro", killed)
+    assert (outcome := run_cell(make_job(retries=1))).reason is None
+    assert outcome.attempts == 2
+    outcome = run_cell(make_job("cell-b", retries=0))
+    assert outcome.reason == "its process could not be started (EOFError: unexpected EOF)"
+
+
 def test_a_cell_that_keeps_failing_tells_its_last_line(make_job, calls, monkeypatch):
     monkeypatch.setenv("FAILING", "9")
     job = make_job(retries=2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import os
 import signal
 import socket
 import ssl
@@ -13,8 +16,10 @@ import time
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from distributed import Client, Nanny
+from distributed.core import Status
 
+from equidp.errors import EquidpError
 from equidp.sweep import cluster
 from equidp.sweep.cluster import Cluster
 from equidp.system.interrupts import handling
@@ -48,6 +53,46 @@ def test_dask_starts_its_workers_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     assert heard == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Nanny):
+        async def start_unsafe(self) -> Killed:
+            raise RuntimeError("Nanny failed to start worker process")
+
+    monkeypatch.setattr(cluster, "Nanny", Killed)
+    with pytest.raises(EquidpError, match=r"workers could not be started \(.*: Nanny failed to start worker process\)"):
+        Cluster(workers=1).connect().__enter__()
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")  # Dask's
+@pytest.mark.parametrize(("how", "fails"), [("given up", {2, 3}), ("forgotten", {2})])
+def test_a_worker_that_cannot_be_started_again_is_replaced(
+    how: str, fails: set[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dask closes one whose process fails as it starts again, and forgets one that takes long for it."""
+    started: list[int] = []
+
+    class Failing(Nanny):
+        async def instantiate(self) -> Status:
+            started.append(1)
+            if len(started) in fails:
+                if how == "given up":
+                    await self.close()
+                    raise RuntimeError("killed")
+                await asyncio.sleep(3)
+            return await super().instantiate()
+
+    monkeypatch.setattr(cluster, "Nanny", Failing)
+    monkeypatch.setattr(cluster, "SECONDS_TO_REPLACE", 0.5)
+    monkeypatch.setitem(cluster.SETTINGS, "distributed.deploy.lost-worker-timeout", "1s")
+    with Cluster(workers=1).connect() as client:
+        (worker,) = client.run(os.getpid).values()
+        os.kill(worker, signal.SIGKILL)
+        assert client.submit(abs, -1).result(timeout=60) == 1
+    assert len(started) == max(fails) + 1
+    assert not [record for record in caplog.records if record.exc_info]
+    gc.collect()  # Dask's sockets to the killed process, here and not in another test
 
 
 def test_a_busy_dashboard_port_is_no_cause_for_a_warning(recwarn: pytest.WarningsRecorder) -> None:

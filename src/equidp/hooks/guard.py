@@ -24,7 +24,7 @@ from equidp.errors import EquidpError, unknown_name
 from equidp.parameters import TUNED, Settings
 from equidp.system import collection, interrupts
 from equidp.system.extras import EXCEL, not_installed
-from equidp.system.files import REFUSALS, locked, remove, storage_error
+from equidp.system.files import REFUSALS, locked, refused, remove, storage_error
 from equidp.system.notebooks import without_ipython
 from equidp.tasks import CLASSIFICATION
 
@@ -94,14 +94,9 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
 def _refuse_unwritable(pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse folders that nothing can be written to: it would be found after the training, and ε be spent."""
     for name in sorted(pipeline.all_outputs()):
-        if (path := str(_entry(catalog, name).get("filepath", ""))) and "://" not in path:
-            folder, number = next(folder for folder in Path(path).parents if folder.exists()), 0
-            if not folder.is_dir():
-                number = errno.ENOTDIR
-            elif not os.access(folder, os.W_OK | os.X_OK):
-                number = errno.EACCES
-            if number:
-                raise storage_error(Path(path), OSError(number, os.strerror(number)))
+        path = str(_entry(catalog, name).get("filepath", ""))
+        if path and "://" not in path and (error := refused(Path(path).parent)):
+            raise storage_error(Path(path), error)
 
 
 def refusal_in(error: BaseException | None) -> EquidpError | None:
@@ -145,6 +140,7 @@ class GuardHook:
         """Validate all settings before another hook imports MLflow: a mistyped one ends here, in one sentence."""
         interrupts.keep()
         _refuse_homeless()
+        _refuse_undecoded(context.project_path)
         assert isinstance(context.config_loader, EquidpConfigLoader)
         self._settings = context.config_loader.settings
         project_is_at(context.project_path)
@@ -275,6 +271,19 @@ def _refuse_homeless() -> None:
         ) from error
 
 
+def _refuse_undecoded(project: Path) -> None:
+    """Refuse a path that is not UTF-8 here: safetensors could not write there after the training, nor MLflow before."""
+    try:
+        utf_8 = len(str(project).encode()) == len(os.fsencode(project))
+    except UnicodeEncodeError:
+        utf_8 = False
+    if not utf_8:
+        raise EquidpError(
+            "The project's path has letters that are not read as UTF-8 here: set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or "
+            "rename the folders."
+        )
+
+
 def evaluated(pipeline: Pipeline) -> tuple[str, ...]:
     """The algorithms whose metrics a pipeline, whole or cut by --to-nodes, makes."""
     return tuple(name for name in algorithms_in(pipeline) if f"{name}.metrics" in pipeline.all_outputs())
@@ -300,7 +309,7 @@ def load_entry(catalog: DataCatalog, name: str) -> Any:
         return catalog.load(name)
     except DatasetError as error:
         cause = _first_cause(error)
-        if isinstance(cause, ImportError) and cause.name == EXCEL:
+        if isinstance(cause, ImportError) and EXCEL in str(cause):  # pandas 2 gives no name
             raise not_installed(EXCEL, f"data.options.catalog={name}") from error
         reason = " ".join(str(error).split()).rstrip(".")
         raise EquidpError(f"data.options.catalog={name} cannot be read: {reason}.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from equidp.system.logs import terminal
 if TYPE_CHECKING:
     import pandas as pd
 
+logger = logging.getLogger(__name__)
 
 STAYS_INSIDE = (
     "These figures are exact. They stay inside, like report.html, unless release.unprotected=test publishes them; what "
@@ -33,7 +35,10 @@ class PrintHook:
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Print before anything is logged: the results are there whatever becomes of MLflow."""
-        print_results(names_of(run_params), pipeline, catalog)
+        try:
+            print_results(names_of(run_params), pipeline, catalog)
+        except OSError as error:  # a log on a full disk, or a terminal that is gone: MLflow is told all the same
+            logger.warning("The results could not be printed (%s). They are in data/08_reporting.", error)
 
 
 def print_results(names: Sequence[str], pipeline: Pipeline, catalog: DataCatalog) -> None:

@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from equidp.errors import EquidpError
 from equidp.hooks.views import add_views
 from equidp.system import interrupts
-from equidp.system.files import storage_error, unfinished
+from equidp.system.files import refused, storage_error, unfinished
 from equidp.system.network import first_line
 
 PORTS = {"http": 80, "https": 443}
@@ -71,7 +71,7 @@ def connect(config: AbstractConfigLoader) -> str:
     except FAILURES as error:
         raise refusal(uri, error, "Nothing was run.") from error
     except ModuleNotFoundError as error:  # the database's driver; SQLAlchemy's own choice is not the extra's
-        install = f"install {error.name}"
+        install = "install its driver"
         if urlparse(uri).scheme.startswith("postgres"):
             install = "pip install 'equidp[postgres]', and let the address begin with postgresql+psycopg2://"
         raise EquidpError(f"MLflow's store {shown(uri)} needs {error.name}, which is not here: {install}.") from error
@@ -87,6 +87,7 @@ def _chosen(experiment: Mapping[str, Any]) -> str:
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
     chosen = mlflow.set_experiment(experiment["name"])
+    _refuse_unwritable(chosen)
     add_views(client, chosen)
     return chosen.experiment_id
 
@@ -106,6 +107,14 @@ def _refuse_elsewhere(found: Experiment, wanted: str | None) -> None:
             "project moved or copied? MLflow cannot change that. Move it back, or name another experiment in "
             "conf/local/mlflow.yml (tracking: {experiment: {name: …}}). Nothing was run."
         )
+
+
+def _refuse_unwritable(experiment: Experiment) -> None:
+    """Refuse a local folder of artifacts that nothing can be written to: it would be found after the training."""
+    place = urlparse(experiment.artifact_location)
+    folder = Path(url2pathname(place.path))
+    if place.scheme == "file" and (error := refused(folder)):
+        raise storage_error(folder, error)
 
 
 def _credentials(config: AbstractConfigLoader, name: str | None) -> dict[str, str]:

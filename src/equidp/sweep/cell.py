@@ -27,6 +27,7 @@ from equidp.sweep import tracked
 from equidp.sweep.attended import SECONDS_TO_STOP, Descriptor, kedro, reason_of
 from equidp.sweep.project import Cell
 from equidp.system.files import replacing
+from equidp.system.network import first_line
 from equidp.system.threads import environment
 from equidp.training.checkpoint import JOURNAL_FILE
 
@@ -140,8 +141,11 @@ def _attempt(job: Job, lock: int) -> str | None:
     resume = ",resume=true" if (job.cell.workplace / JOURNAL_FILE).exists() else ""  # after an interrupted run
     arguments = ["run", f"--pipeline={job.cell.algorithm}", f"--params={job.cell.params}{resume}"]
     arguments += [f"--env={job.env}"] if job.env else []
-    with job.log.open("w") as log:
-        code = run_kedro(arguments, job, log, lock)
+    try:
+        with job.log.open("w") as log:
+            code = run_kedro(arguments, job, log, lock)
+    except (EOFError, OSError) as error:  # the warm process was killed meanwhile; the next attempt starts another
+        return f"its process could not be started ({first_line(error)})"
     return None if code == 0 else reason_of(job.log, code)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,15 +16,20 @@ from typing import Any
 
 import dask
 from distributed import Client, Nanny, Scheduler, Security, SpecCluster
+from distributed.core import Status
 
 from equidp.errors import EquidpError
 from equidp.system.interrupts import handling
 from equidp.system.logs import held_back
+from equidp.system.network import first_line
 
 GPU = "GPU"
 """Name of the Dask resource that stands for one GPU: `dask worker … --resources "GPU=1"`."""
 
 CONNECT_SECONDS = 10
+
+SECONDS_TO_REPLACE = 5.0
+"""How often this machine's workers are counted."""
 
 TLS = "tls://"
 
@@ -31,6 +37,7 @@ SETTINGS = {
     "distributed.scheduler.worker-saturation": 1.0,  # a cell waits at the scheduler, not at a busy worker
     "distributed.scheduler.allowed-failures": 10,  # of workers under one cell, before it is given up
     "distributed.worker.daemon": False,
+    "distributed.deploy.lost-worker-timeout": "60s",  # a busy machine needs longer than Dask's 15 to start one again
     # before a worker's first import: once Kedro has set up the terminal there, Dask's own silencing does not reach it
     "distributed.nanny.pre-spawn-environ.DASK_LOGGING__DISTRIBUTED": "critical",
 }
@@ -69,7 +76,8 @@ class Cluster:
             EquidpError: where the scheduler does not answer, or this machine has too few GPUs.
         """
         # Dask's remarks about workers that come and go would tear the progress display; failures are listed at the end
-        with dask.config.set(SETTINGS), held_back("distributed", below=logging.CRITICAL):
+        distributed, loop = (held_back(name, below=logging.CRITICAL) for name in ("distributed", "tornado.application"))
+        with dask.config.set(SETTINGS), distributed, loop:
             if self.scheduler:
                 with self._remote() as client:
                     yield client
@@ -80,7 +88,7 @@ class Cluster:
                         # another port is taken then, and the line that tells the dashboard's address names it
                         warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
                         cluster = self._local()
-                    with cluster, Client(cluster) as client:
+                    with cluster, Client(cluster) as client, _kept_up(cluster):
                         yield client
 
     def _remote(self) -> Client:
@@ -107,7 +115,40 @@ class Cluster:
                 visible = ",".join(str(slot * held + i) for i in range(held))
                 options |= {"resources": {GPU: held}, "env": {"CUDA_VISIBLE_DEVICES": visible}}
             workers[slot] = {"cls": Nanny, "options": options}
-        return SpecCluster(workers=workers, scheduler=scheduler, security=security)
+        try:
+            return SpecCluster(workers=workers, scheduler=scheduler, security=security)
+        except RuntimeError as error:  # of a worker that was killed meanwhile, for want of memory say
+            raise EquidpError(
+                f"The sweep's workers could not be started ({first_line(error.__cause__ or error)}): nothing was run. "
+                "Call it again, with fewer --workers if memory is scarce."
+            ) from error
+
+
+@contextlib.contextmanager
+def _kept_up(cluster: SpecCluster) -> Iterator[None]:
+    """Replace workers that are gone for good: Dask gives up one that is killed again while it starts, and without any
+    the sweep would wait for ever.
+    """
+    ended, loop = threading.Event(), cluster.loop
+    assert loop is not None
+
+    def replace() -> None:
+        if ended.is_set():
+            return
+        for slot, worker in list(cluster.workers.items()):
+            if worker.status in (Status.closed, Status.failed):
+                del cluster.workers[slot]
+        cluster.scale(len(cluster.worker_spec))
+
+    def watch() -> None:
+        while not ended.wait(SECONDS_TO_REPLACE):
+            loop.add_callback(replace)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 @contextlib.contextmanager

@@ -185,6 +185,16 @@ def unfinished_of(path: Path) -> str:
     return f".{escape(path.name)}.*.part"
 
 
+def refused(folder: Path) -> OSError | None:
+    """Why the disk would refuse a file in a folder, which is made where it is missing; None where it would not."""
+    there, number = next(one for one in (folder, *folder.parents) if one.exists()), 0
+    if not there.is_dir():
+        number = errno.ENOTDIR
+    elif not os.access(there, os.W_OK | os.X_OK):
+        number = errno.EACCES
+    return OSError(number, os.strerror(number)) if number else None
+
+
 def storage_error(path: Path, error: OSError | SafetensorError) -> EquidpError:
     """The error for a disk that refuses to write."""
     if isinstance(error, OSError):

@@ -241,10 +241,17 @@ def test_sums_stay_on_the_machine_that_has_all_ranks(monkeypatch, ranks, here, c
     assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
 
 
-def test_several_machines_need_a_place_to_meet(monkeypatch, tmp_path):
+@pytest.mark.parametrize("place", ["", "there", "there:", ":1", "there:one"])
+def test_several_machines_need_a_place_to_meet(monkeypatch, tmp_path, place):
     monkeypatch.setenv("EQUIDP_NODES", "2")
+    monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
+    monkeypatch.setenv("EQUIDP_RENDEZVOUS", place)
     with pytest.raises(EquidpError, match="EQUIDP_RENDEZVOUS=host:port"):
         Machines.from_environment()
+
+
+def test_several_machines_divide_the_ranks(monkeypatch, tmp_path):
+    monkeypatch.setenv("EQUIDP_NODES", "2")
     monkeypatch.setenv("EQUIDP_RENDEZVOUS", "there:1")
     monkeypatch.setenv("EQUIDP_JOB_FOLDER", str(tmp_path / "job"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from equidp.errors import EquidpError
 from equidp.system.files import replacing
 from equidp.training.ranks.job import ARRIVED, JOB
-from equidp.training.ranks.launch import FOLDER, POLL_SECONDS, Machines, launch
+from equidp.training.ranks.launch import FOLDER, POLL_SECONDS, Machines, is_address, launch
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     # a machine that nobody will meet would wait for ever
     if not 0 < given.node < given.nodes:
         parser.error(f"--node {given.node} of --nodes {given.nodes}: they are counted from 0, the one that is asked.")
-    if not given.rendezvous.rpartition(":")[0] or not given.rendezvous.rpartition(":")[2].isdecimal():
+    if not is_address(given.rendezvous):
         parser.error(f"--rendezvous {given.rendezvous}: give host:port, such as 10.0.0.1:29500.")
     while not (given.folder / JOB).exists():
         time.sleep(POLL_SECONDS)

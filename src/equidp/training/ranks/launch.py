@@ -38,8 +38,8 @@ from equidp.training.ranks.worker import work
 
 logger = logging.getLogger(__name__)
 
-NODES, NODE, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_NODE", "EQUIDP_RENDEZVOUS", "EQUIDP_JOB_FOLDER"
-"""Environment of a training over several machines: how many, which one this is, where they meet, a shared folder."""
+NODES, RENDEZVOUS, FOLDER = "EQUIDP_NODES", "EQUIDP_RENDEZVOUS", "EQUIDP_JOB_FOLDER"
+"""Environment of the machine that is asked for a training over several: how many, where they meet, their folder."""
 
 NO_PORT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Environment in which torch's launcher opens no port for its ranks."""
@@ -66,12 +66,12 @@ class Machines:
         if not asked.isdecimal() or not int(asked):
             raise EquidpError(f"{NODES}={asked} is no number of machines: give 1 or more, or unset it.")
         nodes = int(asked)
-        if nodes > 1 and not (rendezvous and os.environ.get(FOLDER)):
+        if nodes > 1 and not (is_address(rendezvous) and os.environ.get(FOLDER)):
             raise EquidpError(
                 f"{NODES}={nodes} needs {RENDEZVOUS}=host:port, the same on all machines, and {FOLDER}, a folder that "
                 f"all of them see."
             )
-        return cls(nodes, int(os.environ.get(NODE, "0")), rendezvous)
+        return cls(nodes, 0, rendezvous)
 
     def launch(self, devices: int, folder: Path) -> LaunchConfig:
         """Torch's launch configuration for so many ranks in all.
@@ -97,6 +97,12 @@ class Machines:
                                 rdzv_endpoint=str(folder / MEETING), rdzv_configs={"store_type": "file"})  # fmt: skip
         return LaunchConfig(**common, run_id="equidp", rdzv_backend="static", rdzv_endpoint=self.rendezvous,
                             rdzv_configs={"rank": self.node})  # fmt: skip
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is host:port."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal()
 
 
 def train(
