@@ -143,6 +143,17 @@ class Cells:
         ends = [(0.0, 1.0) if of.value is None else (-1.0, 2.0) for of in recalls]
         bound = _bound(hidden, len(known))
         wide = [self.share(self.right, self.of(k), math.sqrt(bound), of).interval for k, of in enumerate(ends)]
+        theta, least = self._least_misfits(wide, ends)
+        inside = least - bound
+        interval = _zeros(inside, np.clip(theta, 0.0, 1.0)) if (inside <= 0).any() else [0.0, 1.0]
+        return Estimate(sum(known) / len(known) if not hidden else None, interval)
+
+    def _least_misfits(self, wide: Sequence[Pair], ends: Sequence[tuple[float, float]]) -> tuple[NDArray, NDArray]:
+        """Means of the classes' recalls, and of each mean the least sum of misfits over all recalls that have it.
+
+        Each recall is sought over its wide interval. All grids have one step, so that a sum of recalls is on a grid
+        too, and one class more is a minimum over a sliding window.
+        """
         step = max(high - low for low, high in wide) / STEPS
         middle, first, least = 0.0, 0, np.zeros(1)
         for k, (low, high) in enumerate(wide):
@@ -151,10 +162,7 @@ class Cells:
             padded = np.pad(least, len(misfit) - 1, constant_values=np.inf)
             least = (sliding_window_view(padded, len(misfit)) + misfit[::-1]).min(axis=1)
             middle, first = middle + at, first - reach
-        theta = (middle + step * (first + np.arange(len(least)))) / len(recalls)
-        inside = least - bound
-        interval = _zeros(inside, np.clip(theta, 0.0, 1.0)) if (inside <= 0).any() else [0.0, 1.0]
-        return Estimate(sum(known) / len(known) if not hidden else None, interval)
+        return (middle + step * (first + np.arange(len(least)))) / len(wide), least
 
     def _misfit(self, label: int, recall: NDArray) -> NDArray:
         """T²/V of the class's recall, at every recall."""
