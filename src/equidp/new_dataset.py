@@ -9,7 +9,7 @@ import datetime
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,18 +192,16 @@ def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, l
     for column in filter(None, (label, unit)):
         if column not in columns:
             raise missing_column(where, column, columns)
-    marked, possible = not label, [column for column in columns if column != unit]
+    possible = [column for column in columns if column != unit]
     if not possible:
         told = f"no column but the unit {unit!r}" if unit else "no column"
         raise EquidpError(f"{where} has {told}, so there is nothing to predict: name a table with more columns.")
+    guess = "" if label else f"          # {MARK}: the last column; or name another"
     label = label or possible[-1]
-    others = {column: kind for column, kind in columns.items() if column not in (label, unit)}
-    groups = {column: kind for column, kind in others.items() if SENSITIVE.search(column)}
-    ids = [column for column in others if IDENTIFYING.search(column)]
-    images = [column for column in others if IMAGE.search(column)]
-    left = {column: kind for column, kind in others.items() if column not in (*groups, *ids, *images)}
-    distinct, dates = ([column for column, kind in left.items() if kind == of] for of in ("distinct", "date"))
-    features = {column: kind for column, kind in left.items() if kind not in ("distinct", "date")}
+    others = [column for column in columns if column not in (label, unit)]
+    groups, ids, images = (list(filter(of.search, others)) for of in (SENSITIVE, IDENTIFYING, IMAGE))
+    left = [column for column in others if column not in (*groups, *ids, *images)]
+    distinct, dates = ([column for column in left if columns[column] == kind] for kind in ("distinct", "date"))
     remarks = (
         (ids, "it is called like an identifier", ""),
         (distinct, "nearly every row has a value of its own, as of an identifier or a text", ""),
@@ -211,24 +209,26 @@ def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, l
         (images, "it is called like a file", ". Where a table is of images, their folder is the source (image_folder: "
          "docs/images.md)"),
     )  # fmt: skip
+    not_taken = [f"as {why}: {', '.join(map(_text, names))}{more}" for names, why, more in remarks if names]
+    features = [column for column in left if column not in (*distinct, *dates)]
+    no_group = "{}          # sex: {categories: [f, m], unknown: true}, over any column"
     return DRAFT.format(
         mark=MARK,
-        unit=f"        unit: {_text(unit)}\n" if unit else UNTOLD.format(id=_text(next(iter(ids), "…"))),
-        split=f"      split_by: {_text(unit)}\n" if unit else "",
-        protected=f", unit: {_text(unit)}" if unit else "",
-        remarks="".join(
-            f"          # not taken, as {why}: {', '.join(map(_text, names))}{more}\n"
-            for names, why, more in remarks
-            if names
-        ),
         name=name,
         reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
-        table="".join(f"        {line}\n" for line in table),
-        label=_text(label) + (f"          # {MARK}: the last column; or name another" if marked else ""),
-        features="".join(f"          {_text(column)}: {_feature(kind)}\n" for column, kind in features.items()),
-        groups="".join(f"          {_text(column)}: {_group(kind)}\n" for column, kind in groups.items())
-        or "          {}          # sex: {categories: [f, m], unknown: true}, over any column\n",
+        split=_lines([f"split_by: {_text(unit)}"] if unit else [], 6),
+        table=_lines(table, 8),
+        label=f"{_text(label)}{guess}",
+        unit=f"        unit: {_text(unit)}\n" if unit else UNTOLD.format(id=_text(next(iter(ids), "…"))),
+        features=_lines((f"{_text(column)}: {_feature(columns[column])}" for column in features), 10),
+        remarks=_lines((f"# not taken, {remark}" for remark in not_taken), 10),
+        groups=_lines([f"{_text(column)}: {_group(columns[column])}" for column in groups] or [no_group], 10),
+        protected=f", unit: {_text(unit)}" if unit else "",
     )
+
+
+def _lines(lines: Iterable[str], indent: int) -> str:
+    return "".join(f"{' ' * indent}{line}\n" for line in lines)
 
 
 def marked(text: str) -> list[int]:
