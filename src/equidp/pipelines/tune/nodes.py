@@ -86,11 +86,8 @@ def choose_model(
             f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one a "
             "run_label, and add up the ε of both."
         )
-    due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
-    if tuning.score_event is not None:
-        due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
-    membership = parts.train.membership
-    entered = partial(enter, ledgers, workplace, once, provenance, membership, due, algorithm=settings.audited)
+    due, drawn_by = _due(tuning), parts.train.membership
+    entered = partial(enter, ledgers, workplace, once, provenance, drawn_by, due, algorithm=settings.audited)
     run = entered()
     with alone(workplace / LOCK) as lock:
         drawn = _drawn(workplace, tuning, parts, settings)
@@ -112,7 +109,23 @@ def choose_model(
         score_test(weights, test.test, settings), test.test, parts.train, workplace, once, algorithm="tuned"
     )
     privacy |= figures_entry(once.privacy, once.data)
-    choice = {
+    choice = _choice(privacy, tuning, settings, found["histogram"], scores[chosen])
+    return weights, privacy, choice, figures, _every_trial(tuning, drawn, scores, settings)
+
+
+def _due(tuning: Tuning) -> dict[tuple[str, str], dict[str, Any]]:
+    """What the ledger is charged before the first trial, by (what, part)."""
+    due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
+    if tuning.score_event is not None:
+        due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
+    return due
+
+
+def _choice(
+    privacy: Mapping[str, Any], tuning: Tuning, settings: Settings, histogram: dict[str, Any], value: float
+) -> dict[str, Any]:
+    """tune.json: what was chosen, by which figure, and at what cost."""
+    return {
         "algorithm": settings.audited,
         "secure": settings.privacy.secure,
         "epsilon": privacy["epsilon"],
@@ -120,10 +133,9 @@ def choose_model(
         "delta": privacy["delta"],
         "trials": tuning.plan.trials.to_dict(),
         **privacy["tuning"],
-        "histogram": None if settings.tune.exact else found["histogram"],
-        "value": scores[chosen],
+        "histogram": None if settings.tune.exact else histogram,
+        "value": value,
     }
-    return weights, privacy, choice, figures, _every_trial(tuning, drawn, scores, settings)
 
 
 def _folder(workplace: Path, number: int) -> Path:
