@@ -306,13 +306,14 @@ def _places(folder: Path, environments: set[str], name: str) -> Iterator[tuple[P
     """Where a preset stands: each file, the number of its first line there, and its lines."""
     for file in (file for env in sorted(environments) for file in sorted((folder / env).rglob("*"))):
         read = any(part.startswith("parameters") for part in file.relative_to(folder).parts[1:])  # by Kedro
-        if read and file.suffix in (".yml", ".yaml", ".json") and file.is_file():
-            text = file.read_text(encoding="utf-8")
-            for key, value in _entries(yaml.compose(text)):
-                for own, block in _entries(value) if key.value == "presets" else ():
-                    if own.value == name:
-                        begins, end = own.start_mark.line, block.end_mark.line + (block.end_mark.column > 0)
-                        yield file, begins + 1, "\n".join(text.splitlines()[begins:end])
+        if not (read and file.suffix in (".yml", ".yaml", ".json") and file.is_file()):
+            continue
+        text = file.read_text(encoding="utf-8")
+        blocks = [block for key, block in _entries(yaml.compose(text)) if key.value == "presets"]
+        for own, block in (preset for presets in blocks for preset in _entries(presets)):
+            if own.value == name:
+                begins, end = own.start_mark.line, block.end_mark.line + (block.end_mark.column > 0)
+                yield file, begins + 1, "\n".join(text.splitlines()[begins:end])
 
 
 def _entries(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
