@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from equidp.system.files import replacing
 
 if TYPE_CHECKING:
     from equidp.config_loader import EquidpConfigLoader
-    from equidp.parameters import Settings
 
 SENSITIVE = re.compile(
     r"sex|gender|geschlecht|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)|^alter$", re.IGNORECASE
@@ -117,14 +117,8 @@ def run_command(
     presets = loader.presets()
     if name in presets:
         _refuse_other(presets[name], name, file, catalog, raw_dir)
-        resolved = lambda: loader_at(project, read, {"dataset": name}).settings  # noqa: E731
         places = list(_places(folder, {loader.base_env, read or loader.default_run_env}, name))
-        found, start = check(
-            places,
-            project,
-            resolved,
-            lambda entry: _loaded(project, loader_at(project, read, {"dataset": name}), entry),
-        )
+        found, start = check(project, places, partial(loader_at, project, read, {"dataset": name}))
         run = shlex.join(["--env", read]) + " " if read else ""
         click.echo(found)
         click.echo(f"The preset is valid. Now: kedro run {run}--pipeline=dpsgd --params=dataset={name}{start}")
@@ -134,8 +128,8 @@ def run_command(
         raise EquidpError(f"{preset} is there, and has no preset {name!r}: rename it, or give another --name.")
     if catalog:
         # whichever dataset is the project's own may be the one that is to be drafted
-        settings = loader_at(project, read, {"dataset": "digits"})
-        text = draft_entry(catalog, lambda entry: _loaded(project, settings, entry), name, label, unit)
+        digits = loader_at(project, read, {"dataset": "digits"})
+        text = draft_entry(catalog, partial(_loaded, project, digits), name, label, unit)
     elif file:
         text = draft(file, raw_dir, name, label, unit=unit, sql=sql)
     else:
@@ -237,17 +231,13 @@ def marked(text: str) -> list[int]:
 
 
 def check(
-    places: list[tuple[Path, int, str]],
-    project: Path,
-    resolved: Callable[[], Settings],
-    tables: Callable[[str], object],
+    project: Path, places: list[tuple[Path, int, str]], load: Callable[[], EquidpConfigLoader]
 ) -> tuple[str, str]:
     """Validate a preset and read its table; returns what was found, and settings to start from, for `--params`.
 
     Args:
         places: where it stands: a file, the number of its first line there, and its text.
-        resolved: gives the settings of a run of this dataset; it is called once no mark is left.
-        tables: loads an entry of the catalog.
+        load: gives the configuration of a run of this dataset; it is called once no mark is left.
 
     Raises:
         EquidpError: a mark is left, a setting is not valid, or the table is not as declared.
@@ -259,13 +249,14 @@ def check(
                 f"({text.splitlines()[left[0] - 1].strip()}); replace them by what the codebook says, and call the "
                 "command again."
             )
-    settings = resolved()
+    loader = load()
+    settings = loader.settings
     from equidp.data.labelling import group_table
     from equidp.data.records import Split
     from equidp.data.sources import source
 
     table = source(settings.data.source, settings.data.options)
-    table.catalog = tables
+    table.catalog = partial(_loaded, project, loader)
     records = table.records(table.locate(project / settings.raw_dir))
     none = records.take(records.labels < 0)
     rows = group_table(Split(records, none, none))
@@ -295,11 +286,15 @@ def _refuse_other(preset: Any, name: str, file: Path | None, catalog: str, raw_d
     data = preset.get("data") if isinstance(preset, dict) else None
     options = (data.get("options") if isinstance(data, dict) else None) or {}
     own = [str(value) for value in options.values()] if isinstance(options, dict) else []
-    plain = lambda path: str(path.resolve()).removesuffix(".gz")  # noqa: E731
-    if (catalog and catalog not in own) or (file and plain(file) not in [plain(raw_dir / one) for one in own if one]):
+    files = [_unpacked(raw_dir / one) for one in own if one]
+    if (catalog and catalog not in own) or (file and _unpacked(file) not in files):
         raise EquidpError(
             f"The name {name!r} has a preset already, and it does not read {catalog or file}: give another by --name."
         )
+
+
+def _unpacked(path: Path) -> str:
+    return str(path.resolve()).removesuffix(".gz")
 
 
 def _places(folder: Path, environments: set[str], name: str) -> Iterator[tuple[Path, int, str]]:
@@ -418,9 +413,8 @@ def _kinds(frame: pd.DataFrame) -> dict[str, str]:
 def _feature(kind: str) -> str:
     if kind == "number":
         return f"{{kind: numeric, minimum: {MARK}, maximum: {MARK}}}"
-    return f"{{kind: categorical, categories: [{'true, false' if kind == 'truth' else MARK}]}}".replace(
-        "true, false", '"false", "true"'
-    )
+    categories = '"false", "true"' if kind == "truth" else MARK
+    return f"{{kind: categorical, categories: [{categories}]}}"
 
 
 def _group(kind: str) -> str:
