@@ -257,6 +257,7 @@ def released_figures(noised: Noised) -> dict[str, Any]:
         other groups. `reliability` is the accuracy by confidence. Figures that noise hides are None.
     """
     whole = overall(noised)
+    every = _figures(whole)
     groups = {
         grouping: {name: Cells(table[k], noised.sd) for k, name in enumerate(noised.names[grouping])}
         for grouping, table in noised.counts.items()
@@ -265,9 +266,9 @@ def released_figures(noised: Noised) -> dict[str, Any]:
     figures = {grouping: {name: _figures(of) for name, of in cells.items()} for grouping, cells in groups.items()}
     figures["class"] = {name: _class_figures(whole, k) for k, name in enumerate(noised.classes)}
     return {
-        "overall": _values(_figures(whole)),
+        "overall": _values(every),
         "groups": _nested(figures, _values),
-        "intervals": {"overall": _intervals(_figures(whole)), "groups": _nested(figures, _intervals)},
+        "intervals": {"overall": _intervals(every), "groups": _nested(figures, _intervals)},
         **_compared(groups),
         "reliability": whole.reliability(),
     }
