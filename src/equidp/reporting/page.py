@@ -200,18 +200,14 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     for grouping, worst in list(document.get("worst", {}).items())[:CARD_GROUPINGS]:
         if (group := worst["group"]) is not None:
             tested = document["groups"].get(grouping, {}).get(group, {}).get("count")
-            cards.append((f"worst {grouping}", _number(worst[main]), f"{group}{_of_records(tested)}"))
+            rests_on = "" if tested is None else f", {tested:,.0f} test records"  # over seeds their number is a mean
+            cards.append((f"worst {grouping}", _number(worst[main]), f"{group}{rests_on}"))
     for grouping, gap in list(cost.get("gap", {}).items())[:CARD_GROUPINGS]:
         if gap.get(main) is not None:
             cards.append((f"gap over {grouping}", _number(gap[main]), "largest minus smallest cost of privacy"))
         if (spread := document.get("spread", {}).get(grouping)) is not None:
             cards.append((f"spread over {grouping}", _number(spread), f"largest minus smallest {title}"))
     return cards
-
-
-def _of_records(tested: float | None) -> str:
-    """On how many test records a figure rests, if it is known; over seeds their number is a mean."""
-    return "" if tested is None else f", {tested:,.0f} test records"
 
 
 def _interval(of: Mapping, form: str) -> str:
