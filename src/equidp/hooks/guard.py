@@ -91,15 +91,13 @@ def _refuse_to_lose(pipeline: Pipeline, catalog: DataCatalog, resume: bool) -> N
 
 def _refuse_unwritable(pipeline: Pipeline, catalog: DataCatalog) -> None:
     """Refuse folders that nothing can be written to: it would be found after the training, and ε be spent."""
-    for name in sorted(pipeline.all_outputs()):
-        if (path := str(_entry(catalog, name).get("filepath", ""))) and "://" not in path:
-            folder, number = next(folder for folder in Path(path).parents if folder.exists()), 0
-            if not folder.is_dir():
-                number = errno.ENOTDIR
-            elif not os.access(folder, os.W_OK | os.X_OK):
-                number = errno.EACCES
-            if number:
-                raise storage_error(Path(path), OSError(number, os.strerror(number)))
+    entries = (str(_entry(catalog, name).get("filepath", "")) for name in sorted(pipeline.all_outputs()))
+    for path in (Path(entry) for entry in entries if entry and "://" not in entry):
+        folder = next(folder for folder in path.parents if folder.exists())
+        if not folder.is_dir():
+            raise storage_error(path, OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise storage_error(path, OSError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def refusal_in(error: BaseException | None) -> EquidpError | None:
