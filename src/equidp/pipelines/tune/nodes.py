@@ -148,7 +148,7 @@ def _every_score(
 ) -> tuple[list[float], list[Event]]:  # fmt: skip
     """Train and score every trial, several at a time; their scores, and what they were charged beyond their plans."""
     beyond: dict[int, list[Event]] = {}
-    scores: dict[int, float] = {}
+    scores: list[float] = []
 
     def before(number: int) -> tuple[int, Point, Split, Path, Tuning, Settings]:
         """What a trial takes. What it may do again, as its process or an earlier call was killed, is entered first."""
@@ -157,12 +157,6 @@ def _every_score(
             beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
             enter_more(ledgers, settings, run, [event for of in beyond.values() for event in of])
         return number, point, parts, folder, tuning, settings
-
-    def finish(number: int) -> None:
-        with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
-            found = _trial(*before(number))  # of one that is finished, what it left
-        beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
-        scores[number] = found["score"]
 
     if settings.tune.workers > 1:
         apart = Apart(
@@ -175,8 +169,11 @@ def _every_score(
         )
         apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
     for number in range(len(drawn)):
-        finish(number)
-    return [scores[number] for number in sorted(scores)], [event for of in beyond.values() for event in of]
+        with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
+            found = _trial(*before(number))  # of one that is finished, what it left
+        beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
+        scores.append(found["score"])
+    return scores, [event for of in beyond.values() for event in of]
 
 
 def _tells(settings: Settings) -> bool:
