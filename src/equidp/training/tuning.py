@@ -259,12 +259,16 @@ def _refuse_untunable(settings: Settings) -> None:
         )
     if settings.tune.workers > 1 and sys.platform == "win32":
         raise EquidpError("tune.workers needs what Windows lacks: leave it out, or use WSL.")
-    algorithm = settings.algorithm(name)
-    _refuse_algorithm(algorithm, name)
-    mine = (*VARIED, name)
+    _refuse_algorithm(settings.algorithm(name), name)
+    _refuse_other_places(settings)
+
+
+def _refuse_other_places(settings: Settings) -> None:
+    """Refuse a grid and a box of nothing, of one setting twice, or of settings that no trial may vary."""
     values, ranges = settings.tune.values, settings.tune.ranges
     for where, names in (("grid", values), ("box", ranges)):
-        refuse_unknown(f"block of settings in tune.{where}", (setting.split(".")[0] for setting in names), mine)
+        blocks = (setting.split(".")[0] for setting in names)
+        refuse_unknown(f"block of settings in tune.{where}", blocks, (*VARIED, settings.audited))
     if both := values.keys() & ranges.keys():
         raise EquidpError(f"tune.grid and tune.box both have {min(both)}: give it in one of them.")
     if not values and not ranges:
