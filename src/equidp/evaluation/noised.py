@@ -302,6 +302,12 @@ def overall(noised: Noised) -> Cells:
     return Cells(np.asarray(counts), noised.sd / math.sqrt(total))
 
 
+def known_large(groups: Mapping[str, Cells]) -> dict[str, Cells]:
+    """The groups that are known to have ten records or more, by intervals of their sizes that hold for all together."""
+    every = _z(len(groups))  # or of many small groups one would be among the large ones by chance
+    return {name: of for name, of in groups.items() if of.size(every).interval[0] >= MIN_TEST_RECORDS}
+
+
 def lowest(found: Mapping[str, Estimate], wide: Mapping[str, Estimate]) -> dict[str, Any]:
     """The group of lowest value and an interval of the lowest true value.
 
@@ -331,8 +337,7 @@ def _compared(groups: Mapping[str, Mapping[str, Cells]]) -> dict[str, Any]:
     """`worst`, `gap`, `disparity` and `left_out`."""
     document: dict[str, dict] = {"worst": {}, "gap": {}, "disparity": {}, "left_out": {}}
     for grouping, cells in groups.items():
-        every = _z(len(cells))  # or of many small groups one would be among the large ones by chance
-        sure = {name: of for name, of in cells.items() if of.size(every).interval[0] >= MIN_TEST_RECORDS}
+        sure = known_large(cells)
         document["left_out"][grouping] = [name for name in cells if name not in sure]
         found = {name: of.accuracy() for name, of in sure.items()}
         wide = {name: of.accuracy(_z(len(sure))) for name, of in sure.items()}
