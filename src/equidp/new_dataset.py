@@ -9,8 +9,9 @@ import datetime
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from equidp.system.files import replacing
 
 if TYPE_CHECKING:
     from equidp.config_loader import EquidpConfigLoader
-    from equidp.parameters import Settings
 
 SENSITIVE = re.compile(
     r"sex|gender|geschlecht|race|ethnic|religion|national|disab|marital|(^|_)age(_|$|group)|^alter$", re.IGNORECASE
@@ -117,14 +117,8 @@ def run_command(
     presets = loader.presets()
     if name in presets:
         _refuse_other(presets[name], name, file, catalog, raw_dir)
-        resolved = lambda: loader_at(project, read, {"dataset": name}).settings  # noqa: E731
         places = list(_places(folder, {loader.base_env, read or loader.default_run_env}, name))
-        found, start = check(
-            places,
-            project,
-            resolved,
-            lambda entry: _loaded(project, loader_at(project, read, {"dataset": name}), entry),
-        )
+        found, start = check(project, places, partial(loader_at, project, read, {"dataset": name}))
         run = shlex.join(["--env", read]) + " " if read else ""
         click.echo(found)
         click.echo(f"The preset is valid. Now: kedro run {run}--pipeline=dpsgd --params=dataset={name}{start}")
@@ -134,8 +128,8 @@ def run_command(
         raise EquidpError(f"{preset} is there, and has no preset {name!r}: rename it, or give another --name.")
     if catalog:
         # whichever dataset is the project's own may be the one that is to be drafted
-        settings = loader_at(project, read, {"dataset": "digits"})
-        text = draft_entry(catalog, lambda entry: _loaded(project, settings, entry), name, label, unit)
+        digits = loader_at(project, read, {"dataset": "digits"})
+        text = draft_entry(catalog, partial(_loaded, project, digits), name, label, unit)
     elif file:
         text = draft(file, raw_dir, name, label, unit=unit, sql=sql)
     else:
@@ -192,18 +186,16 @@ def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, l
     for column in filter(None, (label, unit)):
         if column not in columns:
             raise missing_column(where, column, columns)
-    marked, possible = not label, [column for column in columns if column != unit]
+    possible = [column for column in columns if column != unit]
     if not possible:
         told = f"no column but the unit {unit!r}" if unit else "no column"
         raise EquidpError(f"{where} has {told}, so there is nothing to predict: name a table with more columns.")
+    guess = "" if label else f"          # {MARK}: the last column; or name another"
     label = label or possible[-1]
-    others = {column: kind for column, kind in columns.items() if column not in (label, unit)}
-    groups = {column: kind for column, kind in others.items() if SENSITIVE.search(column)}
-    ids = [column for column in others if IDENTIFYING.search(column)]
-    images = [column for column in others if IMAGE.search(column)]
-    left = {column: kind for column, kind in others.items() if column not in (*groups, *ids, *images)}
-    distinct, dates = ([column for column, kind in left.items() if kind == of] for of in ("distinct", "date"))
-    features = {column: kind for column, kind in left.items() if kind not in ("distinct", "date")}
+    others = [column for column in columns if column not in (label, unit)]
+    groups, ids, images = (list(filter(of.search, others)) for of in (SENSITIVE, IDENTIFYING, IMAGE))
+    left = [column for column in others if column not in (*groups, *ids, *images)]
+    distinct, dates = ([column for column in left if columns[column] == kind] for kind in ("distinct", "date"))
     remarks = (
         (ids, "it is called like an identifier", ""),
         (distinct, "nearly every row has a value of its own, as of an identifier or a text", ""),
@@ -211,24 +203,26 @@ def _drafted(where: str, table: list[str], columns: dict[str, str], name: str, l
         (images, "it is called like a file", ". Where a table is of images, their folder is the source (image_folder: "
          "docs/images.md)"),
     )  # fmt: skip
+    not_taken = [f"as {why}: {', '.join(map(_text, names))}{more}" for names, why, more in remarks if names]
+    features = [column for column in left if column not in (*distinct, *dates)]
+    no_group = "{}          # sex: {categories: [f, m], unknown: true}, over any column"
     return DRAFT.format(
         mark=MARK,
-        unit=f"        unit: {_text(unit)}\n" if unit else UNTOLD.format(id=_text(next(iter(ids), "…"))),
-        split=f"      split_by: {_text(unit)}\n" if unit else "",
-        protected=f", unit: {_text(unit)}" if unit else "",
-        remarks="".join(
-            f"          # not taken, as {why}: {', '.join(map(_text, names))}{more}\n"
-            for names, why, more in remarks
-            if names
-        ),
         name=name,
         reported=f"[{', '.join(map(_text, groups)) or 'class'}]",
-        table="".join(f"        {line}\n" for line in table),
-        label=_text(label) + (f"          # {MARK}: the last column; or name another" if marked else ""),
-        features="".join(f"          {_text(column)}: {_feature(kind)}\n" for column, kind in features.items()),
-        groups="".join(f"          {_text(column)}: {_group(kind)}\n" for column, kind in groups.items())
-        or "          {}          # sex: {categories: [f, m], unknown: true}, over any column\n",
+        split=_lines([f"split_by: {_text(unit)}"] if unit else [], 6),
+        table=_lines(table, 8),
+        label=f"{_text(label)}{guess}",
+        unit=f"        unit: {_text(unit)}\n" if unit else UNTOLD.format(id=_text(next(iter(ids), "…"))),
+        features=_lines((f"{_text(column)}: {_feature(columns[column])}" for column in features), 10),
+        remarks=_lines((f"# not taken, {remark}" for remark in not_taken), 10),
+        groups=_lines([f"{_text(column)}: {_group(columns[column])}" for column in groups] or [no_group], 10),
+        protected=f", unit: {_text(unit)}" if unit else "",
     )
+
+
+def _lines(lines: Iterable[str], indent: int) -> str:
+    return "".join(f"{' ' * indent}{line}\n" for line in lines)
 
 
 def marked(text: str) -> list[int]:
@@ -237,17 +231,13 @@ def marked(text: str) -> list[int]:
 
 
 def check(
-    places: list[tuple[Path, int, str]],
-    project: Path,
-    resolved: Callable[[], Settings],
-    tables: Callable[[str], object],
+    project: Path, places: list[tuple[Path, int, str]], load: Callable[[], EquidpConfigLoader]
 ) -> tuple[str, str]:
     """Validate a preset and read its table; returns what was found, and settings to start from, for `--params`.
 
     Args:
         places: where it stands: a file, the number of its first line there, and its text.
-        resolved: gives the settings of a run of this dataset; it is called once no mark is left.
-        tables: loads an entry of the catalog.
+        load: gives the configuration of a run of this dataset; it is called once no mark is left.
 
     Raises:
         EquidpError: a mark is left, a setting is not valid, or the table is not as declared.
@@ -259,13 +249,14 @@ def check(
                 f"({text.splitlines()[left[0] - 1].strip()}); replace them by what the codebook says, and call the "
                 "command again."
             )
-    settings = resolved()
+    loader = load()
+    settings = loader.settings
     from equidp.data.labelling import group_table
     from equidp.data.records import Split
     from equidp.data.sources import source
 
     table = source(settings.data.source, settings.data.options)
-    table.catalog = tables
+    table.catalog = partial(_loaded, project, loader)
     records = table.records(table.locate(project / settings.raw_dir))
     none = records.take(records.labels < 0)
     rows = group_table(Split(records, none, none))
@@ -295,24 +286,29 @@ def _refuse_other(preset: Any, name: str, file: Path | None, catalog: str, raw_d
     data = preset.get("data") if isinstance(preset, dict) else None
     options = (data.get("options") if isinstance(data, dict) else None) or {}
     own = [str(value) for value in options.values()] if isinstance(options, dict) else []
-    plain = lambda path: str(path.resolve()).removesuffix(".gz")  # noqa: E731
-    if (catalog and catalog not in own) or (file and plain(file) not in [plain(raw_dir / one) for one in own if one]):
+    files = [_unpacked(raw_dir / one) for one in own if one]
+    if (catalog and catalog not in own) or (file and _unpacked(file) not in files):
         raise EquidpError(
             f"The name {name!r} has a preset already, and it does not read {catalog or file}: give another by --name."
         )
+
+
+def _unpacked(path: Path) -> str:
+    return str(path.resolve()).removesuffix(".gz")
 
 
 def _places(folder: Path, environments: set[str], name: str) -> Iterator[tuple[Path, int, str]]:
     """Where a preset stands: each file, the number of its first line there, and its lines."""
     for file in (file for env in sorted(environments) for file in sorted((folder / env).rglob("*"))):
         read = any(part.startswith("parameters") for part in file.relative_to(folder).parts[1:])  # by Kedro
-        if read and file.suffix in (".yml", ".yaml", ".json") and file.is_file():
-            text = file.read_text(encoding="utf-8")
-            for key, value in _entries(yaml.compose(text)):
-                for own, block in _entries(value) if key.value == "presets" else ():
-                    if own.value == name:
-                        begins, end = own.start_mark.line, block.end_mark.line + (block.end_mark.column > 0)
-                        yield file, begins + 1, "\n".join(text.splitlines()[begins:end])
+        if not (read and file.suffix in (".yml", ".yaml", ".json") and file.is_file()):
+            continue
+        text = file.read_text(encoding="utf-8")
+        blocks = [block for key, block in _entries(yaml.compose(text)) if key.value == "presets"]
+        for own, block in (preset for presets in blocks for preset in _entries(presets)):
+            if own.value == name:
+                begins, end = own.start_mark.line, block.end_mark.line + (block.end_mark.column > 0)
+                yield file, begins + 1, "\n".join(text.splitlines()[begins:end])
 
 
 def _entries(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
@@ -417,9 +413,8 @@ def _kinds(frame: pd.DataFrame) -> dict[str, str]:
 def _feature(kind: str) -> str:
     if kind == "number":
         return f"{{kind: numeric, minimum: {MARK}, maximum: {MARK}}}"
-    return f"{{kind: categorical, categories: [{'true, false' if kind == 'truth' else MARK}]}}".replace(
-        "true, false", '"false", "true"'
-    )
+    categories = '"false", "true"' if kind == "truth" else MARK
+    return f"{{kind: categorical, categories: [{categories}]}}"
 
 
 def _group(kind: str) -> str:

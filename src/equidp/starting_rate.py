@@ -52,6 +52,14 @@ def made_up(columns: Mapping[str, Named | Numeric], count: int, seed: int) -> Te
     return torch.cat(parts, dim=1)
 
 
+def _labels(features: Tensor, classes: int) -> Tensor:
+    """Classes of made-up rows `[count]`, by random weights and some chance."""
+    weights = torch.randn(features.shape[1], classes, generator=torch.Generator().manual_seed(1))
+    scores = (features - features.mean(0)) @ weights
+    shares = torch.softmax(CERTAINTY * scores / scores.std(), dim=1)
+    return torch.multinomial(shares, 1, generator=torch.Generator().manual_seed(2)).squeeze(1)
+
+
 def starting_rate(
     settings: Settings, schema: Schema, columns: Mapping[str, Named | Numeric], rows: int
 ) -> tuple[float, float]:
@@ -65,10 +73,7 @@ def starting_rate(
     count = min(units, ROWS)
     plan = replace(real, records=count, epochs=max(1, round(real.steps * real.batch_size / count)))
     features = made_up(columns, count + HELD_OUT, seed=0)
-    weights = torch.randn(features.shape[1], len(schema.classes), generator=torch.Generator().manual_seed(1))
-    scores = (features - features.mean(0)) @ weights
-    shares = torch.softmax(CERTAINTY * scores / scores.std(), dim=1)
-    labels = torch.multinomial(shares, 1, generator=torch.Generator().manual_seed(2)).squeeze(1)
+    labels = _labels(features, len(schema.classes))
     task = task_of(schema)
     loss = task.loss(task.loss_named(None), "cpu")
     population = Population(Examples(features[:count], labels[:count]), labels.new_zeros(count))

@@ -12,8 +12,6 @@ from mlflow import MlflowClient
 from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, read_json, report_folder
 
 from equidp.errors import EquidpError
-from equidp.hooks.guard import LOCK
-from equidp.system.files import locked
 from equidp.training.journal import ABANDONED
 
 
@@ -95,15 +93,6 @@ def test_no_earlier_release_stays_beside_a_new_model(project):
         (folder / name).write_text("{}")
     kedro_run(project, "dpsgd", options={"to_nodes": ["dpsgd.train_model"]}, **QUICK)
     assert {path.name for path in folder.iterdir()} == {"privacy.json", "history.parquet"}
-
-
-def test_a_release_waits_for_the_run_that_writes_its_model(project):
-    path = report_folder(project, "ingestion") / LOCK
-    path.parent.mkdir(parents=True)
-    with path.open("wb") as other:
-        assert locked(other)
-        with pytest.raises(EquidpError, match="Another run of this dataset, seed and run_label is at work"):
-            kedro_run(project, "release", algorithm="dpsgd")
 
 
 def test_documents_of_the_baseline_alone_are_not_written_and_its_release_is_refused(project, caplog):

@@ -12,7 +12,6 @@ from fairlearn import metrics as fairness
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 from sklearn import metrics as sk
 
-from equidp.evaluation.learnt import diverged, guessing, hardly
 from equidp.evaluation.metrics import (
     METRICS,
     calibration_error,
@@ -23,6 +22,9 @@ from equidp.evaluation.metrics import (
     slug,
     unique_slugs,
 )
+from equidp.tasks.classification import Classification
+
+diverged, guessing, hardly = Classification.diverged, Classification.guessing, Classification.hardly
 
 SEXES = ("Female", "Male", "Single", "Absent")
 CLASSES = ("no", "yes")

@@ -269,7 +269,7 @@ def test_settings_of_one_slug_are_all_kept(monkeypatch):
     """Names in other scripts: MLflow refuses a second value for one name, and with it all the others."""
     kept = {}
     monkeypatch.setattr(
-        runs, "write", lambda algorithm, *, params: kept.update({entry.key: entry.value for entry in params})
+        runs, "write", lambda algorithm, kind, params: kept.update({entry.key: entry.value for entry in params})
     )
     runs.log_params("dpsgd", {"性別": 1, "年齢": 2, "age [y]": 3, "age (y)": 4})
     assert sorted(kept.values()) == ["1", "2", "3", "4"]
@@ -279,7 +279,7 @@ def test_settings_of_one_slug_are_all_kept(monkeypatch):
 def test_whatever_a_column_is_called_its_settings_are_kept(monkeypatch, column):
     """MLflow takes names for paths, of 250 letters at most; by one that it refuses the whole run would be lost."""
     kept = []
-    monkeypatch.setattr(runs, "write", lambda algorithm, *, params: kept.extend(params))
+    monkeypatch.setattr(runs, "write", lambda algorithm, kind, params: kept.extend(params))
     runs.log_params("dpsgd", {f"data.options.features.{column}.{n}": n for n in ("kind", "categories")})
     assert len({entry.key for entry in kept}) == 2
     for entry in kept:

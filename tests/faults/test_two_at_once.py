@@ -12,13 +12,14 @@ from equidp.system.files import locked
 
 
 def test_another_run_at_work_is_told_and_its_files_are_left_alone(project):
-    """It may train another algorithm: the baseline's plan is one file, and its model."""
+    """It may train another algorithm: the baseline's plan is one file, and its model. A release waits for its model."""
     path = report_folder(project, "ingestion") / LOCK
     path.parent.mkdir(parents=True)
     with path.open("wb") as other:
         assert locked(other)
-        with pytest.raises(EquidpError, match="Another run of this dataset, seed and run_label is at work"):
-            kedro_run(project, "ingestion")
+        for pipeline, more in (("ingestion", {}), ("release", {"algorithm": "dpsgd"})):
+            with pytest.raises(EquidpError, match="Another run of this dataset, seed and run_label is at work"):
+                kedro_run(project, pipeline, **more)
         assert [file.name for file in path.parent.iterdir()] == [LOCK]
         kedro_run(project, "ingestion", run_label="mine")
     kedro_run(project, "ingestion")

@@ -70,20 +70,7 @@ def calibrate(events_for: Callable[[float], Sequence[Event]], target: float, del
 
 
 def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> float:
-    alone = events_for(LARGE_NOISE)
-    floor = live_epsilon(alone, delta)  # a quick bound: it may be below the target already
-    if floor > target and (floor := epsilon(alone, delta, interval=SEARCH_INTERVAL).value) > target:
-        pairs = zip(alone, events_for(3 * LARGE_NOISE), strict=True)
-        if all(more.noise_multiplier > 2 * less.noise_multiplier for less, more in pairs):  # all fall with it
-            raise EquidpError(
-                f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
-                f"ε = {floor:.3g} at δ = {delta:g}. Raise privacy.epsilon, or train fewer steps."
-            )
-        raise EquidpError(
-            f"privacy.epsilon={target:g} cannot be reached: the side releases of this algorithm cost ε = {floor:.3g} "
-            f"at δ = {delta:g} on their own. Raise their noise (count_noise_multiplier, best as a ratio, '10x'), "
-            f"raise privacy.epsilon, or train fewer steps."
-        )
+    _refuse_unreachable(events_for, target, delta)
 
     def solve(make: Callable[[], dp.PrivacyAccountant], bracket: tuple[float, float], tol: float) -> float:
         with orders_left_out_in_silence():
@@ -124,6 +111,24 @@ def _calibrated(events_for: Callable[[float], Sequence[Event]], target: float, d
         if found > coarse * TIGHTENING ** (TIGHTENINGS - 0.5):  # it came to the target
             return found
     return found if finely(found) >= 0.99 * target else smallest_noise(finely, target)
+
+
+def _refuse_unreachable(events_for: Callable[[float], Sequence[Event]], target: float, delta: float) -> None:
+    """Refuse a target that is not met with infinite gradient noise, naming what it costs then."""
+    alone = events_for(LARGE_NOISE)
+    floor = live_epsilon(alone, delta)  # a quick bound: it may be below the target already
+    if floor > target and (floor := epsilon(alone, delta, interval=SEARCH_INTERVAL).value) > target:
+        pairs = zip(alone, events_for(3 * LARGE_NOISE), strict=True)
+        if all(more.noise_multiplier > 2 * less.noise_multiplier for less, more in pairs):  # all fall with it
+            raise EquidpError(
+                f"privacy.epsilon={target:g} cannot be reached: even a noise multiplier of {LARGE_NOISE:g} is charged "
+                f"ε = {floor:.3g} at δ = {delta:g}. Raise privacy.epsilon, or train fewer steps."
+            )
+        raise EquidpError(
+            f"privacy.epsilon={target:g} cannot be reached: the side releases of this algorithm cost ε = {floor:.3g} "
+            f"at δ = {delta:g} on their own. Raise their noise (count_noise_multiplier, best as a ratio, '10x'), "
+            f"raise privacy.epsilon, or train fewer steps."
+        )
 
 
 def tightened(events_for: Callable[[float], Sequence[Event]], coarse: float, target: float, delta: float) -> float:

@@ -168,47 +168,22 @@ def codes(
         EquidpError: an undeclared value, or a number that is two of the texts, as 10 is `10` and `010`; the message
             names file, row and column.
     """
-    written = [(text, i) for i, name in enumerate(categories) for text in (values or {}).get(name, (name,))]
-    position: dict[Any, int] = {composed(text): i for text, i in written}
-    by_value: dict[Any, int] = {}
-    for text, i in written:
-        key = {"true": True, "false": False}.get(text.lower(), number_in(text))
-        if key is not None:
-            kind = (isinstance(key, bool), key)
-            by_value[kind] = i if by_value.get(kind, i) == i else SEVERAL
-
-    def alike(value: Any) -> list[str]:
-        if isinstance(value, bool | np.bool_):
-            return [text for text, _ in written if text.lower() == str(value).lower()]
-        numbered = ((text, number_in(text)) for text, _ in written)
-        return [text for text, number in numbered if number is not None and float(number) == float(value)]
-
-    def found_at(value: Any) -> int:
-        if isinstance(value, str):
-            return position.get(composed(value), -1)
-        if isinstance(value, bool | np.bool_):
-            return by_value.get((True, bool(value)), -1)
-        if isinstance(value, float | np.floating) and abs(float(value)) >= WHOLE:
-            return SEVERAL if alike(value) else -1
-        if isinstance(value, AnyNumber):
-            return by_value.get((False, _key(value)), -1)
-        return -1 if _is_absent(value, MISSING) else position.get(composed(value), -1)
-
-    found = np.array([found_at(value) for value in column.to_numpy(dtype=object)], dtype=np.int64)
+    declared = _Texts([(text, i) for i, name in enumerate(categories) for text in (values or {}).get(name, (name,))])
+    found = np.array([declared.position(value) for value in column.to_numpy(dtype=object)], dtype=np.int64)
 
     def said(bad: int) -> str:
         given, at = column.iloc[bad], f"{place(where, column, column.index[bad])}:"
         if _is_absent(given, {""}):
             return f"{at} a category is missing; give one of {listed_names(categories)}{otherwise}."
         if found[bad] == SEVERAL:
-            texts = list(map(repr, alike(given)))
+            texts = list(map(repr, declared.alike(given)))
             texts += ["another"] if len(texts) == 1 else []
             sort = "truth value" if isinstance(given, bool | np.bool_) else "number"
             return (
                 f"{at} the {sort} {as_written(given)} may be {' or '.join(texts)}; give the column as text (pandas: "
                 "dtype=str)."
             )
-        return str(unknown_name(f"category in {at}", given, [text for text, _ in written]))
+        return str(unknown_name(f"category in {at}", given, declared.texts))
 
     if (bad := found < 0).any():
         told = column.iloc[first := int(np.argmax(bad))]
@@ -216,6 +191,41 @@ def codes(
         more = _others(column[found == -1], told, "which are unknown too") if unknown else ""
         raise RefusedCellsError(column, said, bad, more)
     return torch.from_numpy(found)
+
+
+class _Texts:
+    """What a table may hold for the declared categories: each text and its category's position."""
+
+    def __init__(self, written: Sequence[tuple[str, int]]) -> None:
+        self.texts = [text for text, _ in written]
+        self._by_text = {composed(text): i for text, i in written}
+        self._by_truth: dict[bool, int] = {}
+        self._by_number: dict[Decimal, int] = {}
+        for text, i in written:
+            if (truth := {"true": True, "false": False}.get(text.lower())) is not None:
+                self._by_truth[truth] = i if self._by_truth.get(truth, i) == i else SEVERAL
+            if (number := number_in(text)) is not None:
+                self._by_number[number] = i if self._by_number.get(number, i) == i else SEVERAL
+
+    def position(self, value: Any) -> int:
+        """The category that a cell is, `SEVERAL` if it may be more than one, -1 if it is none."""
+        if isinstance(value, str):
+            return self._by_text.get(composed(value), -1)
+        if isinstance(value, bool | np.bool_):
+            return self._by_truth.get(bool(value), -1)
+        if isinstance(value, float | np.floating) and abs(float(value)) >= WHOLE:
+            return SEVERAL if self.alike(value) else -1
+        if isinstance(value, AnyNumber):
+            number = number_in(str(value))
+            return -1 if number is None else self._by_number.get(number, -1)
+        return -1 if _is_absent(value, MISSING) else self._by_text.get(composed(value), -1)
+
+    def alike(self, value: Any) -> list[str]:
+        """The texts that a number or a truth value may be, in floating point."""
+        if isinstance(value, bool | np.bool_):
+            return [text for text in self.texts if text.lower() == str(value).lower()]
+        numbered = ((text, number_in(text)) for text in self.texts)
+        return [text for text, number in numbered if number is not None and float(number) == float(value)]
 
 
 def numbers(

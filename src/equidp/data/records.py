@@ -163,40 +163,49 @@ class Records:
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_columns()
+        self._check_features()
+        if set(self.groups) != set(self.schema.groupings):
+            raise self._unlike(f"groupings are {sorted(self.groups)}, the schema says {sorted(self.schema.groupings)}")
+        if self.schema.classes:
+            self._check_ids("labels", self.labels, len(self.schema.classes))
+        else:
+            self._check_targets()
+        for grouping, ids in self.groups.items():
+            self._check_ids(f"groups[{grouping}]", ids, len(self.schema.groupings[grouping]))
+
+    def _check_columns(self) -> None:
+        """Refuse columns that are no tensors, or have no row for each record."""
         n = len(self.labels)
         for name, ids in (("identity", self.identity), ("unit_identity", self.unit_identity)):
             if ids is not None and (ids.dtype != torch.int64 or tuple(ids.shape) != (n, 2)):
                 raise self._unlike(f"{name} is {ids.dtype} of shape {tuple(ids.shape)}, and must be int64 ({n}, 2)")
-        columns = {"labels": self.labels, **{f"groups[{k}]": v for k, v in self.groups.items()}}
+        columns = {"features": self.features, "labels": self.labels}
+        columns |= {f"groups[{grouping}]": ids for grouping, ids in self.groups.items()}
         columns |= {k: v for k, v in (("part", self.part), ("unit", self.unit)) if v is not None}
-        for name, column in {"features": self.features, **columns}.items():
+        for name, column in columns.items():
             if not isinstance(column, Tensor):
                 raise self._unlike(f"{name} are of type {type(column).__name__}, and must be a torch.Tensor")
             several = name == "labels" and len(self.schema.targets) > 1
-            if name in columns and column.dim() != (2 if several else 1):
+            if name != "features" and column.dim() != (2 if several else 1):
                 raise self._unlike(f"{name} have shape {tuple(column.shape)}, and must be one number per record")
             if len(column) != n:
                 raise self._unlike(f"{name} has {len(column)} rows, labels have {n}")
+
+    def _check_features(self) -> None:
         found = tuple(self.features.shape[1:])
         if found != self.schema.shape:
             raise self._unlike(f"features have shape {found}, the schema says {self.schema.shape}")
         if self.features.dtype == torch.float64:  # what NumPy gives
             raise self._unlike("features are float64, and must be float32 (images uint8, token ids int64)")
-        if set(self.groups) != set(self.schema.groupings):
-            raise self._unlike(f"groupings are {sorted(self.groups)}, the schema says {sorted(self.schema.groupings)}")
-        named = {f"groups[{k}]": (ids, self.schema.groupings[k]) for k, ids in self.groups.items()}
-        if self.schema.classes:
-            named = {"labels": (self.labels, self.schema.classes), **named}
-        else:
-            self._check_targets()
-        for name, (ids, names) in named.items():
-            if ids.dtype != torch.int64:
-                raise self._unlike(f"{name} are {str(ids.dtype).removeprefix('torch.')}, and must be int64")
-            # records are made on the CPU; once on another device they are no longer asked, as each answer is waited for
-            if n and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < len(names):
-                raise self._unlike(
-                    f"{name} are from {ids.min()} to {ids.max()}, and must be from 0 to {len(names) - 1}"
-                )
+
+    def _check_ids(self, name: str, ids: Tensor, names: int) -> None:
+        """Refuse ids of classes or groups that are not 0 to `names` - 1."""
+        if ids.dtype != torch.int64:
+            raise self._unlike(f"{name} are {str(ids.dtype).removeprefix('torch.')}, and must be int64")
+        # records are made on the CPU; once on another device they are no longer asked, as each answer is waited for
+        if len(ids) and ids.device.type == "cpu" and not 0 <= int(ids.min()) <= int(ids.max()) < names:
+            raise self._unlike(f"{name} are from {ids.min()} to {ids.max()}, and must be from 0 to {names - 1}")
 
     def _check_targets(self) -> None:
         """Refuse targets of another type or number, or beyond their bounds."""

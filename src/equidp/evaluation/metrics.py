@@ -70,18 +70,13 @@ def evaluate(
     _check_shapes(scores, labels, groups)
     predicted = _predicted(scores)
     measured = by_group(_figures(scores, predicted, labels), len(labels), groups, METRICS)
-    by_name, label = measured["groups"], positive_label(classes, positive)
+    label = positive_label(classes, positive)
     rates, ends = ({}, {}) if label is None else group_rates(predicted, labels, groups, label, units=units)
+    positives, told = range(len(classes)) if label is None else [label], measured["groups"]
     return {
         **measured,
         "disparity": {
-            grouping: disparity(
-                predicted,
-                labels,
-                ids,
-                range(len(classes)) if label is None else [label],
-                _numbers(telling(by_name[grouping]), names),
-            )
+            grouping: disparity(predicted, labels, ids, positives, _numbers(telling(told[grouping]), names))
             for grouping, (ids, names) in groups.items()
             if "class" not in factors_of(grouping)
         },

@@ -143,6 +143,17 @@ class Cells:
         ends = [(0.0, 1.0) if of.value is None else (-1.0, 2.0) for of in recalls]
         bound = _bound(hidden, len(known))
         wide = [self.share(self.right, self.of(k), math.sqrt(bound), of).interval for k, of in enumerate(ends)]
+        theta, least = self._least_misfits(wide, ends)
+        inside = least - bound
+        interval = _zeros(inside, np.clip(theta, 0.0, 1.0)) if (inside <= 0).any() else [0.0, 1.0]
+        return Estimate(sum(known) / len(known) if not hidden else None, interval)
+
+    def _least_misfits(self, wide: Sequence[Pair], ends: Sequence[tuple[float, float]]) -> tuple[NDArray, NDArray]:
+        """Means of the classes' recalls, and of each mean the least sum of misfits over all recalls that have it.
+
+        Each recall is sought over its wide interval. All grids have one step, so that a sum of recalls is on a grid
+        too, and one class more is a minimum over a sliding window.
+        """
         step = max(high - low for low, high in wide) / STEPS
         middle, first, least = 0.0, 0, np.zeros(1)
         for k, (low, high) in enumerate(wide):
@@ -151,10 +162,7 @@ class Cells:
             padded = np.pad(least, len(misfit) - 1, constant_values=np.inf)
             least = (sliding_window_view(padded, len(misfit)) + misfit[::-1]).min(axis=1)
             middle, first = middle + at, first - reach
-        theta = (middle + step * (first + np.arange(len(least)))) / len(recalls)
-        inside = least - bound
-        interval = _zeros(inside, np.clip(theta, 0.0, 1.0)) if (inside <= 0).any() else [0.0, 1.0]
-        return Estimate(sum(known) / len(known) if not hidden else None, interval)
+        return (middle + step * (first + np.arange(len(least)))) / len(wide), least
 
     def _misfit(self, label: int, recall: NDArray) -> NDArray:
         """T²/V of the class's recall, at every recall."""
@@ -249,6 +257,7 @@ def released_figures(noised: Noised) -> dict[str, Any]:
         other groups. `reliability` is the accuracy by confidence. Figures that noise hides are None.
     """
     whole = overall(noised)
+    every = _figures(whole)
     groups = {
         grouping: {name: Cells(table[k], noised.sd) for k, name in enumerate(noised.names[grouping])}
         for grouping, table in noised.counts.items()
@@ -257,9 +266,9 @@ def released_figures(noised: Noised) -> dict[str, Any]:
     figures = {grouping: {name: _figures(of) for name, of in cells.items()} for grouping, cells in groups.items()}
     figures["class"] = {name: _class_figures(whole, k) for k, name in enumerate(noised.classes)}
     return {
-        "overall": _values(_figures(whole)),
+        "overall": _values(every),
         "groups": _nested(figures, _values),
-        "intervals": {"overall": _intervals(_figures(whole)), "groups": _nested(figures, _intervals)},
+        "intervals": {"overall": _intervals(every), "groups": _nested(figures, _intervals)},
         **_compared(groups),
         "reliability": whole.reliability(),
     }
@@ -293,6 +302,12 @@ def overall(noised: Noised) -> Cells:
     return Cells(np.asarray(counts), noised.sd / math.sqrt(total))
 
 
+def known_large(groups: Mapping[str, Cells]) -> dict[str, Cells]:
+    """The groups that are known to have ten records or more, by intervals of their sizes that hold for all together."""
+    every = _z(len(groups))  # or of many small groups one would be among the large ones by chance
+    return {name: of for name, of in groups.items() if of.size(every).interval[0] >= MIN_TEST_RECORDS}
+
+
 def lowest(found: Mapping[str, Estimate], wide: Mapping[str, Estimate]) -> dict[str, Any]:
     """The group of lowest value and an interval of the lowest true value.
 
@@ -322,8 +337,7 @@ def _compared(groups: Mapping[str, Mapping[str, Cells]]) -> dict[str, Any]:
     """`worst`, `gap`, `disparity` and `left_out`."""
     document: dict[str, dict] = {"worst": {}, "gap": {}, "disparity": {}, "left_out": {}}
     for grouping, cells in groups.items():
-        every = _z(len(cells))  # or of many small groups one would be among the large ones by chance
-        sure = {name: of for name, of in cells.items() if of.size(every).interval[0] >= MIN_TEST_RECORDS}
+        sure = known_large(cells)
         document["left_out"][grouping] = [name for name in cells if name not in sure]
         found = {name: of.accuracy() for name, of in sure.items()}
         wide = {name: of.accuracy(_z(len(sure))) for name, of in sure.items()}

@@ -194,14 +194,7 @@ class GuardHook:
         """
         name, _, kind = dataset_name.rpartition(".")
         if kind == "model" and name in (*self._trained, "tuned"):
-            kinds = (*SAID, *(("choice", "trials") if name == "tuned" else ()))
-            said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in kinds)}
-            # a baseline comes with every run, and of its figures no more than a run makes is missed
-            missed = (path for stale, path in said.items() if name != BASELINE or stale not in self._made)
-            if earlier := next((path for path in missed if path.exists()), None):
-                logger.info("An earlier run's results in %s are replaced; run_label=… keeps both.", earlier.parent)
-            for path in said.values():
-                remove(path)
+            self._remove_earlier(name)
         self._saving.enter_context(interrupts.waiting())  # Kedro writes most files under their own names
 
     @hook_impl
@@ -234,6 +227,17 @@ class GuardHook:
         if refusal is not None:
             raise refusal from None
         return result
+
+    def _remove_earlier(self, name: str) -> None:
+        """Remove what an earlier run has said of its model, and say so where somebody may miss it."""
+        kinds = (*SAID, "choice", "trials") if name == "tuned" else SAID
+        said = {stale: written_to(self._catalog, stale) for stale in (f"{name}.{kind}" for kind in kinds)}
+        # a baseline comes with every run, and of its figures no more than a run makes is missed
+        missed = (path for stale, path in said.items() if name != BASELINE or stale not in self._made)
+        if earlier := next((path for path in missed if path.exists()), None):
+            logger.info("An earlier run's results in %s are replaced; run_label=… keeps both.", earlier.parent)
+        for path in said.values():
+            remove(path)
 
     def _hold(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Keep the run's files to this run until it ends: what one node writes, the next one reads from there.
@@ -328,7 +332,6 @@ def _tell_unread(run_params: dict[str, Any], trained: Sequence[str]) -> None:
 
 def _tell_unreleased(settings: Settings, trained: Sequence[str]) -> None:
     """Warn where documents are asked for and the baseline alone runs: a sweep may have it beside private algorithms."""
-
     if settings.release.documents and trained == (BASELINE,):
         logger.warning(
             "%s trains without differential privacy, so nothing of it may go out and no release/ is written: train a "

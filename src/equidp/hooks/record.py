@@ -141,19 +141,20 @@ class RunRecorder:
         """Log what a node has found out, if it is anything that is logged before the end."""
         for name, found in outputs.items():
             owner, _, kind = name.rpartition(".")
-            if name == "provenance":
-                for algorithm in runs.tracked():
-                    runs.log_tags(algorithm, {"raw_fingerprint": found["raw_fingerprint"]})
-                    runs.log_dataset(algorithm, found["dataset"], found["raw_fingerprint"], inputs["raw_folder"])
-            elif name == "audit_findings":
-                runs.log_metrics(AUDIT, _bounds(found))
-            elif kind == "plan":
-                facts = ("noise_multiplier", "sampling_rate", "steps", "records")
-                runs.log_params(owner, {f"resolved.{fact}": getattr(Plan(**found), fact) for fact in facts})
-            elif kind == "model" and "trainable_parameters" in found.card:
-                runs.log_params(owner, {"resolved.trainable_parameters": found.card["trainable_parameters"]})
-            elif kind == "history":
-                runs.log_history(owner, [self._shown(row) for row in found.to_dict("records")])
+            match kind:
+                case "provenance":
+                    for algorithm in runs.tracked():
+                        runs.log_tags(algorithm, {"raw_fingerprint": found["raw_fingerprint"]})
+                        runs.log_dataset(algorithm, found["dataset"], found["raw_fingerprint"], inputs["raw_folder"])
+                case "audit_findings":
+                    runs.log_metrics(AUDIT, _bounds(found))
+                case "plan":
+                    facts = ("noise_multiplier", "sampling_rate", "steps", "records")
+                    runs.log_params(owner, {f"resolved.{fact}": getattr(Plan(**found), fact) for fact in facts})
+                case "model" if "trainable_parameters" in found.card:
+                    runs.log_params(owner, {"resolved.trainable_parameters": found.card["trainable_parameters"]})
+                case "history":
+                    runs.log_history(owner, [self._shown(row) for row in found.to_dict("records")])
 
     def finish(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Log results and end the runs. Raises EquidpError where the store fails; all results are on disk."""

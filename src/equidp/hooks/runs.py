@@ -43,8 +43,8 @@ REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
 LONGEST_KEY = 240
 """Letters of a name: MLflow takes 250, and a number may follow."""
 
-BATCH, MOST_METRICS = 100, 1000
-"""MLflow takes at most so many params, and so many metrics, at once."""
+AT_ONCE = {"metrics": 1000, "params": 100, "tags": 100}
+"""So many of each MLflow takes at once, at most."""
 
 DIGEST_LENGTH = 8
 """Of a dataset's fingerprint in MLflow's list of runs, as of MLflow's own; the tag has all of it."""
@@ -83,6 +83,7 @@ class Tracking:
 
 
 _current = Tracking()
+"""Of the pipeline that is at work: `begin` and `close_runs` put a new one in its place."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +93,9 @@ def begin(ours: bool) -> None:
     global _current
     _current = Tracking(ours)
     if alone():
-        before, after = (signal.SIG_DFL, _leave) if ours else (_leave, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGTERM) is before:  # training has a handler of its own meanwhile
-            signal.signal(signal.SIGTERM, after)
+        replaced, handler = (signal.SIG_DFL, _leave) if ours else (_leave, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is replaced:  # training has a handler of its own meanwhile
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
@@ -245,20 +246,19 @@ def log_metrics(algorithm: str, metrics: Mapping[str, float]) -> None:
     live, last = _current.live.get(algorithm, set()), max(_current.epochs.get(algorithm, {0}))
     ending = {name: value for name, value in metrics.items() if name in live}
     others = {name: value for name, value in metrics.items() if name not in live}
-    _write_metrics(algorithm, [*_metrics(ending, last), *_metrics(others, 0)])
+    write(algorithm, "metrics", [*_metrics(ending, last), *_metrics(others, 0)])
 
 
 def log_params(algorithm: str, params: Mapping[str, Any]) -> None:
     """Write parameters to the algorithm's run."""
     names = numbered(params, slug)  # two names in other scripts may share a slug, and MLflow takes each once
     entries = [Param(names[name], str(value)[:MAX_PARAM_VAL_LENGTH]) for name, value in params.items()]
-    for start in range(0, len(entries), BATCH):
-        write(algorithm, params=entries[start : start + BATCH])
+    write(algorithm, "params", entries)
 
 
 def log_tags(algorithm: str, tags: Mapping[str, Any]) -> None:
     """Write tags to the algorithm's run."""
-    write(algorithm, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+    write(algorithm, "tags", [RunTag(name, str(value)) for name, value in tags.items()])
 
 
 def log_dataset(algorithm: str, name: str, fingerprint: str, folder: Path) -> None:
@@ -314,31 +314,28 @@ def _metrics(figures: Mapping[str, float], step: int) -> list[Metric]:
     return [Metric(slug(name), float(value), now, step) for name, value in figures.items() if value is not None]
 
 
-def _write_metrics(algorithm: str, entries: Sequence[Metric]) -> None:
-    for start in range(0, len(entries), MOST_METRICS):
-        write(algorithm, metrics=entries[start : start + MOST_METRICS])
-
-
 def _write_rows() -> None:
     """Write the epochs that have come in since the last time."""
     rows, _current.rows = _current.rows, {}
     for algorithm, entries in rows.items():
-        _write_metrics(algorithm, entries)
+        write(algorithm, "metrics", entries)
     _current.written = time.monotonic()
 
 
-def write(algorithm: str, **entries: Any) -> None:
+def write(algorithm: str, kind: str, entries: Sequence[Any]) -> None:
     """Write `metrics`, `params` or `tags` to the algorithm's run; kept for the end where the store has failed."""
     run_id = _current.runs.get(algorithm)
     if run_id is None:
         return
-    if not _current.lost:
-        try:
-            _current.client.log_batch(run_id, **entries)
-        except FAILURES as error:
-            lose(error)
-    if _current.lost:
-        _current.held.append((run_id, entries))
+    for start in range(0, len(entries), AT_ONCE[kind]):
+        batch: dict[str, Any] = {kind: entries[start : start + AT_ONCE[kind]]}
+        if not _current.lost:
+            try:
+                _current.client.log_batch(run_id, **batch)
+            except FAILURES as error:
+                lose(error)
+        if _current.lost:
+            _current.held.append((run_id, batch))
 
 
 def slug(name: str) -> str:

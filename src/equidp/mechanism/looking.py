@@ -129,52 +129,61 @@ class Looking:
         return self.contributing.norms(batch)
 
     def judge(self, draw: Draw) -> None:
-        """Refuse a batch, or batches, that independent coins of the charged rate do not give.
+        """Refuse a batch, or batches, that independent coins of the charged rate do not give."""
+        if wrong := self._unlike_coins(draw):
+            part = type(self.sampling).__name__
+            raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
+
+    def _unlike_coins(self, draw: Draw) -> str:
+        """What coins do not give; empty for what they may.
 
         More units than expected by ten standard deviations, or one size of twenty batches, are no chance.
         """
-        rate, part = self.sampling.rate, type(self.sampling).__name__
-        expected, wrong = self.population.size * rate, ""
         self._sizes[len(draw.units)] += 1
-        batches, units = self._sizes.total(), sum(size * times for size, times in self._sizes.items())
-        most = expected * batches
         if bool((draw.units[1:] <= draw.units[:-1]).any()):
-            wrong = "units that are not distinct and in ascending order: one that is drawn twice adds twice its bound"
-        elif self.algorithm.sampler.budget(self.plan) is None:
-            if units > most + 10 * most**0.5 + 20:
-                wrong = f"{units} units by step {batches}, more than its `sampling_rate` gives"
-            elif batches == ALIKE and len(self._sizes) == 1 and expected * (1 - rate) > 4:
-                wrong = "batches of one size, where the sizes of independent coins differ: ε is computed for such coins"
-        if wrong:
-            raise EquidpError(f"{self.algorithm.name}: {part} draws {wrong}. So ε would not hold.")
+            return "units that are not distinct and in ascending order: one that is drawn twice adds twice its bound"
+        if self.algorithm.sampler.budget(self.plan) is not None:
+            return ""
+        batches, units = self._sizes.total(), sum(size * times for size, times in self._sizes.items())
+        expected = self.population.size * self.sampling.rate
+        most = expected * batches
+        if units > most + 10 * most**0.5 + 20:
+            return f"{units} units by step {batches}, more than its `sampling_rate` gives"
+        if batches == ALIKE and len(self._sizes) == 1 and expected * (1 - self.sampling.rate) > 4:
+            return "batches of one size, where the sizes of independent coins differ: ε is computed for such coins"
+        return ""
 
     def try_contribution(self, draw: Draw) -> None:
         """Refuse vectors that are longer than their norms, or norms that change with the others of a batch.
 
-        Every bound is of norms, so that a part which states them wrongly has no ε. A few units are tried.
+        Every bound is of norms, so that a part which states them wrongly has no ε.
         """
-        part, few = type(self.contributing).__name__, draw.units[:TRIED]
+        if wrong := self._untrue_of(draw.units[:TRIED]):
+            part = type(self.contributing).__name__
+            raise EquidpError(
+                f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
+            )
+
+    def _untrue_of(self, few: Tensor) -> str:
+        """What the contribution says of these units that is not so; empty where all is."""
         before = global_random(self.population.device)
         alone = [self.contributing.norms(self.batch(unit)) for unit in few.split(1)]
         norms = self.contributing.norms(self.batch(few))
         ones = torch.ones(len(few), device=few.device)
-        vectors = [self.contributing.weighted_sum(weights) for weights in ones.diag()]
+        vectors = torch.stack([self.contributing.weighted_sum(weights) for weights in ones.diag()])
         together = self.contributing.weighted_sum(ones)
         drawn = any(not torch.equal(before[name], state) for name, state in global_random(few.device).items())
         set_global_random(before, self.population.device)
         if not bool(norms.isfinite().all()):
-            return
-        wrong, room = "", 0.02 * norms.max() + 1e-12  # in half precision a batch of other size rounds otherwise
-        if bool((torch.stack(vectors).norm(dim=1) > norms + room).any()):
-            wrong = "the vector of a record is longer than its norm"
-        elif bool((together - torch.stack(vectors).sum(0)).norm() > len(few) * room):
-            wrong = "`weighted_sum` is no sum of the records' vectors"
-        elif not drawn and bool(((torch.cat(alone) - norms).abs() > room).any()):
-            wrong = "the norm of a record changes with the others of its batch"
-        if wrong:
-            raise EquidpError(
-                f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
-            )
+            return ""
+        room = 0.02 * norms.max() + 1e-12  # in half precision a batch of other size rounds otherwise
+        if bool((vectors.norm(dim=1) > norms + room).any()):
+            return "the vector of a record is longer than its norm"
+        if bool((together - vectors.sum(0)).norm() > len(few) * room):
+            return "`weighted_sum` is no sum of the records' vectors"
+        if not drawn and bool(((torch.cat(alone) - norms).abs() > room).any()):
+            return "the norm of a record changes with the others of its batch"
+        return ""
 
     def norms_of_all(self) -> Tensor:
         """`[n]` contribution norms of every unit of this process at the current parameters; exact, hence private."""

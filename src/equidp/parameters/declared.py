@@ -37,17 +37,21 @@ def _tree(module: str) -> ast.Module:
 def _annotated(place: str) -> dict[str, ast.AnnAssign] | None:
     """What a class and its bases annotate, by name; None where files of algorithms do not tell."""
     module, _, name = place.partition(":")
-    if place == ROOT or not module.startswith("equidp.algorithms."):
-        return {} if place == ROOT else None
+    if place == ROOT:
+        return {}
+    if not module.startswith("equidp.algorithms."):
+        return None
     for node in _tree(module).body:
         if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if name == (alias.asname or alias.name):
-                    return _annotated(f"{node.module}:{alias.name}")
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            bases = [_annotated(f"{module}:{ast.unparse(base)}") for base in node.bases]
-            own = {ast.unparse(line.target): line for line in node.body if isinstance(line, ast.AnnAssign)}
-            if None in bases:
-                return None
-            return {key: line for base in reversed(bases) for key, line in (base or {}).items()} | own
+            imported = {alias.asname or alias.name: alias.name for alias in node.names}
+            if name in imported:
+                return _annotated(f"{node.module}:{imported[name]}")
+        elif isinstance(node, ast.ClassDef) and node.name == name:
+            found: dict[str, ast.AnnAssign] = {}
+            for base in reversed(node.bases):
+                inherited = _annotated(f"{module}:{ast.unparse(base)}")
+                if inherited is None:
+                    return None
+                found |= inherited
+            return found | {ast.unparse(line.target): line for line in node.body if isinstance(line, ast.AnnAssign)}
     return None

@@ -162,7 +162,8 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     check_names(given, TOP_LEVEL)
     # names before values: some values are checked by what imports torch, which takes longer than all before
     options = {name: _options(name, given.get(name)) for name in ALGORITHMS}
-    for name, kinds in (SECTIONS | PIPELINE_SECTIONS).items():
+    blocks = SECTIONS | PIPELINE_SECTIONS
+    for name, kinds in blocks.items():
         valid = [f"{name}.{setting}" for kind in kinds for setting in kind.model_fields]
         refuse_unknown("setting", (f"{name}.{key}" for key in block(name, given.get(name))), valid)
     audited = str(given.get("algorithm") or AUDITED)
@@ -174,23 +175,11 @@ def resolve(parameters: Mapping[str, Any]) -> Settings:
     raw_dir = _raw_dir(given.get("raw_dir"))
     run_label = _folder_name("run_label", given.get("run_label") or "", empty=True)
     resume = _yes_or_no("resume", given.get("resume", False))
-    data, privacy, training, operation, model = (
-        made for name, kinds in SECTIONS.items() for made in _section(name, kinds, given.get(name))
+    data, privacy, training, operation, model, audit, report, release, tune = (
+        made for name, kinds in blocks.items() for made in _section(name, kinds, given.get(name))
     )
     data = _sourced(data, dataset)
-    audit, report, release, tune = (
-        made for name, kinds in PIPELINE_SECTIONS.items() for made in _section(name, kinds, given.get(name))
-    )
-    if "test" in release.unprotected and data.evaluate_on == "validation":
-        raise EquidpError(
-            "release.unprotected=test would publish figures of validation records, which were taken from the training "
-            "records: leave it out, or set data.evaluate_on=test."
-        )
-    if privacy.evaluation.epsilon is not None and "test" in release.unprotected:
-        raise EquidpError(
-            "release.unprotected=test would publish the exact figures beside those that privacy.evaluation.epsilon "
-            "protects: leave one of them out."
-        )
+    _refuse_exact_figures(release, data, privacy)
     model, data = _with_network(model, data, training)
     _refuse_other_units(data, privacy)
     _refuse_strata(data, privacy)
@@ -284,6 +273,22 @@ def _with_network(
     if tokenizer and takes and not data.options.get("tokenizer"):
         data = data.model_copy(update={"options": {**data.options, "tokenizer": tokenizer}})
     return model, data
+
+
+def _refuse_exact_figures(release: ReleaseSettings, data: DataSettings, privacy: PrivacySettings) -> None:
+    """Refuse to publish exact figures of records that something protects."""
+    if "test" not in release.unprotected:
+        return
+    if data.evaluate_on == "validation":
+        raise EquidpError(
+            "release.unprotected=test would publish figures of validation records, which were taken from the training "
+            "records: leave it out, or set data.evaluate_on=test."
+        )
+    if privacy.evaluation.epsilon is not None:
+        raise EquidpError(
+            "release.unprotected=test would publish the exact figures beside those that privacy.evaluation.epsilon "
+            "protects: leave one of them out."
+        )
 
 
 def _refuse_other_units(data: DataSettings, privacy: PrivacySettings) -> None:

@@ -168,7 +168,7 @@ class PrivacySettings(Block):
             raise ValueError("privacy.epsilon_as=published tells how to read privacy.epsilon, which is not set")
         if self.max_trials > 1 or (self.trials_law, self.trials_mean, self.trials_shape) != (None, None, None):
             try:
-                assert self.trials
+                _ = self.trials  # refuses what does not belong together
             except EquidpError as error:
                 raise ValueError(str(error)) from error
         return self
@@ -263,7 +263,7 @@ class TrainingSettings(Block):
     @model_validator(mode="after")
     def _holds_together(self) -> TrainingSettings:
         if self.model_fields_set & DESCENT:
-            assert self.descent
+            _ = self.descent  # refuses what does not belong together
         if self.huber_delta is not None and self.loss != "huber":
             raise ValueError("huber_delta has no effect unless loss is huber")
         self._refuse_idle_augmentation()

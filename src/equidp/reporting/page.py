@@ -200,18 +200,14 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     for grouping, worst in list(document.get("worst", {}).items())[:CARD_GROUPINGS]:
         if (group := worst["group"]) is not None:
             tested = document["groups"].get(grouping, {}).get(group, {}).get("count")
-            cards.append((f"worst {grouping}", _number(worst[main]), f"{group}{_of_records(tested)}"))
+            rests_on = "" if tested is None else f", {tested:,.0f} test records"  # over seeds their number is a mean
+            cards.append((f"worst {grouping}", _number(worst[main]), f"{group}{rests_on}"))
     for grouping, gap in list(cost.get("gap", {}).items())[:CARD_GROUPINGS]:
         if gap.get(main) is not None:
             cards.append((f"gap over {grouping}", _number(gap[main]), "largest minus smallest cost of privacy"))
         if (spread := document.get("spread", {}).get(grouping)) is not None:
             cards.append((f"spread over {grouping}", _number(spread), f"largest minus smallest {title}"))
     return cards
-
-
-def _of_records(tested: float | None) -> str:
-    """On how many test records a figure rests, if it is known; over seeds their number is a mean."""
-    return "" if tested is None else f", {tested:,.0f} test records"
 
 
 def _interval(of: Mapping, form: str) -> str:
@@ -295,71 +291,85 @@ def privacy_facts(name: str, privacy: Mapping[str, Mapping]) -> Mapping:
 
 
 def _warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> list[str]:
-    """Sentences at the top, such as research mode or a baseline that failed."""
-    task, found = task_in(documents), [research_mode(facts) for facts in privacy.values()]
+    """Sentences at the top, each once."""
+    found = (*_privacy_warnings(documents, privacy), *_training_warnings(documents), *_record_warnings(documents))
+    return list(dict.fromkeys(found))
+
+
+def _privacy_warnings(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> Iterator[str]:
+    """What ε does not mean here."""
+    yield from filter(None, map(research_mode, privacy.values()))
     if not any(privacy_facts(name, privacy)["private"] for name in documents):
-        found.append(NO_GUARANTEE)
-    found += [f"{name}: {DECIDING}" for name, facts in privacy.items() if facts.get("test_records_decide")]
+        yield NO_GUARANTEE
+    for name, facts in privacy.items():
+        if facts.get("test_records_decide"):
+            yield f"{name}: {DECIDING}"
     doubtful = {name: warning for name, facts in privacy.items() if (warning := understated(facts))}
-    found += [_doubtful_rules(doubtful, privacy)] if len(doubtful) > 1 else doubtful.values()
+    yield from [_doubtful_rules(doubtful, privacy)] if len(doubtful) > 1 else doubtful.values()
+
+
+def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
+    """Baselines and models that learnt nothing, or diverged, or could be trained better."""
+    task = task_in(documents)
     if others := tables.other_baseline(documents):
-        found.append(f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here.")
+        yield f"Costs of privacy of {', '.join(others)} refer to another baseline than the sgd row shown here."
     baselines = {name: document["baseline"] for name, document in documents.items() if document.get("baseline")}
     guesses = {name: said for name, baseline in baselines.items() if (said := task.guessing(baseline))}
-    found += [
-        f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
-        for name, said in guesses.items()
-    ]
+    for name, said in guesses.items():
+        yield f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
     learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
     if weak := [name for name in learnt if task.outdone(documents[name])]:
-        found.append(
+        yield (
             f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
             "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
             "small."
         )
     if far := {name: said for name, of in baselines.items() if name not in guesses and (said := task.overshot(of))}:
-        found.append(
+        yield (
             f"The non-private baseline of {', '.join(far)} {next(iter(far.values()))}: give it a smaller learning rate "
             "(sgd.options.learning_rate). Costs and gaps beside it are too small."
         )
-    found += [
-        f"The model of {name} {said}. {task.guessed_means}."
-        for name, document in documents.items()
-        if (said := task.guessing(document))
-    ]
-    found += [f"{name} {said}." for name, document in documents.items() if (said := task.hardly(document))]
+    for name, document in documents.items():
+        if said := task.guessing(document):
+            yield f"The model of {name} {said}. {task.guessed_means}."
+    for name, document in documents.items():
+        if said := task.hardly(document):
+            yield f"{name} {said}."
     if lost := [name for name, baseline in baselines.items() if task.diverged(baseline)]:
-        found.append(
+        yield (
             f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and "
             f"{task.diverged_means}. No cost of privacy is known: give it a smaller learning rate "
             "(sgd.options.learning_rate)."
         )
     if lost := [name for name, document in documents.items() if task.diverged(document)]:
-        found.append(
+        yield (
             f"The model of {', '.join(lost)} diverged: its scores are not finite, and {task.diverged_means}. "
             "Its figures are meaningless: give it a smaller learning rate."
         )
+
+
+def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
+    """Which records and seeds the figures are of."""
     of_classes = [of for document in documents.values() for of in document["groups"].get("class", {}).items()]
     if absent := dict.fromkeys(name for name, figures in of_classes if not figures["count"]):
-        found.append(f"No test record is of class {listed_names(absent)}: the figures say nothing about it.")
+        yield f"No test record is of class {listed_names(absent)}: the figures say nothing about it."
     for name, document in documents.items():
         if seeds := document.get("diverged"):
-            found.append(
+            yield (
                 f"In {seeds} of the seeds of {name} the non-private baseline diverged: they count neither in its mean "
                 "nor in the cost of privacy."
             )
     validated = [name for name, document in documents.items() if "evaluated_on" in document]
     if validated and len(validated) == len(documents):
-        found.append(
+        yield (
             "These are figures of the validation part, held back from the training records: where this page says "
             "test, it means that part. The test part was not used."
         )
     elif validated:
-        found.append(
+        yield (
             f"The figures of {', '.join(validated)} are of the validation part, held back from the training records, "
             "those of the others of the test part: do not compare the two."
         )
-    return list(dict.fromkeys(warning for warning in found if warning))
 
 
 def _doubtful_rules(names: Collection[str], privacy: Mapping[str, Mapping]) -> str:

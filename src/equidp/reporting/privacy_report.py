@@ -311,55 +311,50 @@ def _released(privacy: Mapping) -> Section:
 
 
 def _outside(privacy: Mapping) -> Section:
+    tuned, secure = privacy.get("tuning"), privacy.get("secure")
     diagnostics = [str(d) for d in privacy.get("diagnostics_published", ())]
-    rows = [
-        (
-            "Diagnostics on training records",
-            f"Exact figures were logged: {', '.join(diagnostics)}. Keep them inside."
-            if diagnostics
-            else "This run logged none.",
-        ),
-        (
-            "The non-private baseline",
-            "This run trained none. Whatever another run made of one is an exact function of the training data."
-            if privacy.get("tuning")
-            else "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are "
-            "exact functions of the training data.",
-        ),
-        (
-            "The test records",
-            "This run made no exact figures of them. Those of other runs are not protected."
-            if privacy.get("tuning")
-            else "Accuracies, errors, losses and group sizes of the test part are exact, and not protected"
-            + ("; those of metrics_release.json have noise." if privacy.get("evaluation") else "."),
-        ),
+    logged = f"Exact figures were logged: {', '.join(diagnostics)}. Keep them inside."
+    if tuned:
+        baseline = "This run trained none. Whatever another run made of one is an exact function of the training data."
+        tested = "This run made no exact figures of them. Those of other runs are not protected."
+        choice = (
+            "The choice among the declared grid is covered, as told below. What was learnt from these records to "
+            "declare it is not."
+        )
+    else:
+        baseline = (
+            "Its model, its figures, and everything derived from them (cost of privacy, gaps, excess loss) are exact "
+            "functions of the training data."
+        )
+        tested = "Accuracies, errors, losses and group sizes of the test part are exact, and not protected"
+        tested += "; those of metrics_release.json have noise." if privacy.get("evaluation") else "."
+        choice = (
+            "Each training with other settings on the same data spends its own ε; choosing the best by the reused test "
+            "set also makes its accuracy too good. Figures of a validation part (data.evaluate_on=validation) are "
+            "exact, and the final run trains on its records."
+        )
+    seeds = (
+        " Runs of one seed share batches and noise, and do not even compose. Where the seed draws the test part, runs "
+        "of several seeds show records as test records, exactly, that others of them protect."
+    )
+    rows = (
+        ("Diagnostics on training records", logged if diagnostics else "This run logged none."),
+        ("The non-private baseline", baseline),
+        ("The test records", tested),
         (
             "Sizes of groups",
             "The numbers of training records of each group, where a page or groups.csv shows them, are exact too, and "
             "small ones may reveal who is in the data. So is the digest of the raw files.",
         ),
-        (
-            "Choice of settings",
-            "The choice among the declared grid is covered, as told below. What was learnt from these records to "
-            "declare it is not."
-            if privacy.get("tuning")
-            else "Each training with other settings on the same data spends its own ε; choosing the best by the reused "
-            "test set also makes its accuracy too good. Figures of a validation part (data.evaluate_on=validation) are "
-            "exact, and the final run trains on its records.",
-        ),
+        ("Choice of settings", choice),
         (
             "Further releases",
             "Publishing k runs on the same data composes k ledgers: the ε of one run is for one run."
-            + (
-                ""
-                if privacy.get("secure")
-                else " Runs of one seed share batches and noise, and do not even compose. Where the seed draws the "
-                "test part, runs of several seeds show records as test records, exactly, that others of them protect."
-            ),
+            + ("" if secure else seeds),
         ),
         ("The seed", _seed(privacy)),
-    ]
-    return Section("What the guarantee does not cover", (), ("what", "why it matters"), tuple(rows))
+    )
+    return Section("What the guarantee does not cover", (), ("what", "why it matters"), rows)
 
 
 def _seed(privacy: Mapping) -> str:

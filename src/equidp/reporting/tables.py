@@ -224,25 +224,11 @@ def _rich(frame: pd.DataFrame) -> Table:
     task = TASKS[frame.attrs.get("task", CLASSIFICATION)]
     title, worst_of_all = METRIC_TITLES[task.main], f"worst_{task.main}"
     headline = title[:1].upper() + title[1:]
-    groups = [c for c in frame.columns if ":" in c]
-    names = list(dict.fromkeys(c.split(":", 1)[0] for c in groups))
-    spread = f"Spread: largest minus smallest {title}"
-    spread += ", over the same." if "gap" in frame else " over groups of ten test records or more."
-    notes = (
-        _research_note(frame),
-        f"Cost of privacy: {COST_MEANS.format(title)}." if "cost" in frame else "",
-        "Gap: largest minus smallest cost, over groups of ten test records or more, where there are two."
-        if "gap" in frame
-        else "",
-        spread if "spread" in frame else "",
-        f"{FEW}: fewer than ten test records." if frame.attrs.get("few") else "",
-        left_out(frame),
-    )
+    names = dict.fromkeys(c.split(":", 1)[0] for c in frame.columns if ":" in c)
+    part = frame.attrs.get("part", "test")
     table = Table(
-        title=f"{headline} on the {frame.attrs.get('part', 'test')} records, overall and by {escape(', '.join(names))}"
-        if names
-        else headline,
-        caption=" ".join(filter(None, notes)),
+        title=f"{headline} on the {part} records, overall and by {escape(', '.join(names))}" if names else headline,
+        caption=" ".join(_notes(frame, title)),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -262,6 +248,21 @@ def _rich(frame: pd.DataFrame) -> Table:
             cells[worst_of_all] = f"{short[row['worst_group']]} {cells[worst_of_all]}"
         table.add_row(Text(str(name)), *map(Text, cells.values()))
     return table
+
+
+def _notes(frame: pd.DataFrame, title: str) -> Iterator[str]:
+    """What the columns mean, and which rows and groups are special."""
+    yield from filter(None, [_research_note(frame)])
+    if "cost" in frame:
+        yield f"Cost of privacy: {COST_MEANS.format(title)}."
+    if "gap" in frame:
+        yield "Gap: largest minus smallest cost, over groups of ten test records or more, where there are two."
+    if "spread" in frame:
+        over = ", over the same" if "gap" in frame else " over groups of ten test records or more"
+        yield f"Spread: largest minus smallest {title}{over}."
+    if frame.attrs.get("few"):
+        yield f"{FEW}: fewer than ten test records."
+    yield from filter(None, [left_out(frame)])
 
 
 def _research_note(frame: pd.DataFrame) -> str:

@@ -193,8 +193,7 @@ def params_text(settings: Mapping[str, Any]) -> str:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "+".join(_text(name, part) for part in value)
-    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
-    text = str(value) if text is None else text
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     if "," in text or isinstance(value, Mapping):
         raise EquidpError(
             f"{name}={value!r} cannot be a setting of a sweep, as --params has no way to write it: "

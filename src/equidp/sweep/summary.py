@@ -193,19 +193,19 @@ def means_of(cells: Sequence[Cell], row: Row, line: Mapping[str, Any], runs: Map
     `runs` is MLflow's id of each cell's run, by the cell's key.
     """
     main = kind_of(next(iter(row.metrics.values()))).main
-    named = {
-        f"test/{main}": main,
-        f"test/worst_group_{main}": "worst",
-        f"cost_of_privacy/{main}": "cost",
-        "cost_of_privacy/gap": "gap",
+    names = {  # in MLflow, and in words
+        main: (f"test/{main}", "overall"),
+        "worst": (f"test/worst_group_{main}", "worst group"),
+        "cost": (f"cost_of_privacy/{main}", "cost of privacy"),
+        "gap": ("cost_of_privacy/gap", "gap"),
     }
-    known = {name: line[column] for name, column in named.items() if not pd.isna(line[column])}
-    halves = {f"plus_minus/{named[name]}": line[f"{named[name]}±"] for name in known}
-    epsilons = {name: line[name] for name in ("epsilon", "epsilon_published")}
-    metrics = {name: float(value) for name, value in (known | halves | epsilons).items() if not pd.isna(value)}
-    words = {main: "overall", "worst": "worst group", "cost": "cost of privacy", "gap": "gap"}
-    shown = {words[named[name]]: _figure(pd.Series(line), named[name]) for name in known}
-    told = ", ".join(map(" ".join, shown.items())).replace("overall", METRIC_TITLES[main])
+    known = {column: of for column, of in names.items() if not pd.isna(line[column])}
+    figures = {name: line[column] for column, (name, _) in known.items()}
+    figures |= {f"plus_minus/{column}": line[f"{column}±"] for column in known}
+    figures |= {name: line[name] for name in ("epsilon", "epsilon_published")}
+    metrics = {name: float(value) for name, value in figures.items() if not pd.isna(value)}
+    shown = {words: _figure(pd.Series(line), column) for column, (_, words) in known.items()}
+    told = ", ".join(f"{METRIC_TITLES[main] if words == 'overall' else words} {text}" for words, text in shown.items())
     seeds = f"{line['seeds']} seed{'s' if line['seeds'] != 1 else ''}"
     note = f"ε = {epsilon_text(metrics.get('epsilon'))}; " if "epsilon" in metrics else "Not private; "
     return Means(

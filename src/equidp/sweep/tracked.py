@@ -55,21 +55,16 @@ class Means:
     cells: Sequence[str]
 
 
-def client(store: str) -> MlflowClient:
-    """MLflow's client of the store at an address."""
-    return MlflowClient(store)
-
-
 def runs_of(label: str, store: str, experiment: str, status: str) -> list[Any]:
     """Runs with this `run_label` and status, the newest first."""
     wanted = f"tags.run_label = '{label}' and attributes.status = '{status}'"
-    return list(client(store).search_runs([experiment], wanted))
+    return list(MlflowClient(store).search_runs([experiment], wanted))
 
 
 def close(label: str, store: str, experiment: str) -> None:
     """Set runs that a crash left open to KILLED: otherwise they would seem to be running for ever."""
     for run in runs_of(label, store, experiment, "RUNNING"):
-        client(store).set_terminated(run.info.run_id, "KILLED")
+        MlflowClient(store).set_terminated(run.info.run_id, "KILLED")
 
 
 def summarise(sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], store: str, experiment: str) -> None:
@@ -78,7 +73,7 @@ def summarise(sweep: str, rows: Sequence[Means], pages: Mapping[str, Path], stor
     A store that fails meanwhile loses nothing: the next call of the sweep writes them. `pages`: of each data set.
     """
     try:
-        _summarise(sweep, rows, pages, client(store), experiment)
+        _summarise(sweep, rows, pages, MlflowClient(store), experiment)
     except (MlflowException, SQLAlchemyError, OSError) as error:  # a full disk is an OSError
         said = first_line(error)
         logger.warning("MLflow has no means of this sweep (%s): call it again once the store answers.", said)

@@ -121,13 +121,11 @@ class Task(ABC):
         self, private: NDArray, baseline: NDArray, labels: NDArray, groups: Groups, *, units: NDArray | None = None
     ) -> dict[str, Any]:
         """Intervals over test records of the main metric's cost of privacy; predictions of both on the same records."""
-        found: dict[str, Any] = self.measured_by.cost_intervals(private, baseline, labels, groups, units=units)
-        return found
+        return self.measured_by.cost_intervals(private, baseline, labels, groups, units=units)
 
     def live(self, predictions: NDArray, labels: NDArray, groups: Groups) -> dict[str, float]:
         """The figures shown after an epoch, as `test/<metric>` and `test/<metric>/<grouping>:<group>`."""
-        found: dict[str, float] = self.measured_by.live(predictions, labels, groups)
-        return found
+        return self.measured_by.live(predictions, labels, groups)
 
     @abstractmethod
     def words(self) -> Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Unpack
@@ -11,13 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equidp.errors import EquidpError
-from equidp.evaluation import learnt, metrics
+from equidp.evaluation import metrics
 from equidp.evaluation.intervals import Groups
 from equidp.evaluation.live import live_metrics
 from equidp.gradients.losses import CrossEntropy, Loss
 from equidp.tasks.base import Best, LossOptions, Task, Words
 
 CROSS_ENTROPY: Loss = CrossEntropy()
+
+RANKS = 0.6
+"""AUROC above which a ranking has learnt something, however small the test part."""
+
+ONE_IN_TWENTY = 1.645
+"""What a standard normal number is above in one of twenty cases."""
 
 
 def record_loss(
@@ -85,19 +92,43 @@ class Classification(Task):
     @classmethod
     def diverged(cls, figures: Mapping[str, Any]) -> bool:
         """Whether there is no loss: the accuracy of wrong predictions is 0."""
-        return learnt.diverged(figures)
+        return bool(figures["overall"]["count"]) and figures["overall"]["loss"] is None
 
     @classmethod
     def guessing(cls, figures: Mapping[str, Any]) -> str | None:
-        """By MCC and AUROC."""
-        return learnt.guessing(figures)
+        """By MCC: a model that puts every record into one class has an MCC of 0 exactly, however high its accuracy.
+
+        Its scores may rank the records all the same: then it has learnt, and only its classes say nothing.
+        """
+        overall = figures.get("overall", {})
+        mcc, auroc = overall.get("mcc"), overall.get("auroc")
+        if mcc is None or mcc > 0 or cls.diverged(figures):
+            return None
+        if auroc is not None and auroc > RANKS:
+            return f"ranks the records (AUROC {auroc:.2f}), but its classes are guesses: its MCC is not above 0"
+        return "has learnt nothing: its MCC is not above 0, as if all records were put into one class"
 
     @classmethod
     def hardly(cls, figures: Mapping[str, Any]) -> str | None:
-        """By MCC, AUROC and the number of records."""
-        return learnt.hardly(figures)
+        """By MCC and the number of records; a model whose scores rank is spared.
+
+        Guesses that do not depend on the labels have an MCC of spread 1/√n over test parts of two classes, and less of
+        more classes. So one below 1.645/√n is reached by one guessing model in twenty.
+        """
+        overall = figures.get("overall", {})
+        mcc, auroc, count = (overall.get(name) for name in ("mcc", "auroc", "count"))
+        if mcc is None or not 0 < mcc < ONE_IN_TWENTY / math.sqrt(count) or (auroc is not None and auroc > RANKS):
+            return None
+        ranking = "" if auroc is None else f" and AUROC {auroc:.2f}"
+        return f"is hardly better than guesses: MCC {mcc:.2f}{ranking} on {count:,} records can be chance"
 
     @classmethod
     def overshot(cls, figures: Mapping[str, Any]) -> str | None:
-        """By the loss; the number of classes is known where they are reported."""
-        return learnt.overshot(figures)
+        """By a loss above that of equal probabilities; the number of classes is known where they are reported.
+
+        Its classes may be right by half, but its steps are too long, or it went on too long.
+        """
+        loss, classes = figures.get("overall", {}).get("loss"), len(figures.get("groups", {}).get("class", {}))
+        if loss is None or classes < 2 or loss <= math.log(classes):
+            return None
+        return f"has a test loss of {loss:.2f}, above the {math.log(classes):.2f} of equal probabilities"

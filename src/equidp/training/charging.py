@@ -8,6 +8,7 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,28 +125,8 @@ def enter(
         EquidpError: `privacy.total_epsilon` would be passed.
     """
     ledger, place = ledger_of(folder, settings, provenance), workplace / CHARGED
-    protected = unit_in_ledger(settings)
-    raw = " ".join(str(provenance.get(of)) for of in ("raw_fingerprint", "version", "encoding"))
-    found = dict(releases)
-    if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
-        event = Event.from_dict(figures["mechanism"])
-        found["figures", figures["part"]] = {"events": (event,)} | of_law(settings.privacy.trials)
-
-    def entries(run: str) -> list[Entry]:
-        return [
-            Entry(
-                run=run,
-                what=what,
-                algorithm=algorithm,
-                split=_split(membership, settings, run, raw, held=("tuning", "train") in releases),
-                part=part,
-                unit=protected,
-                secure=settings.privacy.secure,
-                **of,
-            )
-            for (what, part), of in found.items()
-        ]
-
+    privacy = settings.privacy
+    entries = partial(_entries, settings, provenance, membership, releases, algorithm)
     if run is not None:
         there = [entry for entry in ledger.entries() if entry.run == run]
         if gone := [entry for entry in entries(run) if entry not in there]:
@@ -154,23 +135,43 @@ def enter(
                 "Entries of other runs may be lost too.",
                 ledger.path,
             )
-            ledger.charge(gone, delta=settings.privacy.delta)
+            ledger.charge(gone, delta=privacy.delta)
         return run
     begun: list[str] = []
     if settings.resume and place.is_file():
         begun, before = json.loads(place.read_text(encoding="utf-8")).get("runs", []), ledger.entries()
         for known in begun:
-            # one of other settings was charged for something else
-            if (mine := [entry for entry in before if entry.run == known])[: len(found)] == entries(known):
-                if not set(ledger.names) <= {name for entry in mine for name in entry.data}:
-                    named = Entry(known, NAMES, algorithm, split="", part="", unit="", secure=False)
-                    ledger.charge([named], delta=settings.privacy.delta)
-                return known
+            mine, asked = [entry for entry in before if entry.run == known], entries(known)
+            if mine[: len(asked)] != asked:  # of other settings: it was charged for something else
+                continue
+            if not set(ledger.names) <= {name for entry in mine for name in entry.data}:
+                named = Entry(known, NAMES, algorithm, split="", part="", unit="", secure=False)
+                ledger.charge([named], delta=privacy.delta)
+            return known
     run = secrets.token_hex(8)
     with replacing(place) as part:  # before the entry: a crash between the two enters the run anew, and never less
         part.write_text(json.dumps({"runs": [*begun, run]}), encoding="utf-8")
-    ledger.charge(entries(run), delta=settings.privacy.delta, limit=settings.privacy.total_epsilon)
+    ledger.charge(entries(run), delta=privacy.delta, limit=privacy.total_epsilon)
     return run
+
+
+def _entries(
+    settings: Settings,
+    provenance: Mapping[str, Any],
+    membership: Membership | None,
+    releases: Mapping[tuple[str, str], Mapping[str, Any]],
+    algorithm: str,
+    run: str,
+) -> list[Entry]:
+    """The entries of a run: its releases, and the figures that it will release."""
+    raw = " ".join(str(provenance.get(of)) for of in ("raw_fingerprint", "version", "encoding"))
+    split = _split(membership, settings, run, raw, held=("tuning", "train") in releases)
+    found = dict(releases)
+    if figures := figures_entry(settings.privacy, settings.data).get("evaluation"):
+        event = Event.from_dict(figures["mechanism"])
+        found["figures", figures["part"]] = {"events": (event,)} | of_law(settings.privacy.trials)
+    unit, secure = unit_in_ledger(settings), settings.privacy.secure
+    return [Entry(run, what, algorithm, split, part, unit, secure, **of) for (what, part), of in found.items()]
 
 
 def enter_more(folder: Path, settings: Settings, run: str, more: Sequence[Event]) -> None:

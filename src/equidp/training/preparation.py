@@ -7,10 +7,10 @@ import logging
 import math
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -78,74 +78,32 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     device, seed = device_of(training), request.seed
     loss = loss_of(training, split.train.schema, device)
     public = _public_part(algorithm, split, privacy, training)
-    train = (split.train if peers is None else peers.shard(split.train, by_unit=privacy.by_unit)).to(device)
-    own_seed = seed if peers is None else peers.seed(seed)
+    if peers is None:
+        part, own_seed = split.train, seed
+        random = random_source(privacy, own_seed, device)
+    else:
+        part, own_seed = peers.shard(split.train, by_unit=privacy.by_unit), peers.seed(seed)
+        random = peers.random(random_source(privacy, own_seed, device))
+    train, first = part.to(device), peers is None or peers.first
     views = augmentation(training, train.schema, secrets.randbits(63) if privacy.secure else seed)
-    random = random_source(privacy, own_seed, device)
-    random = random if peers is None else peers.random(random)
     network = make_model(train.schema, request.model, algorithm, seed).to(device)
-    if peers is None or peers.first:
+    if first:
         tell_parameters(algorithm.name, network)
-    resident = bytes_of(split.train) // (1 if peers is None else peers.size)
-    views_of_each = max(training.augmentations, 1)
-    roomy, at_once = room_for(network, train.features, plan.batch_size, views_of_each, resident=resident)
-    graphs = (roomy and not training.deterministic) if training.cuda_graphs is None else training.cuda_graphs
-    at_once = training.physical_batch_size or at_once
-    if at_once is not None and training.physical_batch_size is None and at_once < plan.batch_size:
-        logger.info("%s: %d records at once fit into the GPU's memory.", algorithm.name, at_once)
+    at_once, graphs = _fitting(request, network, train, bytes_of(split.train) // (1 if peers is None else peers.size))
     added = code_of_others((*map(type, algorithm.parts), type(network)))
     keeper = None
-    if request.workplace is not None and (peers is None or peers.first):
-        asked = request.facts() | {
+    if request.workplace is not None and first:
+        data = {
             "initial_model": initial_state(network),
             "records": fingerprint(split.train),
             "public": fingerprint(public) if algorithm.needs_public or algorithm.acceptance.on_test else None,
         }
-        if not algorithm.private:  # no release: what rounds its sums, or protects others, may differ
-            asked["privacy"] = {"unit": privacy.unit}
-        elif at_once != training.physical_batch_size:  # sums over other chunks round differently
-            asked["physical_batch_size"] = at_once
-        budgeted = algorithm.sampler.budget(algorithm.adapt(plan)) is not None
-        keeper = Checkpointer(
-            request.workplace,
-            asked,
-            resume=request.resume,
-            every_epochs=request.checkpoint_every,
-            block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
-            code=f"{CODE_DIGEST[:16]}{added[:16]}",
-            repeating=not graphs,  # whether a new recording repeats an old one was not tried on a GPU
-        )
-        if request.resume and not keeper.found and algorithm.private:
-            logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
-        if keeper.abandoned:
-            logger.warning(
-                "%s: this run begins anew, in the folder of one that was left behind (resume=true would have gone on). "
-                "What that one was charged is in %s and not in this ε; for whoever saw what it had shown, both count.",
-                algorithm.name,
-                keeper.abandoned,
-            )
+        keeper = _keeper(request, request.workplace, data, at_once, graphs, code=f"{CODE_DIGEST[:16]}{added[:16]}")
     try:
         others = [] if peers is None else _others_of(peers, random, CODE_DIGEST + added)
         ledger: Ledger = keeper.ledger(random, others) if keeper else Ledger()
         ids, names = groups_of(algorithm, train, request.grouping)
-        arguments: dict[str, Any] = {
-            "model": network,
-            "loss": loss,
-            "algorithm": algorithm,
-            "plan": plan,
-            "population": Population(train, ids, by_unit=privacy.by_unit),
-            "random": random,
-            "ledger": ledger,
-            "learning_rate": algorithm.learning_rate or training.rate(plan.steps),
-            "optimizer": training.descent,
-            "physical_batch_size": at_once,
-            "precision": training.precision,
-            "new_recorder": partial(CudaGraphs, device) if graphs else None,
-            "record_passes": bool(training.cuda_graphs),
-            "diagnostics": training.diagnostics,
-            "public": public.to(device) if len(public) else None,
-            "augmentation": views,
-        }
+        population = Population(train, ids, by_unit=privacy.by_unit)
         renewed = keeper.renewed if keeper else 0
         if peers is not None and (renewed := peers.object_from_first(renewed)) and not peers.first:
             random.renew(renewed)
@@ -155,12 +113,84 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
         with GLOBAL_RANDOM:
             torch.manual_seed(secrets.randbits(63) if privacy.secure else derived_seed(own_seed, stream))
         saved = keeper.saved.state if keeper and keeper.saved else None
-        trainer = Trainer(**arguments) if peers is None else ParallelTrainer.joined(peers, saved, **arguments)
+        make: Callable[..., Trainer] = Trainer if peers is None else partial(ParallelTrainer.joined, peers, saved)
+        trainer = make(
+            model=network,
+            loss=loss,
+            algorithm=algorithm,
+            plan=plan,
+            population=population,
+            random=random,
+            ledger=ledger,
+            learning_rate=algorithm.learning_rate or training.rate(plan.steps),
+            optimizer=training.descent,
+            physical_batch_size=at_once,
+            precision=training.precision,
+            new_recorder=partial(CudaGraphs, device) if graphs else None,
+            record_passes=bool(training.cuda_graphs),
+            diagnostics=training.diagnostics,
+            public=public.to(device) if len(public) else None,
+            augmentation=views,
+        )
         return Prepared(request, trainer, keeper, names, len(split.public), split.train.membership)
     except BaseException:
         if keeper is not None:  # or its lock would live as long as the error does, which a notebook keeps
             keeper.close()
         raise
+
+
+def _fitting(request: TrainingRequest, network: nn.Module, train: Records, resident: int) -> tuple[int | None, bool]:
+    """The most records at once, None for the whole batch, and whether steps are recorded as CUDA graphs.
+
+    Both are what the user says, or what a GPU's memory holds beside the training data, of so many bytes.
+    """
+    training, batch_size = request.training, request.plan.batch_size
+    views = max(training.augmentations, 1)
+    roomy, at_once = room_for(network, train.features, batch_size, views, resident=resident)
+    graphs = (roomy and not training.deterministic) if training.cuda_graphs is None else training.cuda_graphs
+    if training.physical_batch_size is not None:
+        return training.physical_batch_size, graphs
+    if at_once is not None and at_once < batch_size:
+        logger.info("%s: %d records at once fit into the GPU's memory.", request.algorithm.name, at_once)
+    return at_once, graphs
+
+
+def _keeper(
+    request: TrainingRequest,
+    workplace: Path,
+    data: Mapping[str, str | None],
+    at_once: int | None,
+    graphs: bool,
+    *,
+    code: str,
+) -> Checkpointer:
+    """What keeps a run in its workplace; `data` are digests of what it begins with."""
+    algorithm, training = request.algorithm, request.training
+    asked = {**request.facts(), **data}
+    if not algorithm.private:  # no release: what rounds its sums, or protects others, may differ
+        asked["privacy"] = {"unit": request.privacy.unit}
+    elif at_once != training.physical_batch_size:  # sums over other chunks round differently
+        asked["physical_batch_size"] = at_once
+    budgeted = algorithm.sampler.budget(algorithm.adapt(request.plan)) is not None
+    keeper = Checkpointer(
+        workplace,
+        asked,
+        resume=request.resume,
+        every_epochs=request.checkpoint_every,
+        block=1 if budgeted else BLOCK,  # a budget has no room for steps that were charged and not taken
+        code=code,
+        repeating=not graphs,  # whether a new recording repeats an old one was not tried on a GPU
+    )
+    if request.resume and not keeper.found and algorithm.private:
+        logger.info("%s: there is nothing to resume; training begins at its beginning.", algorithm.name)
+    if keeper.abandoned:
+        logger.warning(
+            "%s: this run begins anew, in the folder of one that was left behind (resume=true would have gone on). "
+            "What that one was charged is in %s and not in this ε; for whoever saw what it had shown, both count.",
+            algorithm.name,
+            keeper.abandoned,
+        )
+    return keeper
 
 
 def bytes_of(train: Records) -> int:

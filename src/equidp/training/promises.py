@@ -78,40 +78,47 @@ def refuse_broken_promises(algorithm: Algorithm, plan: Plan) -> None:
         return
     first = scheduled(public, segments[0])
     if rule.reads <= public.keys():  # else the sampler's values come with the first epoch
-        broken, most = _broken_bound(rule, first)
-        if broken:
-            raise EquidpError(
-                f"{algorithm.name}: the weight rule {type(rule).__name__} {broken}. With it ε would not hold: mend it."
-            )
-        _tell_of_slack(algorithm, f"the weight rule {type(rule).__name__}", "`bound`", most)
-    if side is None or not rule.reads <= public.keys() | side.gives:
-        return
-    known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
-    if broken := _broken_names(side, first, known):
-        raise EquidpError(f"{algorithm.name}: the side release {type(side).__name__} {broken}")
+        _refuse_broken_rule(algorithm, rule, first)
+    if side is not None and rule.reads <= public.keys() | side.gives:
+        known = plan if plan.noise_multiplier else dataclasses.replace(plan, noise_multiplier=10.0)
+        _refuse_broken_side(algorithm, side, rule, first, known, known.noise_multiplier * segments[0].noise)
+
+
+def _refuse_broken_rule(algorithm: Algorithm, rule: WeightRule, first: Public) -> None:
+    name = f"the weight rule {type(rule).__name__}"
+    broken, most = _broken_bound(rule, first)
+    if broken:
+        raise EquidpError(f"{algorithm.name}: {name} {broken}. With it ε would not hold: mend it.")
+    _tell_of_slack(algorithm, name, "`bound`", most)
+
+
+def _refuse_broken_side(
+    algorithm: Algorithm, side: SideRelease, rule: WeightRule, first: Public, plan: Plan, noise: float
+) -> None:
+    name = f"the side release {type(side).__name__}"
+    if broken := _broken_names(side, first, plan):
+        raise EquidpError(f"{algorithm.name}: {name} {broken}")
     norms, ids = torch.logspace(-9, 9, 19), torch.arange(19) % plan.groups
     _, changed = _told(
-        lambda: side.statistic(norms, ids, first, known), {"the norms": norms, "the groups": ids, **first}
+        lambda: side.statistic(norms, ids, first, plan), {"the norms": norms, "the groups": ids, **first}
     )
     if changed:
         raise EquidpError(
-            f"{algorithm.name}: the side release {type(side).__name__} changes {changed} in place, by which records "
-            "are weighed after it: let `statistic` work on a copy."
+            f"{algorithm.name}: {name} changes {changed} in place, by which records are weighed after it: let "
+            "`statistic` work on a copy."
         )
-    noise = known.noise_multiplier * segments[0].noise
-    if broken := _broken_values(side, rule, first, known, noise):
+    if broken := _broken_values(side, rule, first, plan, noise):
         raise EquidpError(
-            f"{algorithm.name}: the side release {type(side).__name__} {broken}. Noise makes any statistic possible: "
-            "clamp what `later` and `now` make of it to above 0."
+            f"{algorithm.name}: {name} {broken}. Noise makes any statistic possible: clamp what `later` and `now` make "
+            "of it to above 0."
         )
-    broken, most = _broken_joint(side, rule, first, known, noise)
+    broken, most = _broken_joint(side, rule, first, plan, noise)
     if broken:
         raise EquidpError(
-            f"{algorithm.name}: the side release {type(side).__name__} lets {broken}. With it ε would not hold: mend "
-            f"its `added`, `sensitivity` or `joint_noise`, or `reach` of {type(rule).__name__}."
+            f"{algorithm.name}: {name} lets {broken}. With it ε would not hold: mend its `added`, `sensitivity` or "
+            f"`joint_noise`, or `reach` of {type(rule).__name__}."
         )
-    what = "`sensitivity`, `added` or `joint_noise`"
-    _tell_of_slack(algorithm, f"the side release {type(side).__name__} with the gradients", what, most)
+    _tell_of_slack(algorithm, f"{name} with the gradients", "`sensitivity`, `added` or `joint_noise`", most)
 
 
 def _keeps(part: Part) -> str:

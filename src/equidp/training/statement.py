@@ -68,10 +68,6 @@ def privacy_statement(
     bounds = published.guarantee and plan.trials.single and accounted.run == accounted.planned
     one_more = algorithm.adapt(dataclasses.replace(plan, records=plan.records + 1))
     declared, curve = one_more.records == plan.records, accounted.trade_off()  # N is a setting, the same for any data
-    unit = unit_noun(privacy.unit)
-    size = size_sentence(membership, unit, plan.records, by_unit=privacy.by_unit)
-    if declared:
-        size = f"The declared number of {unit}s ({plan.records}; how many there are is protected, too)"
     return base | {
         "records_declared": declared or _by_declared_sizes(membership, plan, privacy),
         "membership": membership_facts(membership),
@@ -85,7 +81,7 @@ def privacy_statement(
         "target_epsilon_as": privacy.epsilon_as if privacy.epsilon is not None else None,
         "noise_multiplier": plan.noise_multiplier,
         "adjacency": _adjacency(privacy, declared=declared),
-        "sampling": algorithm.sampler.description(unit),
+        "sampling": algorithm.sampler.description(unit_noun(privacy.unit)),
         "sampling_rate": algorithm.sampler.sampling_rate(plan),
         "ledger": [event.to_dict() for event in outcome.events],
         **accounted.statement_entries(fixed=algorithm.fixed, ledger=merged(outcome.events)),
@@ -95,17 +91,28 @@ def privacy_statement(
         "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
         **({"test_records_decide": True} if algorithm.acceptance.on_test else {}),
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
-        "assumptions": [
-            f"{size}, the batch size, the number of steps, the schema, the number of groups and all hyper-parameters "
-            "are public.",
-            "What the model starts from is public and was not computed from these records: initial weights, and "
-            "pretrained weights, word vectors or feature maps read from files.",
-            split_sentence(membership, unit, public=algorithm.needs_public, tested=algorithm.acceptance.on_test),
-            _trials(plan, membership)
-            + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
-        ],
+        "assumptions": _assumptions(algorithm, plan, privacy, membership, declared=declared),
         "notes": [],
     }
+
+
+def _assumptions(
+    algorithm: Algorithm, plan: Plan, privacy: PrivacySettings, membership: Membership | None, *, declared: bool
+) -> list[str]:
+    """What ε rests on; the sentence on trials comes last."""
+    unit = unit_noun(privacy.unit)
+    size = size_sentence(membership, unit, plan.records, by_unit=privacy.by_unit)
+    if declared:
+        size = f"The declared number of {unit}s ({plan.records}; how many there are is protected, too)"
+    return [
+        f"{size}, the batch size, the number of steps, the schema, the number of groups and all hyper-parameters are "
+        "public.",
+        "What the model starts from is public and was not computed from these records: initial weights, and pretrained "
+        "weights, word vectors or feature maps read from files.",
+        split_sentence(membership, unit, public=algorithm.needs_public, tested=algorithm.acceptance.on_test),
+        _trials(plan, membership)
+        + ("" if privacy.secure else " Runs of one seed share batches and noise, and do not even compose."),
+    ]
 
 
 def membership_facts(membership: Membership | None) -> dict[str, str] | None:

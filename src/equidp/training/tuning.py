@@ -54,7 +54,7 @@ from equidp.algorithms import ALGORITHMS
 from equidp.data.records import Records
 from equidp.errors import EquidpError, refuse_unknown
 from equidp.evaluation.histogram import Noised, figures_event, sensitivity, tables
-from equidp.evaluation.noised import Cells, overall, released_figures
+from equidp.evaluation.noised import Cells, known_large, overall
 from equidp.mechanism.algorithm import Algorithm
 from equidp.parameters import Settings, varied
 from equidp.training.planning import plan_of
@@ -149,11 +149,12 @@ def score(noised: Noised, kind: str, grouping: str) -> float:
         return sum(recalls) / len(recalls)
     if grouping == "class":
         return min(recalls)
-    left_out = released_figures(noised)["left_out"][grouping]
     named = zip(noised.names[grouping], noised.counts[grouping], strict=True)
-    groups = {name: of for name, of in named if unknown or of.any()}
-    kept = [of for name, of in groups.items() if name not in left_out] or list(groups.values())
-    return min(of.rough(of.of()) for of in (Cells(counts, noised.sd) for counts in kept))
+    every = {name: Cells(counts, noised.sd) for name, counts in named}
+    groups = {name: of for name, of in every.items() if unknown or of.counts.any()}
+    large = known_large(every)
+    kept = [of for name, of in groups.items() if name in large] or list(groups.values())
+    return min(of.rough(of.of()) for of in kept)
 
 
 def beyond_plan(plan: Plan, settings: Settings, algorithm: str, ledger: Sequence[Event]) -> tuple[Event, ...]:
@@ -259,12 +260,16 @@ def _refuse_untunable(settings: Settings) -> None:
         )
     if settings.tune.workers > 1 and sys.platform == "win32":
         raise EquidpError("tune.workers needs what Windows lacks: leave it out, or use WSL.")
-    algorithm = settings.algorithm(name)
-    _refuse_algorithm(algorithm, name)
-    mine = (*VARIED, name)
+    _refuse_algorithm(settings.algorithm(name), name)
+    _refuse_other_places(settings)
+
+
+def _refuse_other_places(settings: Settings) -> None:
+    """Refuse a grid and a box of nothing, of one setting twice, or of settings that no trial may vary."""
     values, ranges = settings.tune.values, settings.tune.ranges
     for where, names in (("grid", values), ("box", ranges)):
-        refuse_unknown(f"block of settings in tune.{where}", (setting.split(".")[0] for setting in names), mine)
+        blocks = (setting.split(".")[0] for setting in names)
+        refuse_unknown(f"block of settings in tune.{where}", blocks, (*VARIED, settings.audited))
     if both := values.keys() & ranges.keys():
         raise EquidpError(f"tune.grid and tune.box both have {min(both)}: give it in one of them.")
     if not values and not ranges:

@@ -86,11 +86,8 @@ def choose_model(
             f"An unfinished tuning lies in {workplace}: its trials count. Go on with resume=true, or give this one a "
             "run_label, and add up the ε of both."
         )
-    due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
-    if tuning.score_event is not None:
-        due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
-    membership = parts.train.membership
-    entered = partial(enter, ledgers, workplace, once, provenance, membership, due, algorithm=settings.audited)
+    due, drawn_by = _due(tuning), parts.train.membership
+    entered = partial(enter, ledgers, workplace, once, provenance, drawn_by, due, algorithm=settings.audited)
     run = entered()
     with alone(workplace / LOCK) as lock:
         drawn = _drawn(workplace, tuning, parts, settings)
@@ -112,7 +109,23 @@ def choose_model(
         score_test(weights, test.test, settings), test.test, parts.train, workplace, once, algorithm="tuned"
     )
     privacy |= figures_entry(once.privacy, once.data)
-    choice = {
+    choice = _choice(privacy, tuning, settings, found["histogram"], scores[chosen])
+    return weights, privacy, choice, figures, _every_trial(tuning, drawn, scores, settings)
+
+
+def _due(tuning: Tuning) -> dict[tuple[str, str], dict[str, Any]]:
+    """What the ledger is charged before the first trial, by (what, part)."""
+    due = {("tuning", "train"): {"events": tuning.reference} | of_law(tuning.plan.trials)}
+    if tuning.score_event is not None:
+        due["scores", "validation"] = {"events": (tuning.score_event,)} | of_law(tuning.law)
+    return due
+
+
+def _choice(
+    privacy: Mapping[str, Any], tuning: Tuning, settings: Settings, histogram: dict[str, Any], value: float
+) -> dict[str, Any]:
+    """tune.json: what was chosen, by which figure, and at what cost."""
+    return {
         "algorithm": settings.audited,
         "secure": settings.privacy.secure,
         "epsilon": privacy["epsilon"],
@@ -120,10 +133,9 @@ def choose_model(
         "delta": privacy["delta"],
         "trials": tuning.plan.trials.to_dict(),
         **privacy["tuning"],
-        "histogram": None if settings.tune.exact else found["histogram"],
-        "value": scores[chosen],
+        "histogram": None if settings.tune.exact else histogram,
+        "value": value,
     }
-    return weights, privacy, choice, figures, _every_trial(tuning, drawn, scores, settings)
 
 
 def _folder(workplace: Path, number: int) -> Path:
@@ -136,7 +148,7 @@ def _every_score(
 ) -> tuple[list[float], list[Event]]:  # fmt: skip
     """Train and score every trial, several at a time; their scores, and what they were charged beyond their plans."""
     beyond: dict[int, list[Event]] = {}
-    scores: dict[int, float] = {}
+    scores: list[float] = []
 
     def before(number: int) -> tuple[int, Point, Split, Path, Tuning, Settings]:
         """What a trial takes. What it may do again, as its process or an earlier call was killed, is entered first."""
@@ -145,12 +157,6 @@ def _every_score(
             beyond[number] = list(repeated(folder, point.settings.algorithm(settings.audited), point.plan))
             enter_more(ledgers, settings, run, [event for of in beyond.values() for event in of])
         return number, point, parts, folder, tuning, settings
-
-    def finish(number: int) -> None:
-        with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
-            found = _trial(*before(number))  # of one that is finished, what it left
-        beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
-        scores[number] = found["score"]
 
     if settings.tune.workers > 1:
         apart = Apart(
@@ -163,8 +169,11 @@ def _every_score(
         )
         apart.run(number for number in range(len(drawn)) if not (_folder(workplace, number) / TRIAL).is_file())
     for number in range(len(drawn)):
-        finish(number)
-    return [scores[number] for number in sorted(scores)], [event for of in beyond.values() for event in of]
+        with nullcontext() if _tells(settings) else held_back("equidp", below=logging.CRITICAL):
+            found = _trial(*before(number))  # of one that is finished, what it left
+        beyond[number] = [Event.from_dict(event) for event in found["beyond_plan"]]
+        scores.append(found["score"])
+    return scores, [event for of in beyond.values() for event in of]
 
 
 def _tells(settings: Settings) -> bool:

@@ -29,7 +29,8 @@ def release_files(facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, byte
         "README.md": model_card(facts),
         "config.json": to_json(config(facts)),
         "privacy.json": to_json(publication(facts.warning) | dict(facts.privacy) | {"model": model}),
-        "privacy.md": f"{privacy_report(facts.privacy, facts.dataset)}\n{_of_ledger(facts)}{_of_model(model)}",
+        "privacy.md": f"{privacy_report(facts.privacy, facts.dataset)}\n"
+        f"## All runs on these records\n\n{markdown_text(together(facts))}\n\n{_of_model(model)}",
     }
     for name, write in {"registry": registry_entry, "checklist": checklist, "reidentification": annex}.items():
         texts |= {f"{name}.json": as_json(write(facts)), f"{name}.md": as_markdown(write(facts))}
@@ -53,10 +54,6 @@ def _told(facts: Facts, weights: bytes) -> dict[str, Any]:
     """Which model the statement is of: a statement may be parted from its model, or laid beside another one."""
     published_on = {"published_on": facts.curator["published_on"]} if facts.curator.get("published_on") else {}
     return {"sha256": hashlib.sha256(weights).hexdigest(), "software": dict(facts.software), **published_on}
-
-
-def _of_ledger(facts: Facts) -> str:
-    return f"## All runs on these records\n\n{markdown_text(together(facts))}\n\n"
 
 
 def _of_model(model: Mapping[str, Any]) -> str:
