@@ -116,6 +116,33 @@ def test_an_address_that_cannot_be_one_is_refused_in_a_sentence(uri, words, monk
     assert "secret" not in refused.value.message
 
 
+@pytest.mark.parametrize("place", ["127.0.0.1:{}", "127.0.0.1"])
+def test_a_database_that_does_not_answer_is_refused_before_mlflow_tries_it(place, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    monkeypatch.setitem(sys.modules, "psycopg2", SimpleNamespace(__version__="2.9"))
+    monkeypatch.setitem(store.DATABASE_PORTS, "postgresql", port)
+    monkeypatch.setattr(store, "make_store", lambda *_: pytest.fail("MLflow tried it"))
+    uri = f"postgresql+psycopg2://a:secret@{place.format(port)}/c"
+    config = {"mlflow": {"server": {"mlflow_tracking_uri": uri, "credentials": None}, "tracking": {"experiment": {}}}}
+    with pytest.raises(EquidpError, match=r"server at postgresql.*a:\*\*\*@.* does not answer \(.*refused\)"):
+        store.connect(config)
+
+
+def test_a_full_disk_below_the_store_is_told(tmp_path, monkeypatch):
+    connect = sqlite3.connect
+
+    def full(path, **how):
+        database = connect(path, **how)
+        database.execute("PRAGMA max_page_count = 1")
+        return database
+
+    connect(tmp_path / "mlflow.db").execute("CREATE TABLE t (x)").connection.close()
+    monkeypatch.setattr(sqlite3, "connect", full)
+    with pytest.raises(EquidpError, match=r"mlflow\.db: the disk is full; free some space"):
+        store.check_store(f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
 def test_a_user_without_a_home_is_refused_in_a_sentence(project, monkeypatch):
     def none(*_) -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -30,6 +31,7 @@ from equidp.system.files import refused, storage_error, unfinished
 from equidp.system.network import first_line
 
 PORTS = {"http": 80, "https": 443}
+DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306}
 
 FAILURES = (MlflowException, SQLAlchemyError)
 """What a failing store raises: MLflow lets some of SQLAlchemy's errors through as they are."""
@@ -65,6 +67,7 @@ def connect(config: AbstractConfigLoader) -> str:
     os.environ.update(_credentials(config, settings["server"]["credentials"]))
     check_store(uri)
     try:
+        _check_database(uri)
         make_store(uri, settings["tracking"]["experiment"])
         mlflow.set_tracking_uri(uri)
         return _chosen(settings["tracking"]["experiment"])
@@ -143,8 +146,27 @@ def check_store(uri: str) -> None:
         _check_file(path)
     if port is None or address.scheme not in PORTS or address.hostname is None:
         return
+    _refuse_silent(uri, address.hostname, port)
+
+
+def _check_database(uri: str) -> None:
+    """Refuse a database's server that does not answer, which MLflow would try for a hundred seconds without a word.
+
+    Raises:
+        ModuleNotFoundError: without its driver.
+    """
+    port = DATABASE_PORTS.get(urlparse(uri).scheme.partition("+")[0])
+    if port is None:
+        return
+    address = make_url(uri)
+    address.get_dialect().import_dbapi()
+    if address.host and not address.host.startswith("/"):  # a socket's folder
+        _refuse_silent(uri, address.host, address.port or port)
+
+
+def _refuse_silent(uri: str, host: str, port: int) -> None:
     try:
-        socket.create_connection((address.hostname, port), timeout=5).close()
+        socket.create_connection((host, port), timeout=5).close()
     except OSError as error:
         raise EquidpError(
             f"The MLflow server at {shown(uri)} does not answer ({error}): start it, or take the project's own store "
@@ -207,6 +229,8 @@ def _check_file(path: Path) -> None:
             raise EquidpError(
                 f"MLflow's store {path} is damaged ({error}): put back a copy of it, or move it away for a new one."
             ) from error
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise storage_error(path, OSError(errno.ENOSPC, str(error))) from error
         raise EquidpError(
             f"MLflow's store {path} cannot be written to ({error}): end the process that holds it, or make the file "
             "writable, or name another store as MLFLOW_TRACKING_URI."
