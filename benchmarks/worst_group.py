@@ -37,6 +37,7 @@ from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.mechanism.algorithm import Algorithm
 from equidp.models import features, model_features
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
+from equidp.sweep.project import NEWER_OPTIONS
 from equidp.training import (
     TrainingRequest,
     classes_of,
@@ -80,10 +81,11 @@ class Cell:
         rate = self.step * entry.get("rate", 1.0) / (self.bound if entry.get("by_bound", True) else 1.0)
         name, options = entry.get("of", self.algorithm), {**entry.get("options", {}), **scale}
         evaluated = here["data"]["groups"][0]
+        chosen = algorithm_settings(name, options).model_dump(mode="json")  # with defaults: they may change
         told = {"told": other} if (other := entry.get("told", evaluated)) != evaluated else {}
         return told | {
             "algorithm": name,
-            "options": algorithm_settings(name, options).model_dump(mode="json"),  # with defaults: they may change
+            "options": {k: v for k, v in chosen.items() if v is not None or k not in NEWER_OPTIONS},
             "data": {**plan["data"], **here["data"], "evaluate_on": self.part},
             "model": here["model"],
             "privacy": {"epsilon": float(self.epsilon), "delta": here["delta"]},

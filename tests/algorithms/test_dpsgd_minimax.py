@@ -53,6 +53,34 @@ def test_classes_with_equal_errors_are_left_alone(lab: Any) -> None:
     assert torch.allclose(found, found[0].expand_as(found))
 
 
+@pytest.mark.parametrize("lead", [None, 1.0])
+def test_classes_that_look_alike_swing_unless_the_steering_is_led(lab: Any, lead: float | None) -> None:
+    """A model that follows the shifts late, and errors that pass from class to class within a small shift."""
+    plan = lab.plan(records=20_000, batch_size=256, epochs=20, groups=2, noise_multiplier=1.0)
+    release, public = ErrorCounts(lead=lead), {}
+    sizes, follows, wrong = torch.tensor([40.0, 40.0]), 0.0, []
+    for _ in range(plan.steps):
+        shift = public.get("shift", torch.zeros(2))
+        follows += (float(shift[1] - shift[0]) - follows) / 100  # of the averaged model
+        first = torch.sigmoid(torch.tensor(-8.0 * (follows - 0.3)))
+        wrong.append(float(first))
+        errors = sizes * torch.stack([first, 1 - first])
+        public |= release.later(torch.cat([errors, sizes - errors]), public, lab.facts(plan))
+    late = wrong[-plan.steps // 3 :]
+    swing = max(late) - min(late)
+    assert swing < 0.1 if lead else swing > 0.5
+    if lead:
+        assert sum(late) / len(late) == pytest.approx(0.5, abs=0.05)
+
+
+def test_led_steering_stays_within_its_limits(lab: Any) -> None:
+    counts = torch.tensor([[9.0, 1.0, 1.0, 1.0, 9.0, 9.0]]).expand(40, 6)
+    found = shifts(lab, counts, 40, count_noise_multiplier=0.01, margin=0.0, lead=1.0)
+    behind = (found - found[0])[:, 0]
+    pulled = 40 / 40 * 0.8 * 4 / 9
+    assert behind[-1] == pytest.approx(-6.0 + pulled * (1 + 40 / 15), abs=1e-3)  # from its first pull to the limit
+
+
 def test_classes_are_compared_within_their_own_group(lab: Any) -> None:
     """All of group 1 is hard: no class of it is harder than the other, so nothing of it is pulled."""
     counts = torch.tensor([[1.0, 5.0, 9.0, 9.0, 9.0, 5.0, 1.0, 1.0]]).expand(8, 8)

@@ -39,6 +39,13 @@ def test_the_folder_is_where_the_catalog_puts_a_run_of_that_label(here: Project)
     )
 
 
+def test_an_option_that_came_later_names_a_new_cell_only_where_it_is_given(here: Project):
+    cell, led = (here.cell("dpsgd_minimax", {**SHORT, **more}) for more in ({}, {"dpsgd_minimax.options.lead": 1.0}))
+    assert "lead" not in cell.settings["dpsgd_minimax"]["options"]
+    assert led.settings["dpsgd_minimax"]["options"]["lead"] == 1
+    assert cell.key != led.key
+
+
 def test_the_key_follows_every_setting_that_matters_and_no_other(here: Project):
     key = here.cell("dpsgd", SHORT).key
 

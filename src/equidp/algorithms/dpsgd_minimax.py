@@ -10,8 +10,8 @@ step, K the classes, T the steps, a(c) the group and k(c) the class of a cell,
     ē^c = mean of x̃^c over all steps / b̂^c,   e^c = that over the last T/15 or so,   both within [0, 1]
     r^c = ((b̂^c)² − u²)/((b̂^c)² + v),   u the floor of b̂, v the variance of the noise in the recent x̃^c
     d^c = r^c·max(0, e^c − m),   m the mean of e over the K cells of a(c) with weights r
-    s^c ← s^c − min(λ/T, b̂^c/(2·σ_1·√T))·(d^c less the mean of d over these K), within ±6
-    shift^c = τ·log π̂^c − κ·ē^c + s^c
+    p^c = −min(λ/T, b̂^c/(2·σ_1·√T))·(d^c less the mean of d over these K),   s^c ← s^c + p^c, within ±6
+    shift^c = τ·log π̂^c − κ·ē^c + (s^c + ν·p^c·T/15, within ±6)
     ℓ(z, y, a) = −log softmax(z + shift^{(a, ·)})_y,   w_i = min(1, C/n_i),   Δ = C
 
 Why it helps: a model that can fit a shift of its outputs fits z + shift to the data, so z, by which records are
@@ -19,7 +19,8 @@ classified, is higher where the shift is lower. s is an integral: it moves for a
 its group's mean, however long the steps are. Where the counts are noise it moves little: over a run the noise of x̃^c
 gives it a standard deviation of about 1/2 at most (Σ_t of independent noises σ_1/b̂^c, each times the factor of d). A
 cell without records, whose e is anywhere within [0, 1], has little part in this, as its r is near 0. ē and π̂ are what
-is known at once. No group is asked for where a record is classified: the group's row only trains.
+is known at once. e is old by a window, by which s may go too far, and back too far; ν leads it by as many windows. No
+group is asked for where a record is classified: the group's row only trains.
 
 A record moves one of the 2·cells counts by one; a unit with several records moves two of one cell by the shares of its
 records that are wrong and right, (x, 1 − x), of length √(x² + (1 − x)²) ≤ 1. Whether a record is wrong depends on it
@@ -86,6 +87,7 @@ class ErrorCounts(SideRelease):
     adjustment: Adjustment = 1.0
     margin: Annotated[float, Field(ge=0, le=10)] = 2.0
     pull: Annotated[float, Field(ge=0, le=1000)] = 40.0
+    lead: Annotated[float, Field(gt=0, le=10)] | None = None
 
     @property
     def released(self) -> str:
@@ -120,10 +122,12 @@ class ErrorCounts(SideRelease):
         excess = known * (errors - mean).clamp(min=0.0)
         excess = (excess - excess.mean(1, keepdim=True)).flatten()
         gain = (DRIFT * sizes / (noise * plan.steps**0.5)).clamp(max=self.pull / plan.steps)
-        steered = (public.get(STEERED, 0.0) - gain * excess).clamp(-FARTHEST, FARTHEST)
+        pulled = gain * excess
+        steered = (public.get(STEERED, 0.0) - pulled).clamp(-FARTHEST, FARTHEST)
+        led = (steered - self.lead * plan.steps / WINDOW * pulled).clamp(-FARTHEST, FARTHEST) if self.lead else steered
         always = (erred / counted[-1] / sizes).clamp(0.0, 1.0)
         shift = self.adjustment * (sizes / sizes.sum()).log() - self.margin * always
-        return {COUNTED: counted, ERRED: erred, RECENT: recent, STEERED: steered, SHIFT: shift + steered}
+        return {COUNTED: counted, ERRED: erred, RECENT: recent, STEERED: steered, SHIFT: shift + led}
 
 
 class Steered(Objective):
@@ -218,6 +222,9 @@ class DPSGDMinimax(AlgorithmSettings):
     pull: Annotated[float, Field(ge=0, le=1000)] = 40.0
     """λ, how far a class with one more error per record than its group's mean is pulled over the run, before limits; 0:
     the loss is not steered."""
+    lead: Annotated[float, Field(gt=0, le=10)] | None = None
+    """ν, by how many windows of a fifteenth of the run the steering is led; 1 where two classes look alike and their
+    accuracies swing."""
 
     def build(self) -> Algorithm:
         """Flat clipping of the gradients of a steered loss."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ NEWER = (
     "trainable", "loss", "huber_delta",
 )  # fmt: skip
 """Settings of training that came after the first recorded cells."""
+
+NEWER_OPTIONS = ("lead",)
+"""Options of private algorithms that came later."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +172,17 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
         kept["privacy"] = {"unit": kept["privacy"]["unit"]}
     else:
         kept["privacy"] = _privacy_that_matters(kept["privacy"])
-    # an option of the baseline that is not given is as good as absent, so that a new one leaves old cells what they are
-    given = {name: value for name, value in kept[BASELINE]["options"].items() if value is not None}
-    kept[BASELINE] = {**kept[BASELINE], "options": given}
+    kept[algorithm] = _given(kept[algorithm], NEWER_OPTIONS)
+    kept[BASELINE] = _given(kept[BASELINE], kept[BASELINE]["options"])
     kept["training"] = _training_that_matters(kept["training"])
     kept["data"] = _data_that_matters(kept["data"])
     return {"algorithm": algorithm, "version": __version__, **kept}
+
+
+def _given(section: Mapping[str, Any], newer: Container[str]) -> dict[str, Any]:
+    """A section without those newer options that are null, so that names of older cells stay the same."""
+    options = {name: value for name, value in section["options"].items() if value is not None or name not in newer}
+    return {**section, "options": options}
 
 
 def _privacy_that_matters(privacy: Mapping[str, Any]) -> dict[str, Any]:
