@@ -31,6 +31,13 @@ def test_a_new_store_has_the_experiment_as_configured(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
+def test_a_new_store_below_any_letters_leaves_no_folder_elsewhere(tmp_path):
+    (tmp_path / "Ünï cödé").mkdir()
+    made(tmp_path / "Ünï cödé")
+    assert [path.name for path in tmp_path.iterdir()] == ["Ünï cödé"]
+    assert (tmp_path / "Ünï cödé" / "mlflow.db").is_file()
+
+
 def test_an_existing_store_is_not_changed(tmp_path):
     (tmp_path / "mlflow.db").write_bytes(b"anything")
     made(tmp_path)

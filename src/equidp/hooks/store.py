@@ -188,6 +188,8 @@ def make_store(uri: str, experiment: Mapping[str, Any]) -> None:
     tags = [ExperimentTag(key, value) for key, value in (asked.get("tags") or {}).items()]
     try:
         location = make_url(uri).set(database=str(part)).render_as_string(hide_password=False)
+        if uri.endswith(path.name):  # as it was written: MLflow makes the folders of a quoted path, quotes and all
+            location = uri.removesuffix(path.name) + part.name
         store = SqlAlchemyStore(location, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
         store.create_experiment(experiment["name"], asked.get("artifact_location"), tags)
         store.engine.dispose()
