@@ -85,14 +85,10 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     rows += [("expected batch size", f"{privacy['expected_batch_size']:,}")]
     rows += [("noise multiplier of the gradients' sum", f"{privacy['noise_multiplier']:.6g}")]
     known = {"epochs", "batch_size", "options"}
-    rows += [
-        (name.replace("_", " "), str(value))
-        for name, value in settings.items()
-        if name not in known and value is not None
-    ]
-    rows += [(f"{facts.algorithm}.{name}", str(value)) for name, value in (settings.get("options") or {}).items()]
-    rows += [(f"model.{name}", str(value)) for name, value in facts.network["options"].items()]
-    rows += [(name, version) for name, version in facts.software.items()]
+    chosen = {name.replace("_", " "): value for name, value in settings.items() if name not in known}
+    chosen |= {f"{facts.algorithm}.{name}": value for name, value in (settings.get("options") or {}).items()}
+    chosen |= {f"model.{name}": value for name, value in facts.network["options"].items()}
+    rows += [(name, str(value)) for name, value in {**chosen, **facts.software}.items() if value is not None]
     return rows
 
 
