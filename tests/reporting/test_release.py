@@ -258,7 +258,7 @@ def test_two_noise_multipliers_of_one_run_are_told_apart_and_no_setting_is_none(
     outcome = Outcome(algorithm.events(plan), plan.steps, plan.steps)
     told = privacy_statement(algorithm, plan, outcome, privacy=privacy, training=TrainingSettings(), seed=1)
     given = {"epochs": 2, "class_weights": None, "options": {"pull": 10.0, "lead": None}}
-    found = files(privacy=told, card=card(algorithm="dpsgd_minimax", training=given))
+    found = files(privacy=told, card=card(algorithm="dpsgd_minimax", training=given, adjusted=True))
     readme, registry, ledger = (found[name].decode() for name in ("README.md", "registry.md", "privacy.md"))
     assert "| noise multiplier of the gradients' sum | 1.5 |" in readme
     assert "None" not in readme

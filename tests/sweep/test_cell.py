@@ -44,7 +44,7 @@ class Store:
 def store(monkeypatch) -> Store:
     """The MLflow that cells see."""
     store = Store()
-    monkeypatch.setattr(tracked, "client", lambda address: store)
+    monkeypatch.setattr(tracked, "MlflowClient", lambda address: store)
     return store
 
 

@@ -151,6 +151,7 @@ def model_card(algorithm: str, train: Records, settings: Settings) -> dict[str, 
         "options": card_options(built.name, built.options),
         "schema": train.schema.to_dict(),
         "algorithm": algorithm,
+        "adjusted": chosen.objective.by_class,
         "training": settings.training.model_dump(mode="json", include=set(RECORDED_IF_SET), exclude_defaults=True)
         | settings.training.model_dump(mode="json", include=RECORDED)
         | {"optimizer": settings.training.optimizer or own, "options": settings.options(algorithm)},

@@ -8,7 +8,6 @@ from typing import Any
 import jinja2
 import yaml
 
-from equidp.algorithms import algorithm_settings
 from equidp.data.records import MIN_TEST_RECORDS
 from equidp.data.sources import unit_named, unit_noun
 from equidp.reporting.attack import recognised, share_text
@@ -27,7 +26,6 @@ def model_card(facts: Facts) -> str:
     """README.md."""
     templates = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     templates.filters["md"] = markdown_text
-    trained_by = algorithm_settings(facts.algorithm, facts.training.get("options") or {}).build()
     schema, metrics = facts.schema, facts.metrics or facts.exact_metrics
     of = "classes" if schema["classes"] else "targets"
     declared = [("declared", "values"), (of, _names(schema[of]))]
@@ -45,7 +43,6 @@ def model_card(facts: Facts) -> str:
         settings=_settings(facts),
         figure_tables=figure_tables(metrics) if metrics else [],
         most_frequent=most_frequent(facts.metrics or {}),
-        by_class=trained_by.objective.by_class,
         names=_names(schema[of]),
         words=facts.words,
         epsilon_text=epsilon_text,

@@ -114,6 +114,7 @@ class Facts:
         encoding: the source's name and, where options described them, a table's columns or how images are read.
         parameters: number of the model's parameters.
         training: settings of the training; empty where the model's file does not have them.
+        adjusted: whether the loss allowed for how rare each class is.
         privacy: the privacy statement.
         audit: findings of an audit of the same training, or None.
         metrics: figures of test records released under differential privacy, or None.
@@ -132,6 +133,7 @@ class Facts:
     network: Mapping[str, Any]
     parameters: int
     training: Mapping[str, Any]
+    adjusted: bool
     privacy: Mapping[str, Any]
     audit: Mapping[str, Any] | None
     metrics: Mapping[str, Any] | None
@@ -213,6 +215,7 @@ def released_facts(
         network={"name": card["model"], "options": dict(card["options"])},
         parameters=parameters,
         training=_only(card.get("training") or {}, TRAINING),
+        adjusted=bool(card.get("adjusted")),
         privacy=statement,
         audit=found,
         metrics=None if not released_metrics else _released(released_metrics),
