@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting as dp
@@ -27,6 +28,7 @@ from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Outcome
 from equidp.models import build_model
 from equidp.parameters import PrivacySettings, ReleaseSettings, TrainingSettings, resolve
+from equidp.pipelines.training.nodes import model_card as written_with
 from equidp.reporting.attack import recognised, share_text
 from equidp.reporting.release import facts as what_goes_out
 from equidp.reporting.release import release_files, released_facts, wanted
@@ -268,6 +270,12 @@ def test_two_noise_multipliers_of_one_run_are_told_apart_and_no_setting_is_none(
     assert "20 events." in ledger
     assert "| 1.47087 |" in ledger  # (1.5⁻² + 7.5⁻²)^(−1/2)
     assert "whose multiplier is smaller than each one's" in ledger
+
+
+@pytest.mark.parametrize(("algorithm", "adjusted"), [("dpsgd", False), ("dpsgd_minimax", True)])
+def test_a_model_says_whether_its_loss_allowed_for_rare_classes(algorithm, adjusted):
+    settings = resolve({"dataset": "digits", "privacy": {"epsilon": 3.0}})
+    assert written_with(algorithm, SimpleNamespace(schema=SCHEMA), settings)["adjusted"] is adjusted
 
 
 def test_figures_released_with_noise_are_told_with_their_cost():
