@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,9 @@ from equidp.mechanism.parts import (
 )
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import global_random, set_global_random
+
+if TYPE_CHECKING:
+    from equidp.mechanism.recorded import RecordedSteps
 
 LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
@@ -60,6 +64,7 @@ class Looking:
     sampling: Sampling
     diagnostics: Diagnostics | None
     _optimizer: torch.optim.Optimizer
+    recorded: RecordedSteps | None = None
     algorithm: Algorithm
     alone: bool = True
     """Whether no other process trains with it."""
@@ -87,6 +92,8 @@ class Looking:
                 "requires_grad_(False) before the trainer is made."
             )
         self._optimizer = other
+        if self.recorded is not None:
+            self.recorded.forget()
 
     def expected_batch(self) -> float:
         """Units that this process draws on average, public."""
