@@ -243,8 +243,17 @@ class Looking:
         return self._errors(batch, self.engine.outputs_at(features, self.releasing.weights()))
 
     def _errors(self, batch: Batch, outputs: Tensor) -> Tensor:
-        wrong = self.pursuing.wrong(outputs[: len(batch.labels)], batch.labels)
-        return _mean_of_units(batch, wrong.float())
+        return _mean_of_units(batch, self.wrong(outputs[: len(batch.labels)], batch.labels).float())
+
+    def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` bool, as the objective says; of anything else one record could spoil the whole count."""
+        wrong = self.pursuing.wrong(outputs, labels)
+        if wrong.dtype is not torch.bool or wrong.shape != labels.shape[:1]:
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.pursuing).__name__}.wrong gives {wrong.dim()} dimensions of "
+                f"{wrong.dtype}; it must be one bool for each record, as errors are counted. So ε would not hold."
+            )
+        return wrong
 
     def _labelled(self, batch: Batch) -> Batch:
         """With what the loss takes as labels."""

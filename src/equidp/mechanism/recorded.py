@@ -290,7 +290,7 @@ class RecordedSteps:
         if self._counts_errors():
             outputs = passes.outputs_kept if outputs is None else outputs
             assert outputs is not None
-            wrong = (self._trainer.pursuing.wrong(outputs, batch.labels) & present).float()
+            wrong = (self._trainer.wrong(outputs, batch.labels) & present).float()
         groups = batch.groups * present  # nobody is in group 0
         return Padded(norms, wrong, groups, (~present).sum(), passes.weighted_sum)
 
