@@ -265,6 +265,26 @@ def test_a_sampler_that_draws_otherwise_on_the_host_is_not_recorded() -> None:
     assert trainer.recorded.reason == "a batch is drawn by what only the device knows"
 
 
+class Swelling(PoissonSampling):
+    """Its noise grows with the run, by a method of the object."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.noise = lambda segment: 5.0 if epoch > 1 else 1.0
+
+
+class Louder(PoissonSampler):
+    def start(self, run: Run) -> Sampling:
+        return Swelling(self, run)
+
+
+def test_the_noise_of_a_replay_is_the_one_that_is_charged() -> None:
+    recorded, plain = (with_part("dpsgd", how, sampler=Louder()) for how in (Replaying, None))
+    for trainer in (recorded, plain):
+        trainer.run_steps(STEPS)
+        assert trainer.shown["noise_multiplier"] == trainer.ledger.done[-1].noise_multiplier
+    compare(recorded, plain)
+
+
 def test_errors_at_weights_that_are_made_when_asked_for_are_not_recorded() -> None:
     recorded = averaged("dpsgd_minimax", Replaying, Doubled)
     assert recorded.recorded.reason == "its errors are counted at weights that are made anew"

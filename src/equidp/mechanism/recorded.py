@@ -233,9 +233,9 @@ class RecordedSteps:
     def _recording(self, segment: Segment) -> _Recording | None:
         trainer = self._trainer
         rates = [group["lr"] for group in trainer.optimizer.param_groups] if self._updates else []
-        # and the tensors that it reads or writes to: others may take their place
+        # and the tensors that it reads or writes to: others may take their place; the noise is the one that is charged
         read = [*trainer.engine.parameters, *self._leaving()]
-        key = (segment.noise, segment.clip, *rates, *(tensor.data_ptr() for tensor in read))
+        key = (trainer.sampling.noise(segment), segment.clip, *rates, *(tensor.data_ptr() for tensor in read))
         if key not in self._made:
             if len(self._made) == MOST:
                 self.reason = "its noise, clip norm or learning rate changes too often"
