@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpsgd_f_adjusted import Adjusting, LogitAdjusted
+from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss, Shifted
 from equidp.gradients.recording import CudaGraphs
 from equidp.mechanism.parts import (
     Draw,
     ExponentialAverage,
+    Objective,
     PoissonSampler,
     Public,
     Pursuing,
@@ -38,6 +40,7 @@ from equidp.mechanism.parts import (
 )
 from equidp.mechanism.parts.sampler import PoissonSampling, Sampling
 from equidp.mechanism.recorded import TRIALS
+from equidp.mechanism.sampling import Batch
 from equidp.mechanism.trainer import Trainer
 
 STEPS = 10
@@ -263,6 +266,25 @@ def test_a_sampler_that_draws_otherwise_on_the_host_is_not_recorded() -> None:
     """Its batches would be judged by nobody."""
     trainer = with_part("dpsgd", Replaying, sampler=Twofold())
     assert trainer.recorded.reason == "a batch is drawn by what only the device knows"
+
+
+class Borrowing(Pursuing):
+    """Gives a batch's records the label of the first."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        return batch.labels[:1].expand_as(batch.labels).contiguous()
+
+
+class Borrowed(Objective):
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Borrowing(loss)
+
+
+def test_an_objective_whose_labels_meet_is_refused() -> None:
+    """The trial of a model is given the labels as they are, and sees nothing of it."""
+    trainer = with_part("dpsgd", Replaying, objective=Borrowed())
+    with pytest.raises(EquidpError, match=r"beside Borrowing does not hold .* changes with the others of its batch"):
+        trainer.run_steps(1)
 
 
 class Swelling(PoissonSampling):

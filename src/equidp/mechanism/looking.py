@@ -166,7 +166,8 @@ class Looking:
         Every bound is of norms, so that a part which states them wrongly has no ε.
         """
         if wrong := self._untrue_of(draw.units[:TRIED]):
-            part = type(self.contributing).__name__
+            beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
+            part = type(self.contributing).__name__ + beside
             raise EquidpError(
                 f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
             )
