@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
@@ -278,5 +278,8 @@ class Replaying(TorchDispatchMode):
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
         name = func.overloadpacket.__name__
         if not views and "empty" not in name and name not in ("squeeze_", "unsqueeze_", "detach_"):
+            args = pytree.tree_map_only(
+                nn.Parameter, lambda one: one.data, args
+            )  # where it lies now, as a graph has it
             self.done.append((func, args, kwargs or {}, found))
         return found

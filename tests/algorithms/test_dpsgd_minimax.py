@@ -147,6 +147,21 @@ def test_errors_are_counted_at_the_weights_that_would_leave_the_run(lab: Any) ->
     assert not torch.equal(found, (trainer.model(records.features).argmax(1) != records.labels).float())
 
 
+@pytest.mark.parametrize("average", [None, 0.9])
+@pytest.mark.parametrize("kind", ["soft", "kept"])
+def test_errors_that_are_no_bool_for_each_record_are_refused(lab: Any, kind: str, average: float | None) -> None:
+    """The probability of the other classes is no number where features are none, and a column meets every record."""
+    trainer = lab.trainer("dpsgd_minimax", algorithm=algorithm_settings("dpsgd_minimax").build().averaged(average))
+    soft = {
+        "soft": lambda z, y: 1 - z.softmax(1).gather(1, y[:, None] % CLASSES)[:, 0],
+        "kept": lambda z, y: z.argmax(1, keepdim=True) != y[:, None],
+    }
+    trainer.pursuing.wrong = soft[kind]
+    with pytest.raises(EquidpError, match="one bool for each record"):
+        trainer.run_steps(1)
+    assert len(trainer.ledger.done) == 1
+
+
 def test_parameters_are_the_trained_ones_again_where_the_model_fails(lab: Any) -> None:
     averaged = replace(algorithm_settings("dpsgd_minimax").build(), released_weights=ExponentialAverage(decay=0.9))
     trainer = lab.trainer("dpsgd_minimax", algorithm=averaged, learning_rate=5.0)

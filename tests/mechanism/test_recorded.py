@@ -22,10 +22,25 @@ from torch import Tensor, nn
 from equidp.accounting.plan import Plan
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.algorithms.dpsgd_f_adjusted import Adjusting, LogitAdjusted
+from equidp.errors import EquidpError
 from equidp.gradients.losses import Loss, Shifted
 from equidp.gradients.recording import CudaGraphs
-from equidp.mechanism.parts import Draw, ExponentialAverage, Public, Pursuing, Releasing, Run
+from equidp.mechanism.parts import (
+    Draw,
+    ExponentialAverage,
+    Objective,
+    PoissonSampler,
+    Public,
+    Pursuing,
+    Releasing,
+    Run,
+    StepFacts,
+    Update,
+    Updating,
+)
+from equidp.mechanism.parts.sampler import PoissonSampling, Sampling
 from equidp.mechanism.recorded import TRIALS
+from equidp.mechanism.sampling import Batch
 from equidp.mechanism.trainer import Trainer
 
 STEPS = 10
@@ -100,16 +115,88 @@ def test_what_cannot_be_recorded_says_why_once_and_runs_the_same(algorithm: str,
     assert caplog.text.count("steps are not replayed whole") == 1
 
 
-def averaged(algorithm: str, new_recorder: Callable[[], Any] | None, released: type = ExponentialAverage) -> Trainer:
-    parts = dataclasses.replace(algorithm_settings(algorithm).build(), released_weights=released())
+def with_part(algorithm: str, new_recorder: Callable[[], Any] | None, more: Any = None, **part: Any) -> Trainer:
+    parts = dataclasses.replace(algorithm_settings(algorithm).build(), **part)
     with mock.patch.object(small_run, "algorithm_settings", return_value=SimpleNamespace(build=lambda: parts)):
-        return trainer_of(algorithm, new_recorder)
+        return trainer_of(algorithm, new_recorder, **(more or {}))
 
 
+def averaged(
+    algorithm: str, new_recorder: Callable[[], Any] | None, released: type = ExponentialAverage, **more: Any
+) -> Trainer:
+    return with_part(algorithm, new_recorder, more, released_weights=released())
+
+
+class Hoarding(Updating):
+    """Keeps sums, and does not say so."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def direction(self, noisy_sum: Tensor, facts: StepFacts) -> Tensor:
+        self.seen.append(noisy_sum)
+        return noisy_sum
+
+
+class Hoard(Update):
+    def start(self, run: Run) -> Updating:
+        return Hoarding()
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "sgd"])
+def test_an_update_sees_one_sum_of_each_event_whatever_it_keeps(algorithm: str) -> None:
+    """Of two with the same noise the difference has none."""
+    recorded, plain = (with_part(algorithm, how, update=Hoard()) for how in (Replaying, None))
+    for trainer in (recorded, plain):
+        trainer.run_steps(STEPS)
+    assert replayed(recorded), recorded.recorded.reason
+    compare(recorded, plain)
+    assert len(recorded.updating.seen) == len(plain.updating.seen) == STEPS
+
+
+def test_a_run_that_goes_back_to_its_beginning_has_no_momentum_of_a_recording() -> None:
+    """Which draws noise several times for one batch and one event: their mean has less of it."""
+    trainer, plain = (trainer_of("dpsgd", how, optimizer="momentum") for how in (Replaying, None))
+    beginning = trainer.state_dict()
+    trainer.run_steps(TRIALS + 2)
+    trainer.load_state_dict(beginning)
+    for one in (trainer, plain):
+        one.run_steps(STEPS)
+    assert replayed(trainer)
+    assert torch.equal(trainer.engine.flatten(), plain.engine.flatten())
+
+
+@pytest.mark.parametrize("when", [0, TRIALS + 2])
+def test_another_optimiser_is_the_one_that_takes_the_steps(when: int) -> None:
+    found = []
+    for how in (Replaying, None):
+        trainer = trainer_of("dpsgd", how, optimizer="momentum")
+        trainer.run_steps(when)
+        trainer.optimizer = torch.optim.SGD(trainer.engine.parameters, lr=0.1, momentum=0.5)
+        trainer.run_steps(STEPS - when)
+        found.append(trainer)
+    assert replayed(found[0])
+    compare(*found)
+
+
+@pytest.mark.parametrize("fails", ["step_afresh", "set_gradient"], ids=["trial", "recording"])
+def test_noise_that_was_drawn_before_a_failure_is_not_drawn_again(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch of the next step would have the same."""
+    trainer = trainer_of("dpsgd", Replaying)
+    trainer.run_steps(1)
+    before = trainer.random.noise_generator.get_state()
+    monkeypatch.setattr(trainer, fails, mock.Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        trainer.run_steps(1)
+    assert not torch.equal(trainer.random.noise_generator.get_state(), before)
+    assert sum(event.count for event in trainer.ledger.done) == 2
+
+
+@pytest.mark.parametrize("how", [{}, {"optimizer": "momentum"}], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("algorithm", ["dpsgd_f_adjusted", "dpsgd_minimax"])
-def test_a_replayed_step_has_the_loss_and_the_averaged_weights_of_the_steps_before(algorithm: str) -> None:
+def test_a_replayed_step_has_the_loss_and_the_averaged_weights_of_the_steps_before(algorithm: str, how: dict) -> None:
     """Where the loss follows public values, and errors are counted at other weights than those that are trained."""
-    recorded, plain = (averaged(algorithm, how) for how in (Replaying, None))
+    recorded, plain = (averaged(algorithm, recorder, **how) for recorder in (Replaying, None))
     for _ in range(STEPS):
         for one in (recorded, plain):
             one.run_steps(1)
@@ -130,19 +217,25 @@ class Replacing(Pursuing):
         self.loss.shift = public["group_shares"].log().expand_as(self.loss.shift)
 
 
-@pytest.mark.parametrize("kind", [Replacing, Adjusting])
+class Inheriting(Adjusting):
+    """And has `in_place` of one that does otherwise."""
+
+    follow = Replacing.follow
+
+
+@pytest.mark.parametrize("kind", [Replacing, Inheriting, Adjusting])
 def test_a_loss_whose_values_may_lie_elsewhere_is_computed_afresh(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay would read the old ones, which may differ by less than a trial allows for rounding."""
 
     def start(part: LogitAdjusted, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
         shifted = Shifted(loss, torch.zeros(plan.groups))
-        return Adjusting(part, shifted) if kind is Adjusting else Replacing(shifted)
+        return Replacing(shifted) if kind is Replacing else kind(part, shifted)
 
     monkeypatch.setattr(LogitAdjusted, "start", start)
     trainer, plain = trained("dpsgd_f_adjusted", Replaying), trained("dpsgd_f_adjusted", None)
     compare(trainer, plain)
     assert replayed(trainer) == (kind is Adjusting)
-    if kind is Replacing:
+    if kind is not Adjusting:
         assert trainer.recorded.reason == "its loss keeps values that are not changed in place"
         assert torch.equal(trainer.engine.flatten(), plain.engine.flatten())  # its passes are not recorded, either
 
@@ -154,6 +247,64 @@ class Doubled(ExponentialAverage):
         average = super().start(run)
         average.weights = lambda: average.average * 1.0
         return average
+
+
+class Twice(PoissonSampling):
+    """Draws its first unit twice, where the host draws."""
+
+    def draw_on_host(self) -> Tensor:
+        units = super().draw_on_host()
+        return torch.cat([units[:1], units])
+
+
+class Twofold(PoissonSampler):
+    def start(self, run: Run) -> Sampling:
+        return Twice(self, run)
+
+
+def test_a_sampler_that_draws_otherwise_on_the_host_is_not_recorded() -> None:
+    """Its batches would be judged by nobody."""
+    trainer = with_part("dpsgd", Replaying, sampler=Twofold())
+    assert trainer.recorded.reason == "a batch is drawn by what only the device knows"
+
+
+class Borrowing(Pursuing):
+    """Gives a batch's records the label of the first."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        return batch.labels[:1].expand_as(batch.labels).contiguous()
+
+
+class Borrowed(Objective):
+    def start(self, loss: Loss, plan: Plan, device: torch.device) -> Pursuing:
+        return Borrowing(loss)
+
+
+def test_an_objective_whose_labels_meet_is_refused() -> None:
+    """The trial of a model is given the labels as they are, and sees nothing of it."""
+    trainer = with_part("dpsgd", Replaying, objective=Borrowed())
+    with pytest.raises(EquidpError, match=r"beside Borrowing does not hold .* changes with the others of its batch"):
+        trainer.run_steps(1)
+
+
+class Swelling(PoissonSampling):
+    """Its noise grows with the run, by a method of the object."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.noise = lambda segment: 5.0 if epoch > 1 else 1.0
+
+
+class Louder(PoissonSampler):
+    def start(self, run: Run) -> Sampling:
+        return Swelling(self, run)
+
+
+def test_the_noise_of_a_replay_is_the_one_that_is_charged() -> None:
+    recorded, plain = (with_part("dpsgd", how, sampler=Louder()) for how in (Replaying, None))
+    for trainer in (recorded, plain):
+        trainer.run_steps(STEPS)
+        assert trainer.shown["noise_multiplier"] == trainer.ledger.done[-1].noise_multiplier
+    compare(recorded, plain)
 
 
 def test_errors_at_weights_that_are_made_when_asked_for_are_not_recorded() -> None:

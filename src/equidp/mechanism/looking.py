@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,9 @@ from equidp.mechanism.parts import (
 )
 from equidp.mechanism.sampling import Batch, Labelled, Population
 from equidp.mechanism.states import global_random, set_global_random
+
+if TYPE_CHECKING:
+    from equidp.mechanism.recorded import RecordedSteps
 
 LOOK_BATCH = 1024
 """Units looked at at once where only norms or losses are wanted and `physical_batch_size` does not say otherwise."""
@@ -60,6 +64,7 @@ class Looking:
     sampling: Sampling
     diagnostics: Diagnostics | None
     _optimizer: torch.optim.Optimizer
+    recorded: RecordedSteps | None = None
     algorithm: Algorithm
     alone: bool = True
     """Whether no other process trains with it."""
@@ -87,6 +92,8 @@ class Looking:
                 "requires_grad_(False) before the trainer is made."
             )
         self._optimizer = other
+        if self.recorded is not None:
+            self.recorded.forget()
 
     def expected_batch(self) -> float:
         """Units that this process draws on average, public."""
@@ -159,7 +166,8 @@ class Looking:
         Every bound is of norms, so that a part which states them wrongly has no ε.
         """
         if wrong := self._untrue_of(draw.units[:TRIED]):
-            part = type(self.contributing).__name__
+            beside = "" if type(self.pursuing) is Pursuing else f" beside {type(self.pursuing).__name__}"
+            part = type(self.contributing).__name__ + beside
             raise EquidpError(
                 f"{self.algorithm.name}: {part} does not hold what it says: {wrong}. So ε would not hold."
             )
@@ -236,8 +244,17 @@ class Looking:
         return self._errors(batch, self.engine.outputs_at(features, self.releasing.weights()))
 
     def _errors(self, batch: Batch, outputs: Tensor) -> Tensor:
-        wrong = self.pursuing.wrong(outputs[: len(batch.labels)], batch.labels)
-        return _mean_of_units(batch, wrong.float())
+        return _mean_of_units(batch, self.wrong(outputs[: len(batch.labels)], batch.labels).float())
+
+    def wrong(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """`[b]` bool, as the objective says; of anything else one record could spoil the whole count."""
+        wrong = self.pursuing.wrong(outputs, labels)
+        if wrong.dtype is not torch.bool or wrong.shape != labels.shape[:1]:
+            raise EquidpError(
+                f"{self.algorithm.name}: {type(self.pursuing).__name__}.wrong gives {wrong.dim()} dimensions of "
+                f"{wrong.dtype}; it must be one bool for each record, as errors are counted. So ε would not hold."
+            )
+        return wrong
 
     def _labelled(self, batch: Batch) -> Batch:
         """With what the loss takes as labels."""

@@ -12,10 +12,11 @@ what a record of norm 0 in group 0 adds.
 
 *Noise.* The run's own generator is registered with the graph, so a replay draws what would be drawn without it.
 
-*Trust.* A new recording is not trusted. Its first steps are done twice, from one state of parameters, optimiser,
-update, public values and generators: replayed, and afresh. The step that counts is the one afresh; the ledger has one
-event. Where both differ by more than rounding, where a replay does not move the generator of noise as far as a step
-afresh, or where something cannot be recorded, recordings are left out, and a line says why.
+*Trust.* A new recording is not trusted. Its first steps are done twice, from one state of parameters, optimiser, public
+values and generators: replayed, and afresh. The step that counts is the one afresh; the ledger has one event. What
+follows a replay is not tried: an update must not see two sums for one event. Where both differ by more than rounding,
+where a replay does not move the generator of noise as far as a step afresh, or where something cannot be recorded,
+recordings are left out, and a line says why.
 
 A step that does something else than these (see `_objection`) is taken as without recordings, its passes excepted.
 What has failed leaves out the recordings of passes too.
@@ -23,10 +24,9 @@ What has failed leaves out the recordings of passes too.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +113,6 @@ class RecordedSteps:
         self._public: dict[str, Tensor] = {}
         self._steps = 0
         self._generator: torch.Generator | None = getattr(trainer.random, "noise_generator", None)
-        self._direct = type(trainer.updating) is Updating  # the optimiser is given the noised sum itself
-        # else the update follows the replay: with a rate or a memory of its own, or counting steps on the host
-        plain = trainer.descent.schedule == "constant" and type(trainer.optimizer) is OPTIMIZERS["sgd"][0]
-        self._updates = plain and self._direct
         self.reason = self._objection()
         self._given_up, self._failed = False, False
         device, rows = trainer.population.device, trainer.engine.rows or 1
@@ -150,8 +146,16 @@ class RecordedSteps:
 
     def _loss_stays(self) -> bool:
         """Whether what the loss reads lies where it lay, whatever it follows."""
-        pursuing = self._trainer.pursuing
-        return pursuing.in_place or type(pursuing).follow is Pursuing.follow
+        kind = type(self._trainer.pursuing)
+        follows = next(one for one in kind.mro() if "follow" in vars(one))  # a class says it of its own `follow`
+        return follows is Pursuing or vars(follows).get("in_place", False)
+
+    @property
+    def _updates(self) -> bool:
+        """Whether the update is recorded; one with a rate or a memory, or steps counted on the host, follows."""
+        trainer = self._trainer
+        plain = trainer.descent.schedule == "constant" and type(trainer.optimizer) is OPTIMIZERS["sgd"][0]
+        return plain and type(trainer.updating) is Updating
 
     def step(self, segment: Segment) -> None:
         """The trainer's next step."""
@@ -183,18 +187,22 @@ class RecordedSteps:
 
     def _replay(self, made: _Recording) -> None:
         total, trainer = made.replay(), self._trainer
-        if not self._direct:
-            noise, delta = float(made.shown["noise_multiplier"]), torch.as_tensor(made.shown["sensitivity"]).clone()
-            facts = StepFacts(
-                trainer.plan, trainer.steps_done, noise, delta, trainer.engine.dimension, trainer.sampling.rate
-            )
-            trainer.set_gradient(trainer.updating.direction(total.clone(), facts))  # it may keep what it is given
         if not self._updates:
+            noise, delta = (made.shown.get(of, 0.0) for of in ("noise_multiplier", "sensitivity"))
+            facts = StepFacts(
+                trainer.plan, trainer.steps_done, float(noise), torch.as_tensor(delta).clone(),
+                trainer.engine.dimension, trainer.sampling.rate,
+            )  # fmt: skip
+            trainer.set_gradient(trainer.updating.direction(total.clone(), facts))  # it may keep what it is given
             trainer.set_rate()
             trainer.optimizer.step()
 
     def forget(self) -> None:
-        """Record anew: a state was loaded, and tensors that recordings write to are others."""
+        """Record anew: a state was loaded, or the optimiser is another, and what recordings write to lies elsewhere.
+
+        A step afresh comes first: what an optimiser begins to keep while recorded would stay there.
+        """
+        self._steps = 0
         self._made.clear()
         self._public.clear()
 
@@ -225,9 +233,9 @@ class RecordedSteps:
     def _recording(self, segment: Segment) -> _Recording | None:
         trainer = self._trainer
         rates = [group["lr"] for group in trainer.optimizer.param_groups] if self._updates else []
-        # and the tensors that it reads or writes to: others may take their place
+        # and the tensors that it reads or writes to: others may take their place; the noise is the one that is charged
         read = [*trainer.engine.parameters, *self._leaving()]
-        key = (segment.noise, segment.clip, *rates, *(tensor.data_ptr() for tensor in read))
+        key = (trainer.sampling.noise(segment), segment.clip, *rates, *(tensor.data_ptr() for tensor in read))
         if key not in self._made:
             if len(self._made) == MOST:
                 self.reason = "its noise, clip norm or learning rate changes too often"
@@ -242,6 +250,9 @@ class RecordedSteps:
                 self.reason = str(error).strip().partition("\n")[0]
                 self._failed = isinstance(error, RuntimeError)
                 return None
+            except BaseException:
+                before = replace(before, noise=None)  # the next batch must not have the noise of this one
+                raise
             finally:
                 self._restore(before)
             self._made[key] = made
@@ -258,9 +269,8 @@ class RecordedSteps:
             total = trainer.noised_at_once(self._padded(batch, present), segment)
         else:
             total = self._passes.plain_sum(batch.features, batch.labels, weights=present.float())
-        if self._direct:
-            trainer.set_gradient(total)
         if self._updates:
+            trainer.set_gradient(total)
             trainer.optimizer.step()
         for name, value in trainer.public.items():
             if value is not self._public.get(name):
@@ -280,7 +290,7 @@ class RecordedSteps:
         if self._counts_errors():
             outputs = passes.outputs_kept if outputs is None else outputs
             assert outputs is not None
-            wrong = (self._trainer.pursuing.wrong(outputs, batch.labels) & present).float()
+            wrong = (self._trainer.wrong(outputs, batch.labels) & present).float()
         groups = batch.groups * present  # nobody is in group 0
         return Padded(norms, wrong, groups, (~present).sum(), passes.weighted_sum)
 
@@ -299,14 +309,22 @@ class RecordedSteps:
         Both have as many rows: with others a GPU takes other kernels, and TF32 alone would tell them apart.
         """
         trainer, before = self._trainer, self._state()
-        self._replay(made)
+        total = made.replay().clone()
         replayed = self._state()
         self._restore(before)
-        trainer.step_afresh(draw, segment, charged=True, padded=True)
+        try:
+            found = trainer.step_afresh(draw, segment, charged=True, padded=True)
+        except BaseException:
+            self._draw_on(replayed)  # the next batch must not have its noise
+            raise
         afresh = self._state()
-        for one, other, start in zip(replayed.values, afresh.values, before.values, strict=True):
-            moved = (other - start).norm() + TOLERANCE * other.norm()
-            if not (one - other).norm() <= TOLERANCE * moved:
+        pairs = list(zip(replayed.values, afresh.values, before.values, strict=True))
+        if not self._updates:  # then the sum stands for what it moves
+            moved = len(trainer.engine.parameters) + len(self._kept())
+            pairs[:moved] = [(total, found, torch.zeros_like(found))]
+        for one, other, start in pairs:
+            room = (other - start).norm() + TOLERANCE * other.norm()
+            if not (one - other).norm() <= TOLERANCE * room:
                 self.reason, self._failed = "replayed they come to something else than afresh", True
                 return
         # else the next replay would draw this one's noise again, which nobody would see
@@ -317,14 +335,11 @@ class RecordedSteps:
 
     def _state(self) -> _State:
         trainer = self._trainer
-        kept = (value for state in trainer.optimizer.state.values() for value in state.values())
-        of_optimizer = (value for value in kept if isinstance(value, Tensor))
-        tensors = [*trainer.engine.parameters, *of_optimizer, *trainer.public.values()]
+        tensors = [*trainer.engine.parameters, *self._kept(), *trainer.public.values()]
         return _State(
             tensors,
             [tensor.detach().clone() for tensor in tensors],
             dict(trainer.public),
-            copy.deepcopy(trainer.updating.state_dict()),
             None if self._generator is None else self._generator.get_state(),
             global_random(trainer.population.device),
         )
@@ -335,19 +350,26 @@ class RecordedSteps:
             tensor.copy_(value)
         trainer = self._trainer
         trainer.public = dict(state.public)
-        trainer.updating.load_state_dict(state.updating)
+        self._draw_on(state)
+        set_global_random(state.others, trainer.population.device)
+
+    def _kept(self) -> list[Tensor]:
+        """What the optimiser remembers."""
+        kept = (value for state in self._trainer.optimizer.state.values() for value in state.values())
+        return [value for value in kept if isinstance(value, Tensor)]
+
+    def _draw_on(self, state: _State) -> None:
+        """Noise as it goes on from there."""
         if self._generator is not None and state.noise is not None:
             self._generator.set_state(state.noise)
-        set_global_random(state.others, trainer.population.device)
 
 
 @dataclass(frozen=True)
 class _State:
-    """What a step changes: tensors and their values, the public ones by name, states of the update and generators."""
+    """What a step changes: tensors and their values, the public ones by name, states of generators."""
 
     tensors: list[Tensor]
     values: list[Tensor]
     public: dict[str, Tensor]
-    updating: dict[str, Any]
     noise: Tensor | None
     others: dict[str, Tensor]

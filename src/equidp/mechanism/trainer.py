@@ -130,8 +130,8 @@ class Trainer(Noising):
         run = weakref.proxy(self)  # else only the garbage collector would free a run's memory, a GPU's too
         self.sampling = algorithm.sampler.start(seen_by(algorithm.sampler, run, self.plan))
         self.contributing = algorithm.contribution.start(run)
-        # those of this package have tests, and on a GPU each answer would be waited for
-        self._untried = algorithm.private and _of_others(algorithm.contribution, self.contributing)
+        # this package's have tests, and on a GPU each answer would be waited for
+        self._untried = algorithm.private and _of_others(algorithm.contribution, self.contributing, self.pursuing)
         self._judged = _of_others(algorithm.sampler, self.sampling)
         self.updating = algorithm.update.start(seen_by(algorithm.update, run, self.plan))
         self.accepting = algorithm.acceptance.start(seen_by(algorithm.acceptance, run, self.plan))
@@ -247,8 +247,8 @@ class Trainer(Noising):
         else:
             self.recorded.step(segment)
 
-    def step_afresh(self, draw: Draw, segment: Segment, *, charged: bool = False, padded: bool = False) -> None:
-        """A step on these units, whose operations are launched one by one; `charged` where its event is entered.
+    def step_afresh(self, draw: Draw, segment: Segment, *, charged: bool = False, padded: bool = False) -> Tensor:
+        """A step on these units, launched operation by operation: its noisy sum, `[d]`; `charged`: it was entered.
 
         `padded`: without privacy, too, on the public number of rows, as a recording has it (`shape.py`).
         """
@@ -276,6 +276,7 @@ class Trainer(Noising):
                 self.contributing.advance(before)
             self.releasing.follow()
         self.tell_objective()
+        return total
 
     def set_gradient(self, direction: Tensor) -> None:
         """What the optimiser takes its step along: divided by the *expected* batch size, as the actual is private."""

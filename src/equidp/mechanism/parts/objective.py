@@ -39,7 +39,7 @@ class Pursuing:
     """An objective during one run. What it depends on are public values that the loop carries; it keeps no others."""
 
     in_place: ClassVar[bool] = False
-    """Whether `follow` changes the tensors that the loss reads in place. If not, no step or pass of it is recorded."""
+    """Whether this class's own `follow` changes what the loss reads in place. If not, no step or pass is recorded."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss

@@ -145,7 +145,7 @@ class PoissonSampling(Sampling):
     @property
     def on_host(self) -> bool:
         """Where a subclass changes none of these."""
-        own = ("draw", "kept", "noise", "public", "diagnostics")
+        own = ("draw", "draw_on_host", "kept", "noise", "public", "diagnostics")
         return all(getattr(type(self), name) is getattr(PoissonSampling, name) for name in own)
 
     def rates(self) -> Tensor:
