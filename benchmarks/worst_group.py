@@ -37,7 +37,7 @@ from equidp.evaluation.seeds import Interval, mean_interval, paired_difference
 from equidp.mechanism.algorithm import Algorithm
 from equidp.models import features, model_features
 from equidp.parameters import DataSettings, ModelSettings, PrivacySettings, TrainingSettings
-from equidp.sweep.project import NEWER_OPTIONS
+from equidp.sweep.project import given
 from equidp.training import (
     TrainingRequest,
     classes_of,
@@ -85,7 +85,7 @@ class Cell:
         told = {"told": other} if (other := entry.get("told", evaluated)) != evaluated else {}
         return told | {
             "algorithm": name,
-            "options": {k: v for k, v in chosen.items() if v is not None or k not in NEWER_OPTIONS},
+            "options": given(chosen),
             "data": {**plan["data"], **here["data"], "evaluate_on": self.part},
             "model": here["model"],
             "privacy": {"epsilon": float(self.epsilon), "delta": here["delta"]},

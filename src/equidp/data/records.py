@@ -31,6 +31,11 @@ def factors_of(grouping: str) -> list[str]:
     return [factor.strip() for factor in grouping.split(PRODUCT)]
 
 
+def within_classes(grouping: str) -> bool:
+    """Whether each of its groups is of one class: the classes themselves, or a product with them."""
+    return "class" in factors_of(grouping)
+
+
 @dataclass(frozen=True)
 class Schema:
     """Public facts about a dataset: declared, never learnt from the records.

@@ -17,7 +17,7 @@ from fairlearn.metrics import MetricFrame
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
-from equidp.data.records import MIN_TEST_RECORDS, factors_of
+from equidp.data.records import MIN_TEST_RECORDS, within_classes
 from equidp.evaluation.intervals import Groups, accuracy_interval, difference_interval, per_group
 from equidp.evaluation.rates import disparity, group_rates, positive_label
 from equidp.tasks import kind_of
@@ -78,7 +78,7 @@ def evaluate(
         "disparity": {
             grouping: disparity(predicted, labels, ids, positives, _numbers(telling(told[grouping]), names))
             for grouping, (ids, names) in groups.items()
-            if "class" not in factors_of(grouping)
+            if not within_classes(grouping)
         },
         "intervals": per_group(accuracy_interval, groups, predicted == labels, units=units)
         | ({"rates": ends} if rates else {}),

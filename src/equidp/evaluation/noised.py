@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import brentq
 
-from equidp.data.records import MIN_TEST_RECORDS, factors_of
+from equidp.data.records import MIN_TEST_RECORDS, within_classes
 from equidp.evaluation.histogram import EVERYONE, Noised
 from equidp.evaluation.intervals import CONFIDENCE, Pair
 from equidp.evaluation.metrics import unique_slugs
@@ -344,7 +344,7 @@ def _compared(groups: Mapping[str, Mapping[str, Cells]]) -> dict[str, Any]:
         document["worst"][grouping] = lowest(found, wide)
         pairs = _z(max(1, len(sure) * (len(sure) - 1) // 2))
         document["gap"][grouping] = spread([of.accuracy(pairs) for of in sure.values()])
-        if sure and next(iter(sure.values())).classes == 2 and "class" not in factors_of(grouping):
+        if sure and next(iter(sure.values())).classes == 2 and not within_classes(grouping):
             rates = [of.rates(pairs) for of in sure.values()]
             document["disparity"][grouping] = {name: spread([one[name] for one in rates]) for name in PARITY}
     return document

@@ -20,7 +20,7 @@ import numpy as np
 from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
 from numpy.typing import NDArray
 
-from equidp.data.records import factors_of
+from equidp.data.records import within_classes
 from equidp.errors import unknown_name
 from equidp.evaluation.intervals import Groups, accuracy_interval
 
@@ -59,7 +59,7 @@ def group_rates(
     rates: dict[str, Any] = {}
     intervals: dict[str, Any] = {}
     for grouping, (ids, names) in groups.items():
-        if "class" in factors_of(grouping):
+        if within_classes(grouping):
             continue
         rates[grouping], intervals[grouping] = {}, {}
         for k, name in enumerate(names):

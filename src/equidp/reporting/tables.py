@@ -228,7 +228,7 @@ def _rich(frame: pd.DataFrame) -> Table:
     part = frame.attrs.get("part", "test")
     table = Table(
         title=f"{headline} on the {part} records, overall and by {escape(', '.join(names))}" if names else headline,
-        caption=" ".join(_notes(frame, title)),
+        caption=" ".join(filter(None, _notes(frame, title))),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -251,8 +251,8 @@ def _rich(frame: pd.DataFrame) -> Table:
 
 
 def _notes(frame: pd.DataFrame, title: str) -> Iterator[str]:
-    """What the columns mean, and which rows and groups are special."""
-    yield from filter(None, [_research_note(frame)])
+    """What the columns mean, and which rows and groups are special; empty where one has nothing to say."""
+    yield _research_note(frame)
     if "cost" in frame:
         yield f"Cost of privacy: {COST_MEANS.format(title)}."
     if "gap" in frame:
@@ -262,7 +262,7 @@ def _notes(frame: pd.DataFrame, title: str) -> Iterator[str]:
         yield f"Spread: largest minus smallest {title}{over}."
     if frame.attrs.get("few"):
         yield f"{FEW}: fewer than ten test records."
-    yield from filter(None, [left_out(frame)])
+    yield left_out(frame)
 
 
 def _research_note(frame: pd.DataFrame) -> str:

@@ -172,17 +172,16 @@ def settings_that_matter(algorithm: str, parameters: Mapping[str, Any], *, priva
         kept["privacy"] = {"unit": kept["privacy"]["unit"]}
     else:
         kept["privacy"] = _privacy_that_matters(kept["privacy"])
-    kept[algorithm] = _given(kept[algorithm], NEWER_OPTIONS)
-    kept[BASELINE] = _given(kept[BASELINE], kept[BASELINE]["options"])
+    kept[algorithm] = {**kept[algorithm], "options": given(kept[algorithm]["options"])}
+    kept[BASELINE] = {**kept[BASELINE], "options": given(kept[BASELINE]["options"], kept[BASELINE]["options"])}
     kept["training"] = _training_that_matters(kept["training"])
     kept["data"] = _data_that_matters(kept["data"])
     return {"algorithm": algorithm, "version": __version__, **kept}
 
 
-def _given(section: Mapping[str, Any], newer: Container[str]) -> dict[str, Any]:
-    """A section without those newer options that are null, so that names of older cells stay the same."""
-    options = {name: value for name, value in section["options"].items() if value is not None or name not in newer}
-    return {**section, "options": options}
+def given(options: Mapping[str, Any], newer: Container[str] = NEWER_OPTIONS) -> dict[str, Any]:
+    """Options without those newer ones that are null, so that names of older cells stay the same."""
+    return {name: value for name, value in options.items() if value is not None or name not in newer}
 
 
 def _privacy_that_matters(privacy: Mapping[str, Any]) -> dict[str, Any]:
