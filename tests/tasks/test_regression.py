@@ -186,6 +186,7 @@ def test_a_declaration_that_tells_no_task_is_refused(options: dict, words: str) 
         ({"data": {"task": "regresion"}}, "Unknown data.task 'regresion'. Did you mean 'regression'"),
         ({"dataset": "digits", "data": {"task": "regression"}}, "source 'digits' is for classification"),
         ({"data": {"groups": "class+sex"}}, "data.groups names class, and regression has no classes"),
+        ({"data": {"groups": ["sex * class"]}}, "data.groups names class, and regression has no classes"),
         ({"data": {"keep": {"1": 0.5}}}, "data.keep is not for the task regression"),
         ({"training": {"class_weights": [1, 2]}}, "training.class_weights is not for the task regression"),
         ({"training": {"loss": "hubr"}}, "Unknown training.loss of regression 'hubr'. Did you mean 'huber'"),

@@ -15,25 +15,13 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from equidp.data.products import PRODUCT, factors_of
 from equidp.errors import EquidpError, refuse_unknown
 
 Kind = Literal["tabular", "image", "text"]
 
 MIN_TEST_RECORDS = 10
 """A group with fewer test records has no reliable figures: one record changes its accuracy by 10 points."""
-
-PRODUCT = "*"
-"""Sign that joins groupings into a product grouping: `sex*race`; its groups are named `Female*White`."""
-
-
-def factors_of(grouping: str) -> list[str]:
-    """The groupings that a product joins, or the one that it is."""
-    return [factor.strip() for factor in grouping.split(PRODUCT)]
-
-
-def within_classes(grouping: str) -> bool:
-    """Whether each of its groups is of one class: the classes themselves, or a product with them."""
-    return "class" in factors_of(grouping)
 
 
 @dataclass(frozen=True)

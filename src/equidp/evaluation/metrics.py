@@ -17,7 +17,8 @@ from fairlearn.metrics import MetricFrame
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
-from equidp.data.records import MIN_TEST_RECORDS, within_classes
+from equidp.data.products import within_classes
+from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.intervals import Groups, accuracy_interval, difference_interval, per_group
 from equidp.evaluation.rates import disparity, group_rates, positive_label
 from equidp.tasks import kind_of

@@ -42,7 +42,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import brentq
 
-from equidp.data.records import MIN_TEST_RECORDS, within_classes
+from equidp.data.products import within_classes
+from equidp.data.records import MIN_TEST_RECORDS
 from equidp.evaluation.histogram import EVERYONE, Noised
 from equidp.evaluation.intervals import CONFIDENCE, Pair
 from equidp.evaluation.metrics import unique_slugs

@@ -20,7 +20,7 @@ import numpy as np
 from fairlearn.metrics import MetricFrame, false_positive_rate, selection_rate, true_positive_rate
 from numpy.typing import NDArray
 
-from equidp.data.records import within_classes
+from equidp.data.products import within_classes
 from equidp.errors import unknown_name
 from equidp.evaluation.intervals import Groups, accuracy_interval
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
+from equidp.data.products import within_classes
 from equidp.data.sources import SOURCES, record_words, source
 from equidp.errors import EquidpError, nearest, refuse_unknown, unknown_name
 from equidp.options import refusal_of
@@ -240,7 +241,7 @@ def _refuse_beyond_task(data: DataSettings, privacy: PrivacySettings, training: 
     for setting, given in beyond.items():
         if given:
             raise EquidpError(f"{setting} is not for the task {data.task}: leave it out.")
-    if data.task != ORDINAL and any("class" in name.split("*") for name in data.groups):
+    if data.task != ORDINAL and any(within_classes(name) for name in data.groups):
         raise EquidpError(
             f"data.groups names class, and {data.task} has no classes: name one or more of data.options.groups, by "
             "sex, say, or by bands (edges) of a number."

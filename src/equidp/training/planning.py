@@ -6,7 +6,8 @@ from torch import Tensor
 
 from equidp.accounting.plan import Plan
 from equidp.accounting.trials import Trials
-from equidp.data.records import PRODUCT, Records, factors_of
+from equidp.data.products import PRODUCT, factors_of
+from equidp.data.records import Records
 from equidp.errors import EquidpError
 from equidp.mechanism.algorithm import Algorithm
 from equidp.mechanism.sampling import Population

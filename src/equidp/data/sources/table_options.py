@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from equidp.data.cells import refuse_alike
 from equidp.data.columns import Bounded, Column, Named, Numeric, OfGroup
 from equidp.data.groupings import Grouping, check_shown
-from equidp.data.records import PRODUCT
+from equidp.data.products import PRODUCT
 from equidp.data.sources.base import SourceOptions
 from equidp.errors import listed_names, unknown_name
 from equidp.options import HUGE, MARK, Number
