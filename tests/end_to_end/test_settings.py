@@ -298,18 +298,18 @@ def preset():
         ({"resume": "perhaps"}, r"resume='perhaps': give true or false"),
         (
             {"privacy.unit": "unit"},
-            r"Unknown value of privacy.unit for dataset 'digits' 'unit'\. Valid: image, record\.",
+            r"Unknown value of privacy.unit for source 'digits' 'unit'\. Valid: image, record\.",
         ),
         (
             {"privacy.unit": "recrod"},
-            r"Unknown value of privacy.unit for dataset 'digits' 'recrod'. Did you mean 'record'",
+            r"Unknown value of privacy.unit for source 'digits' 'recrod'. Did you mean 'record'",
         ),
         (
             {"privacy.secure": True, "data.membership": "strata"},
             r"data\.membership=strata: one record more .* take data\.membership=hash, or .* data\.accept_strata=true",
         ),
         ({"data.id": "number"}, r"data\.id=number: every record of source 'digits' has an identity already"),
-        ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for dataset 'digits' 'lesion'\."),
+        ({"data.split_by": "lesion"}, r"Unknown value of data.split_by for source 'digits' 'lesion'\."),
     ],
 )
 def test_a_bad_value_is_one_sentence(preset, params, message):

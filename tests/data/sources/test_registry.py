@@ -90,7 +90,7 @@ def test_a_source_that_names_no_files_is_told_what_it_lacks(tmp_path: Path) -> N
 def test_split_levels_have_the_datasets_own_words() -> None:
     assert source("mnist").split_level("data.split_by", "image") == "record"
     assert source("adult").split_level("data.split_by", "record") == "record"
-    with pytest.raises(EquidpError, match=r"Unknown value of data\.split_by for dataset 'adult' 'lesion'"):
+    with pytest.raises(EquidpError, match=r"Unknown value of data\.split_by for source 'adult' 'lesion'"):
         source("adult").split_level("data.split_by", "lesion")
 
 
@@ -101,7 +101,10 @@ def test_units_of_ones_own_table_are_called_as_their_column() -> None:
         "unit",
         "record",
     ]
-    with pytest.raises(EquidpError, match=r"Unknown value of privacy\.unit for dataset 'csv' 'unit'\. Valid: record\."):
+    words = (
+        r"Unknown value of privacy\.unit for source 'csv' 'unit'\. Valid: record\. For .* ids: data\.options\.unit\."
+    )
+    with pytest.raises(EquidpError, match=words):
         source("csv", {**CSV_OPTIONS, "unit": ""}).split_level("privacy.unit", "unit")
 
 

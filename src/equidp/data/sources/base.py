@@ -17,7 +17,7 @@ from equidp.data.columns import Named, Numeric, encode, refused_in
 from equidp.data.membership import identified
 from equidp.data.raw_files import PublishedFile, RawFiles, find, fingerprint, missing, verified
 from equidp.data.records import Records, Schema
-from equidp.errors import EquidpError, refuse_unknown
+from equidp.errors import EquidpError, unknown_name
 from equidp.options import Declared, checked_options
 from equidp.system.network import attempt
 
@@ -26,6 +26,8 @@ TEST = 1
 
 GIVEN = "the given table"
 """What messages call rows that a served model is sent."""
+
+UNIT_COLUMN = " For units of several records, name the column of their ids: data.options.unit."
 
 
 class SourceOptions(Declared):
@@ -208,7 +210,10 @@ class Source(ABC):
         levels: dict[str, Literal["record", "unit"]] = {"record": "record", record: "record"}
         if units:
             levels |= {"unit": "unit", units[0]: "unit"}
-        refuse_unknown(f"value of {setting} for dataset {self.name!r}", [word], levels)
+        if word not in levels:
+            refused = unknown_name(f"value of {setting} for source {self.name!r}", word, levels)
+            more = "" if units or "unit" not in self.Options.model_fields else UNIT_COLUMN
+            raise EquidpError(f"{refused}{more}")
         return levels[word]
 
 
