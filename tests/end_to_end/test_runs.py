@@ -80,6 +80,8 @@ def test_a_private_pipeline_leaves_one_run_and_all_files_and_a_target_epsilon_is
     assert min(found) == pytest.approx(privacy["epsilon"], rel=1e-6)
     assert 2.97 <= min(found) <= 3.0
     assert privacy["delta"] < 1 / privacy["records"]
+    assert "each group's gradients" in privacy["releases"][1]
+    assert privacy["releases"][2:] == ["Groups are those of class."]
 
 
 def test_a_command_collects_garbage_while_it_trains(project, monkeypatch):

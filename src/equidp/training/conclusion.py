@@ -18,6 +18,7 @@ from equidp.models import weights_of
 from equidp.training.charging import CHARGED
 from equidp.training.checkpoint import CHECKPOINT_FILE, JOURNAL_FILE
 from equidp.training.journal import unless_in_use
+from equidp.training.planning import partition
 from equidp.training.preparation import Prepared, named_columns
 from equidp.training.statement import privacy_statement
 
@@ -57,6 +58,7 @@ def conclude(prepared: Prepared, rows: Sequence[Mapping[str, float]]) -> Trained
         seed=prepared.request.seed,
         public=prepared.public,
         membership=prepared.membership,
+        grouping=partition(algorithm, prepared.request.grouping),
     )
     statement["trainable_parameters"] = trainer.engine.dimension
     if algorithm.private:

@@ -29,8 +29,12 @@ def privacy_statement(
     seed: int,
     public: int = 0,
     membership: Membership | None = None,
+    grouping: str = "",
 ) -> dict[str, Any]:
     """privacy.json: what is guaranteed, for whom, at what ε; enough to recompute ε from.
+
+    Args:
+        grouping: what the algorithm's groups are; its releases then name it.
 
     Raises:
         EquidpError: if the ledger holds less, or other things, than the plan that ε was computed for.
@@ -87,13 +91,19 @@ def privacy_statement(
         **accounted.statement_entries(fixed=algorithm.fixed, ledger=merged(outcome.events)),
         "trade_off": curve.to_dict() if curve else None,
         "accepted_steps": outcome.accepted_steps,
-        "releases": ["The model after every step.", *(part.released for part in algorithm.parts if part.released)],
+        "releases": ["The model after every step.", *_released(algorithm, grouping)],
         "public_records": public if algorithm.needs_public else 0,  # else unused: their number would only tell N
         **({"test_records_decide": True} if algorithm.acceptance.on_test else {}),
         "diagnostics_published": ["nonprivate/*"] if training.diagnostics else [],
         "assumptions": _assumptions(algorithm, plan, privacy, membership, declared=declared),
         "notes": [],
     }
+
+
+def _released(algorithm: Algorithm, grouping: str) -> list[str]:
+    """What is released besides the model, a sentence of each part."""
+    words = [part.released for part in algorithm.parts if part.released]
+    return [*words, f"Groups are those of {grouping}."] if grouping and "group" in " ".join(words) else words
 
 
 def _assumptions(
