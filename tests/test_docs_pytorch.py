@@ -34,11 +34,11 @@ def test_the_blocks_of_the_page_train_privately(monkeypatch):
     assert float(right[names["parts"].test.groups["ward"] == 1].float().mean()) > 0.6
 
     run(loop)
-    assert 2.9 < epsilon(names["ledger"].events, 1e-5).value <= 3.0
+    assert 2.9 < epsilon(names["trainer"].ledger.events, 1e-5).value <= 3.0
     visits, counts = names["visits"][3200:], names["trainer"].model(names["features"][3200:])
     indifferent = names["poisson_loss"](visits.mean().log().expand(len(visits)), visits).mean()
     assert float(names["poisson_loss"](counts, visits).mean()) < float(indifferent)
-    assert sum(event.count for event in names["ledger"].events) == names["plan"].steps
+    assert sum(event.count for event in names["trainer"].ledger.events) == names["trainer"].plan.steps
 
     run(attention)
     words = nn.Sequential(nn.Embedding(9, 8), names["Attention"](8, 2), nn.Flatten(), nn.Linear(40, 2))

@@ -1,0 +1,141 @@
+"""`make_private`: the loop that one would put together by hand, of an algorithm of any needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from equidp.accounting.ledger import Ledger
+from equidp.algorithms import algorithm_settings
+from equidp.errors import EquidpError
+from equidp.mechanism.noise import SeededRandom
+from equidp.mechanism.sampling import Examples, Population
+from equidp.mechanism.secure import SecureRandom
+from equidp.mechanism.trainer import Trainer
+from equidp.parameters import PrivacySettings, TrainingSettings
+from equidp.training import make_private, plan_run
+
+FEATURES = torch.rand(300, 4, generator=torch.Generator().manual_seed(1))
+LABELS = (FEATURES[:, 0] > 0.7).long()
+GROUPS = (FEATURES[:, 1] > 0.5).long()
+LOSS = nn.CrossEntropyLoss(reduction="none")
+ASKED: dict[str, Any] = {
+    "noise_multiplier": 1.5, "delta": 1e-4, "epochs": 2, "batch_size": 60, "learning_rate": 0.5, "device": "cpu",
+}  # fmt: skip
+
+
+class Items(Dataset[tuple[Tensor, int]]):
+    """One record at a time, as torchvision's data sets give them."""
+
+    def __len__(self) -> int:
+        return len(LABELS)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return FEATURES[i], int(LABELS[i])
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+def weights(trainer: Trainer) -> Tensor:
+    trainer.train(progress=False)
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.released_model().parameters()])
+
+
+def by_hand(name: str, options: dict[str, Any], groups: Tensor, number: int, classes: int = 0) -> Tensor:
+    algorithm = algorithm_settings(name, options).build().averaged(0.9)
+    plan = plan_run(
+        algorithm, units=300, groups=number, classes=classes,
+        privacy=PrivacySettings(noise_multiplier=1.5, delta=1e-4),
+        training=TrainingSettings(epochs=2, batch_size=60, learning_rate=0.5),
+    )  # fmt: skip
+    return weights(
+        Trainer(
+            model=network(), loss=LOSS, algorithm=algorithm, plan=plan, ledger=Ledger(), random=SeededRandom(7, "cpu"),
+            population=Population(Examples(FEATURES, LABELS), groups), learning_rate=0.5, optimizer="adam",
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "given", "ids", "number", "classes"),
+    [
+        ("dpsgd", {"clip_norm": 0.5}, {}, torch.zeros(300, dtype=torch.int64), 1, 0),
+        ("dpsgd_f", {}, {"groups": (GROUPS, 2)}, GROUPS, 2, 0),
+        ("dpsgd_f", {}, {"classes": 2}, LABELS, 2, 0),
+        ("dpsgd_level", {}, {"groups": (GROUPS, 2), "classes": 2}, LABELS, 2, 0),
+        ("dpsgd_minimax", {}, {"classes": 2}, LABELS, 2, 2),
+        ("dpsgd_minimax", {}, {"groups": (GROUPS, 2), "classes": 2}, 2 * GROUPS + LABELS, 4, 2),
+    ],
+)
+def test_it_is_the_loop_that_one_would_put_together(
+    name: str, options: dict[str, Any], given: dict[str, Any], ids: Tensor, number: int, classes: int
+) -> None:
+    expected = by_hand(name, options, ids, number, classes)
+    asked = {**ASKED, **given, "algorithm": name, "options": options, "optimizer": "adam", "average": 0.9, "seed": 7}
+    for data in ((FEATURES, LABELS), TensorDataset(FEATURES, LABELS), Items()):
+        assert torch.equal(weights(make_private(network(), data, LOSS, **asked)), expected)
+
+
+def test_without_a_seed_nobody_can_repeat_it_and_epsilon_is_met() -> None:
+    asked = {**ASKED, "noise_multiplier": None, "epsilon": 2.0}
+    trainers = [make_private(network(), (FEATURES, LABELS), LOSS, **asked) for _ in range(2)]
+    assert all(isinstance(trainer.random, SecureRandom) for trainer in trainers)
+    assert not torch.equal(*map(weights, trainers))
+    for trainer in trainers:
+        assert sum(event.count for event in trainer.ledger.events) == trainer.plan.steps
+        assert 1.9 < trainer.algorithm.epsilon(trainer.plan).value <= 2.0
+
+
+def test_units_of_the_examples_are_protected_and_recurrence_is_rewritten() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.LSTM(1, 3, batch_first=True), nn.Linear(3, 2)
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.out(self.words(features.unsqueeze(2))[0][:, -1])
+
+    examples = Examples(FEATURES, LABELS, unit=torch.arange(300) // 3)
+    trainer = make_private(Reader(), examples, LOSS, **{**ASKED, "batch_size": 20}, seed=0)
+    assert (trainer.plan.records, trainer.population.size) == (100, 100)
+    before = weights(make_private(Reader(), examples, LOSS, **{**ASKED, "batch_size": 20, "epochs": 1}, seed=0))
+    assert bool(weights(trainer).isfinite().all())
+    assert len(before) == sum(parameter.numel() for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"algorithm": "dpsgd_minimax"}, "dpsgd_minimax looks at the classes: give their number, `classes`"),
+        ({"algorithm": "dpsgd_f", "groups": (GROUPS, 1)}, "groups are from 0 to 1: 1 are from 0 to 0"),
+        ({"algorithm": "dpsgd_minimax", "classes": 1}, "labels are from 0 to 1: 1 are from 0 to 0"),
+        ({"groups": (GROUPS[1:], 2)}, r"groups are torch.int64 \[299\]: give \[300\] int64"),
+        ({"algorithm": "dpsgd_fair"}, "Unknown algorithm 'dpsgd_fair'"),
+        ({"options": {"clip": 1}}, "'clip'. Did you mean 'clip_norm'"),
+        ({"epsilon": 1.0}, "exactly one of privacy.epsilon and privacy.noise_multiplier"),
+        ({"algorithm": "sa_dpsgd"}, "needs public records"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises((EquidpError, ValueError), match=words):
+        make_private(network(), (FEATURES, LABELS), LOSS, **{**ASKED, **given}, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "classes", "words"),
+    [
+        ((FEATURES, FEATURES[:, 2]), 2, r"labels are torch.float32 \[300\]: give \[300\] int64"),
+        (TensorDataset(FEATURES), 0, "The data have 1 tensors: give features and labels"),
+        ([{"x": FEATURES[0]}], 0, "Each item of the dataset must be features, as one tensor, and a label"),
+    ],
+)
+def test_data_without_labels_are_refused(data: Any, classes: int, words: str) -> None:
+    with pytest.raises(EquidpError, match=words):
+        make_private(network(), data, LOSS, **ASKED, classes=classes, seed=0)
