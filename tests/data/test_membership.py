@@ -30,7 +30,7 @@ from equidp.mechanism.sampling import Examples, Population
 from equidp.mechanism.secure import SecureRandom
 from equidp.mechanism.trainer import Trainer
 from equidp.parameters import PrivacySettings, TrainingSettings
-from equidp.training import plan_run, units_in
+from equidp.training import loss_of, plan_run, units_in
 
 CLASSES, GROUPS = ("cat", "dog"), ("f", "m")
 Row = tuple[int, int, int, int, int]
@@ -340,6 +340,25 @@ def test_units_are_planned_for_as_expected_too() -> None:
     ) == round(2 * 0.75)
 
 
+@pytest.mark.parametrize("rows", [ALWAYS, ALWAYS[1:], ALWAYS[:60]])
+def test_balanced_weights_of_classes_follow_declared_sizes_and_no_record(rows: list[Row]) -> None:
+    train = split(table(rows, sizes=True), seed=0, keep={"dog": 8}, public_fraction=0.25).train
+    assert train.membership.class_sizes == pytest.approx((60 * 0.8 * 0.75, 8 * 0.75))
+    loss = loss_of(TrainingSettings(class_weights="balanced"), train, torch.device("cpu"))
+    outputs, labels = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    plain = nn.functional.cross_entropy(outputs, labels, reduction="none")
+    torch.testing.assert_close(loss(outputs, labels), plain * torch.tensor([8 / 48, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"), [(False, {}), (True, {"membership": "strata"}), (True, {"keep": {"dog": 0}})]
+)
+def test_balanced_weights_are_refused_where_sizes_are_not_declared(sizes: bool, how: dict[str, Any]) -> None:
+    train = split(table(ALWAYS, sizes=sizes), seed=0, **how).train
+    with pytest.raises(EquidpError, match="takes declared sizes of classes, and there are none"):
+        loss_of(TrainingSettings(class_weights="balanced"), train, torch.device("cpu"))
+
+
 def test_the_plan_is_the_same_with_and_without_a_record() -> None:
     """Rate, steps and noise: of declared sizes, so that nothing of the table is in them."""
     settings_, privacy = TrainingSettings(batch_size=8, epochs=3), PrivacySettings(epsilon=3.0, delta=1e-4)
@@ -375,8 +394,9 @@ def test_a_keep_that_is_no_share_of_anything_declared_is_refused(keep: dict, siz
         split(table(ALWAYS, sizes=sizes), seed=0, keep=keep)
 
 
-def test_how_a_part_was_drawn_is_kept_with_it(tmp_path: Path) -> None:
-    train = split(table(ALWAYS, unit=True), seed=0).train
+@pytest.mark.parametrize("sizes", [False, True])
+def test_how_a_part_was_drawn_is_kept_with_it(tmp_path: Path, sizes: bool) -> None:
+    train = split(table(ALWAYS, unit=True, sizes=sizes), seed=0).train
     storage.save(train, tmp_path / "train.safetensors")
     loaded = storage.load(tmp_path / "train.safetensors")
     assert loaded.membership == train.membership

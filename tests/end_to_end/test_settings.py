@@ -257,6 +257,7 @@ def preset():
         ({"guesses": 1}, r"Unknown setting 'guesses'\. Did you mean 'audit\.guesses'\?$"),
         ({"data.keep.8": 0}, r"data\.keep\.8=0: .*greater than 0"),
         ({"data.keep.8": True}, r"data\.keep\.8=True: true and false are not numbers\.$"),
+        ({"training.class_weights": "balancd"}, r"training.class_weights='balancd': .*'balanced'"),
         ({"training.class_weights": "1+a"}, r"training.class_weights='a': .*valid number"),
         ({"training.chekpoint_every": 3}, r"Unknown setting 'training\.chekpoint_every'.*'training\.checkpoint_every'"),
         ({"training.checkpoint_every": 0}, r"training\.checkpoint_every=0: .*greater than or equal to 1"),

@@ -100,6 +100,7 @@ class Membership:
             same for any table.
         keeps: whether `data.keep` makes classes rare.
         given: whether the data give each record's test part, which identity and key then do not tell.
+        class_sizes: expected number of training records of each class by declared sizes; empty where none are declared.
     """
 
     how: Literal["hash", "strata", "provider"]
@@ -110,6 +111,7 @@ class Membership:
     units_declared: bool = False
     keeps: bool = False
     given: bool = False
+    class_sizes: tuple[float, ...] = ()
 
     def declares(self, *, by_unit: bool) -> bool:
         """Whether the expected number is the same for any table."""

@@ -141,6 +141,7 @@ class Hash:
             records_declared=bool(schema.sizes),
             units_declared=bool(schema.unit_sizes) and self.whole_units,
             given=self.records.part is not None,
+            class_sizes=tuple((torch.tensor(schema.sizes) * shares).tolist()) if schema.sizes else (),
         )
 
 

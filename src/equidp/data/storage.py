@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -65,10 +66,14 @@ def load(path: Path) -> Records:
         labels=tensors["labels"],
         groups={name: tensors[f"{GROUP}{name}"] for name in schema.groupings},
         schema=schema,
-        membership=Membership(**json.loads(drawn)) if drawn else None,
+        membership=_membership(json.loads(drawn)) if drawn else None,
         remarks=tuple(json.loads(remarks)) if remarks else (),
         **{name: tensors[name] for name in OPTIONAL if name in tensors},
     )
+
+
+def _membership(drawn: dict[str, Any]) -> Membership:
+    return Membership(**drawn | {"class_sizes": tuple(drawn.get("class_sizes", ()))})  # JSON has lists alone
 
 
 def _tensors(records: Records) -> dict[str, Tensor]:

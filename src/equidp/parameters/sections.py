@@ -44,6 +44,10 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+ClassWeights = Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...], BeforeValidator(listed)]
+"""Weights in label order."""
+
+
 class DataSettings(Block):
     """Which records, how they are split, and by which groups results are told."""
 
@@ -257,8 +261,9 @@ class TrainingSettings(Block):
     `binary_cross_entropy` (mean over them), `binary_cross_entropy_sum`."""
     huber_delta: Annotated[float, Field(gt=0, le=1)] | None = None
     """The error above which `huber` is linear, as a share of the target's range; null: 0.1."""
-    class_weights: Annotated[tuple[Annotated[Number, Field(ge=0, le=HUGE)], ...] | None, BeforeValidator(listed)] = None
-    """Weight of each class in the loss, in label order, `1+2.5`; null: all 1. Clipping undoes large ones: raise C."""
+    class_weights: ClassWeights | Literal["balanced"] | None = None
+    """Weight of each class in the loss, in label order, `1+2.5`; `balanced`: 1 for the rarest class, less for others,
+    by declared sizes; null: all 1. Clipping undoes weights: raise C, to 16, say."""
 
     @model_validator(mode="after")
     def _holds_together(self) -> TrainingSettings:

@@ -8,7 +8,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from equidp.data.records import Schema
+from equidp.data.records import Records, Schema
 from equidp.errors import EquidpError
 from equidp.gradients.layout import channels_last, convolutions_for
 from equidp.gradients.losses import Loss
@@ -23,19 +23,32 @@ from equidp.parameters.sections import AUGMENTATIONS, HUBER_DELTA
 from equidp.tasks import task_of
 
 
-def loss_of(training: TrainingSettings, schema: Schema, device: torch.device) -> Loss:
+def loss_of(training: TrainingSettings, train: Records, device: torch.device) -> Loss:
     """The loss of each record on its own, by the task of the data.
 
     Raises:
-        EquidpError: the task has no such loss, or there is not one weight for each class.
+        EquidpError: the task has no such loss, there is not one weight for each class, or weights are to follow sizes
+            of classes that nobody has declared.
     """
-    task = task_of(schema)
+    task, weights = task_of(train.schema), training.class_weights
     return task.loss(
         task.loss_named(training.loss),
         device,
-        class_weights=training.class_weights,
+        class_weights=_balanced(train) if weights == "balanced" else weights,
         huber_delta=training.huber_delta or HUBER_DELTA,
     )
+
+
+def _balanced(train: Records) -> tuple[float, ...]:
+    """The rarest class has weight 1, and each other as much less as it has more records, by declared sizes alone."""
+    sizes = () if train.membership is None else train.membership.class_sizes
+    if not sizes or min(sizes) <= 0:
+        raise EquidpError(
+            "training.class_weights=balanced takes declared sizes of classes, and there are none (with "
+            "data.membership=hash, of every class): declare data.options.sizes if they are public, or give weights as "
+            "numbers, or take dpsgd_level or dpsgd_minimax, which count with noise."
+        )
+    return tuple(min(sizes) / size for size in sizes)
 
 
 def augmentation(training: TrainingSettings, schema: Schema, seed: int) -> Augmentation | None:

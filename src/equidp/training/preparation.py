@@ -76,7 +76,7 @@ def prepare(request: TrainingRequest, split: Split, peers: Peers | None = None) 
     request = dataclasses.replace(request, algorithm=request.algorithm.averaged(request.training.average))
     algorithm, plan, privacy, training = request.algorithm, request.plan, request.privacy, request.training
     device, seed = device_of(training), request.seed
-    loss = loss_of(training, split.train.schema, device)
+    loss = loss_of(training, split.train, device)
     public = _public_part(algorithm, split, privacy, training)
     if peers is None:
         part, own_seed = split.train, seed

@@ -49,7 +49,7 @@ def _training_setup(train: Records, public: Records, settings: Settings) -> audi
         build_model=lambda schema: make_model(schema, settings.model, algorithm, settings.seed),
         algorithm=algorithm,
         plan=plan,
-        loss=loss_of(loop, train.schema, device),
+        loss=loss_of(loop, train, device),
         learning_rate=loop.rate(plan.steps),
         optimizer=loop.descent,
         grouping=partition(algorithm, settings.data.groups[0]),
