@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import worst_group as table
 
 PLAN = """
@@ -55,7 +57,7 @@ def made_up(worst: dict[str, float]) -> list[table.Cell]:
             lines.append(json.dumps({"key": cell.key, "epsilon": 3.0, **figures}))
             cells.append(cell)
     table.RECORDS.mkdir()
-    (table.RECORDS / "digits.jsonl").write_text("\n".join([*lines, '{"key": "cut sho']), encoding="utf-8")
+    (table.RECORDS / "digits_3.jsonl").write_text("\n".join([*lines, '{"key": "cut sho']), encoding="utf-8")
     return cells
 
 
@@ -79,6 +81,11 @@ def test_the_edge_rule_goes_on_in_the_best_trials_direction_and_only_there() -> 
     assert table.beyond(scores, [1, 4, 16]) == (64, 0.5)
     assert table.beyond({**scores, (64, 0.5): (0.0, 0.0)}, [1, 4, 16]) is None
     assert table.beyond({**scores, (1, 0.5): (0.3, 0.0)}, [1, 4, 16]) == (0.25, 0.5)
+
+
+def test_weighted_classes_have_the_weight_of_the_rarest_in_all() -> None:
+    train = SimpleNamespace(labels=torch.tensor([0, 1, 0, 0, 2, 0, 1]), schema=SimpleNamespace(classes=("a", "b", "c")))
+    assert table.class_weights(train) == [0.25, 0.5, 1.0]
 
 
 def test_a_choice_looks_at_validation_parts_and_is_none_while_a_trial_is_missing(plan: Path) -> None:
@@ -116,14 +123,14 @@ def test_a_row_is_trained_again_to_the_last_digit_and_a_changed_digit_is_told(
     made_up({"dpsgd": 0.4})
     cell = next(table.finals("digits", "dpsgd", 3.0, (2, 1.0)))
     row = table.trained(cell)
-    with (table.RECORDS / "digits.jsonl").open("a", encoding="utf-8") as file:
+    with (table.RECORDS / "digits_3.jsonl").open("a", encoding="utf-8") as file:
         file.write("\n" + json.dumps(row) + "\n")
     asked = argparse.Namespace(row="digits/dpsgd/1", epsilon=3.0)
     with pytest.raises(SystemExit, match=r"^False$"):
         table.again(asked)
     assert "the same to the last digit" in capsys.readouterr().out
     assert 0 < row["spent"] < 3.0
-    with (table.RECORDS / "digits.jsonl").open("a", encoding="utf-8") as file:
+    with (table.RECORDS / "digits_3.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({**row, "overall": row["overall"] + 1e-9}) + "\n")
     with pytest.raises(SystemExit, match=r"^True$"):
         table.again(asked)

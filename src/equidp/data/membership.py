@@ -145,6 +145,20 @@ def class_shares(schema: Schema, keep: Mapping[str, int | float], training_share
     return shares
 
 
+def declared_sizes(schema: Schema, keep: Mapping[str, int | float], share: float) -> tuple[float, ...]:
+    """Expected number of each class's records in a part, by its declared sizes alone; empty where none are declared.
+
+    Args:
+        keep: as in `class_shares`.
+        share: of the records that the sizes are of, how many are in the part, where all are kept.
+    """
+    sizes = [size * share for size in schema.sizes] if schema.classes else []
+    for name, wanted in keep.items() if sizes else ():
+        label = label_of(schema, name)
+        sizes[label] = wanted if wanted >= 1 else wanted * sizes[label]
+    return tuple(sizes)
+
+
 def label_of(schema: Schema, name: str) -> int:
     """The label of a class that is named, or given by its label.
 

@@ -100,7 +100,8 @@ class Membership:
             same for any table.
         keeps: whether `data.keep` makes classes rare.
         given: whether the data give each record's test part, which identity and key then do not tell.
-        class_sizes: expected number of training records of each class by declared sizes; empty where none are declared.
+        class_sizes: training records of each class by declared sizes, before a public share is taken of all classes
+            alike; empty where none are declared.
     """
 
     how: Literal["hash", "strata", "provider"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from equidp.data.membership import (
     check_wanted,
     class_shares,
+    declared_sizes,
     expected_records,
     expected_units,
     identified,
@@ -71,8 +72,8 @@ def split(
     units, keep = _units(records, split_by), keep or {}
     validation = test_fraction if evaluate_on == "validation" else 0.0
     draw: Selection
+    training = (1 - validation) * (1.0 if records.part is not None else 1 - test_fraction)
     if membership == "hash":
-        training = (1 - validation) * (1.0 if records.part is not None else 1 - test_fraction)
         stay = class_shares(records.schema, keep, training)
         draw = Hash(records, stay, key_text(seed, key), whole_units=split_by == "unit")
         how = draw.plan(training * (1 - public_fraction) * stay)
@@ -80,6 +81,7 @@ def split(
         draw, how = Strata(records, units, keep, seed), Membership("strata")
     if not (records.part is None or validation or keep or public_fraction):
         how = replace(how, how="provider")
+    how = replace(how, keeps=bool(keep), class_sizes=declared_sizes(records.schema, keep, training))
     if records.part is not None:
         held_out = records.part == TEST_PART
         _refuse_divided(units, held_out)
@@ -92,7 +94,7 @@ def split(
     train_index = train_index[draw.kept(train_index)]
     set_aside = draw.taken("public", train_index, public_fraction)
     parts = Split(
-        train=replace(records.take(train_index[~set_aside]), membership=replace(how, keeps=bool(keep))),
+        train=replace(records.take(train_index[~set_aside]), membership=how),
         test=records.take(test_index),
         public=records.take(train_index[set_aside]),
     )
@@ -141,7 +143,6 @@ class Hash:
             records_declared=bool(schema.sizes),
             units_declared=bool(schema.unit_sizes) and self.whole_units,
             given=self.records.part is not None,
-            class_sizes=tuple((torch.tensor(schema.sizes) * shares).tolist()) if schema.sizes else (),
         )
 
 

@@ -44,8 +44,8 @@ def _balanced(train: Records) -> tuple[float, ...]:
     sizes = () if train.membership is None else train.membership.class_sizes
     if not sizes or min(sizes) <= 0:
         raise EquidpError(
-            "training.class_weights=balanced takes declared sizes of classes, and there are none (with "
-            "data.membership=hash, of every class): declare data.options.sizes if they are public, or give weights as "
+            "training.class_weights=balanced takes declared sizes of classes, and there are none "
+            "(or none of some class): declare data.options.sizes if they are public, or give weights as "
             "numbers, or take dpsgd_level or dpsgd_minimax, which count with noise."
         )
     return tuple(min(sizes) / size for size in sizes)
