@@ -4,8 +4,9 @@
     python benchmarks/worst_group.py page                   # docs/worst_group.md and its figures, from the records
     python benchmarks/worst_group.py again digits/dpsgd/1   # retrains one row's seed, and compares to the last digit
 
-Raw files lie in `EQUIDP_RAW_DIR` (data/01_raw). Every finished training is a line of `worst_group/<data set>.jsonl`,
-found again by a digest of all its settings: a stopped run goes on where it was, and a changed plan trains anew.
+Raw files lie in `EQUIDP_RAW_DIR` (data/01_raw). Every finished training is a line of
+`worst_group/<data set>_<ε>.jsonl`, found again by a digest of all its settings: a stopped run goes on where it was, and
+a changed plan trains anew.
 """
 
 from __future__ import annotations
@@ -82,8 +83,10 @@ class Cell:
         name, options = entry.get("of", self.algorithm), {**entry.get("options", {}), **scale}
         evaluated = here["data"]["groups"][0]
         chosen = algorithm_settings(name, options).model_dump(mode="json")  # with defaults: they may change
-        told = {"told": other} if (other := entry.get("told", evaluated)) != evaluated else {}
-        return told | {
+        beside = {"told": other} if (other := entry.get("told", evaluated)) != evaluated else {}
+        if entry.get("weighted"):
+            beside["weighted"] = True
+        return beside | {
             "algorithm": name,
             "options": given(chosen),
             "data": {**plan["data"], **here["data"], "evaluate_on": self.part},
@@ -199,6 +202,8 @@ def trained(cell: Cell) -> dict[str, Any]:
     evaluated = settings["data"]["groups"][0]
     grouping = partition(algorithm, settings.get("told", evaluated))
     parts = parts_of(cell.dataset, json.dumps(settings["data"]), cell.seed)
+    if settings.get("weighted"):
+        settings["training"]["class_weights"] = class_weights(parts.train)
     training, model = TrainingSettings(**settings["training"]), model_of(settings)
     privacy = PrivacySettings(**settings["privacy"])
     units, groups = units_in(parts.train, privacy), len(parts.train.grouping(grouping)[1])
@@ -239,6 +244,12 @@ def trained(cell: Cell) -> dict[str, Any]:
         **figures,
         "spent": spent,
     }
+
+
+def class_weights(train: Records) -> list[float]:
+    """Of every class: the number of records of the rarest one by its own. The counts are exact, and cost no ε here."""
+    sizes = torch.bincount(train.labels, minlength=len(train.schema.classes))
+    return [float(weight) for weight in sizes.min() / sizes]
 
 
 def figures_of(right: torch.Tensor, ids: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -321,7 +332,7 @@ def run(args: argparse.Namespace) -> None:
     def train(cell: Cell) -> dict[str, Any]:
         row = trained(cell)
         results[cell.key] = row
-        with (RECORDS / f"{cell.dataset}.jsonl").open("a", encoding="utf-8") as file:
+        with (RECORDS / f"{cell.dataset}_{cell.epsilon:g}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         return row
 
@@ -389,7 +400,13 @@ def table_of(dataset: str, epsilon: float, results: Results) -> list[Row]:
 def kind_of(name: str, entry: Mapping[str, Any]) -> str:
     """What a row is compared as."""
     return (
-        "reference" if name == "sgd" else "ablation" if "of" in entry else "ours" if entry.get("ours") else "published"
+        "reference"
+        if name == "sgd"
+        else "ablation"
+        if "of" in entry and not entry.get("published")
+        else "ours"
+        if entry.get("ours")
+        else "published"
     )
 
 
