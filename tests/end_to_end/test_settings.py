@@ -17,8 +17,17 @@ from kedro.framework.project import settings
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from omegaconf import OmegaConf
-from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, nested, report_folder, resolved
+from tests.end_to_end.kedro_project import (
+    QUICK,
+    bootstrapped,
+    kedro_run,
+    mlflow_runs,
+    nested,
+    report_folder,
+    resolved,
+)
 
+from equidp.cli import loader_at
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError
 from equidp.hooks.guard import written_to
@@ -452,6 +461,18 @@ def test_runs_are_tracked_in_the_project_wherever_its_settings_lie(project, tmp_
         session.load_context()
     assert mlflow.get_tracking_uri() == f"sqlite:///{project / 'mlflow.db'}"
     assert sorted(tmp_path.joinpath("elsewhere").iterdir()) == [Path(moved)]
+
+
+def test_settings_of_ones_own_are_read_where_there_are_any(project):
+    """Kedro merges a folder without any, too, which takes as long as reading the rest."""
+    local = project / "conf/local"
+    (local / ".gitkeep").touch()
+    bootstrapped(project)
+    assert loader_at(project, None).default_run_env == "base"
+    assert resolved(project)["seed"] == 0
+    (project / "shared.yml").write_text("seed: 3\n")
+    (local / "parameters.yml").symlink_to(project / "shared.yml")
+    assert resolved(project)["seed"] == 3
 
 
 def test_an_environment_that_is_not_there_is_refused(project):
