@@ -9,7 +9,7 @@ import pickle
 import shutil
 import signal
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,16 +38,16 @@ settings.load_profile("equidp")
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def pytest_collection() -> None:
-    """What is imported now stays to the end: the garbage collector need not look through it again and again."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported here stays to the end: the garbage collector passes over a million objects from here on."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """From here on it collects as ever, and passes over a million objects that are there already."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
