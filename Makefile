@@ -13,6 +13,9 @@ COVERED := tests/test_options.py tests/test_layers.py tests/evaluation tests/swe
 	tests/sweep/test_tracked.py tests/system
 FLOOR := 45
 
+# tests start dozens of processes, and each would compile the whole package anew, which takes two seconds
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test slow check lint coverage viz ui site bench track gpu clean
 
 run: $(STAMP)            ## the demonstration: five algorithms on scikit-learn's digits

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+import gc
 import io
 import os
+import pickle
 import shutil
 import signal
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +17,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 from omegaconf import OmegaConf
+from sqlalchemy import Engine, event
 
 # the thread count decides the order of sums, and runs in here are compared with runs in processes of their own; and
 # pytest's own processes share the cores: threads on top of them nearly double the time of the whole
@@ -35,6 +38,18 @@ settings.load_profile("equidp")
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported here stays to the end: the garbage collector passes over a million objects from here on."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(scope="session")
 def raw_dir() -> Path:
     """The folder with real raw files; tests that need it skip where it is not there."""
@@ -48,19 +63,32 @@ def raw_dir() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
     """Settings are parsed once for each content: Kedro parses every file anew for every session, in pure Python."""
-    load, known = OmegaConf.load, {}
+    load, known = OmegaConf.load, {}  # pickled: copy.deepcopy takes as long as half the parsing
 
     def found(file: str | Path | IO[Any]) -> Any:
         if isinstance(file, str | Path):
             return load(file)
         text = file.read()
         if text not in known:
-            known[text] = load(io.StringIO(text))
-        return copy.deepcopy(known[text])
+            known[text] = pickle.dumps(load(io.StringIO(text)))
+        return pickle.loads(known[text])
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(OmegaConf, "load", staticmethod(found))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def not_flushed() -> Iterator[None]:
+    """A store of runs is written as ever, but the disk is not waited for: no test cuts the machine's power."""
+
+    def begun(connection: Any, _: Any) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", begun)
+    yield
+    event.remove(Engine, "connect", begun)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from kedro.framework.startup import bootstrap_project
+from tests.end_to_end.kedro_project import bootstrapped
 
 from equidp.cli import cli
 from equidp.data.sources import source
@@ -158,7 +158,7 @@ def test_the_command_drafts_and_then_checks(project: Path, monkeypatch: pytest.M
     (raw / "clinic.csv").write_text(TABLE)
     monkeypatch.setenv("EQUIDP_RAW_DIR", str(raw))
 
-    metadata = bootstrap_project(project)
+    metadata = bootstrapped(project)
 
     def call() -> str:
         return CliRunner().invoke(cli, ["new-dataset", str(raw / "clinic.csv"), "--label", "no"], obj=metadata).output
@@ -216,7 +216,7 @@ def test_a_run_of_a_draft_says_what_is_still_to_be_declared(tmp_path: Path) -> N
 
 
 def called(project: Path, *options: str) -> str:
-    return CliRunner().invoke(cli, ["new-dataset", *options], obj=bootstrap_project(project)).output
+    return CliRunner().invoke(cli, ["new-dataset", *options], obj=bootstrapped(project)).output
 
 
 def told(text: str) -> str:

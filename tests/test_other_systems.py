@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from kedro.framework.startup import bootstrap_project
-from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, report_folder
+from tests.end_to_end.kedro_project import QUICK, bootstrapped, kedro_run, mlflow_runs, report_folder
 
 from equidp.cli import project_at
 from equidp.errors import EquidpError
@@ -209,7 +208,7 @@ def test_a_lock_leaves_a_file_where_it_stands(tmp_path: Path, locked_bytes: set,
 def test_a_sweep_is_refused_before_anything_is_made_but_its_commands_are_printed(
     project: Path, windows: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bootstrap_project(project)
+    bootstrapped(project)
     asked: dict[str, Any] = dict.fromkeys(("epsilons", "workers", "scheduler", "gpus_per_cell"))
     asked |= {"algorithms": "dpsgd", "datasets": "digits", "seeds": "1", "params": ""}
     asked |= {"dashboard": 0, "retries": 1, "listing": False}

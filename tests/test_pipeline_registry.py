@@ -3,7 +3,9 @@
 import pytest
 from kedro.pipeline import Pipeline
 
+from equidp import pipeline_registry
 from equidp.algorithms import ALGORITHMS
+from equidp.errors import EquidpError
 from equidp.pipeline_registry import DEMONSTRATION, register_pipelines
 from equidp.settings import PIPELINES
 
@@ -41,3 +43,22 @@ def test_the_demonstration_fits_every_task():
 
 def test_the_names_that_are_checked_before_pipelines_are_imported_are_those_of_all_pipelines():
     assert set(PIPELINES) == set(register_pipelines())
+
+
+def test_a_pipeline_is_built_once_and_no_other_is(monkeypatch):
+    built: list[tuple[str, ...]] = []
+    experiment = pipeline_registry.Experiment
+
+    def noted(algorithms):
+        built.append(tuple(algorithms))
+        return experiment(algorithms)
+
+    monkeypatch.setattr(pipeline_registry, "Experiment", noted)
+    pipelines = register_pipelines()
+    assert pipelines["dpsgd"] is pipelines["dpsgd"]
+    assert built == [("dpsgd",)]
+    assert "dpsgd" in pipelines
+    assert "dpsgdd" not in pipelines
+    with pytest.raises(EquidpError, match=r"Unknown pipeline 'dpsgdd'\. Did you mean 'dpsgd'"):
+        pipelines["dpsgdd"]
+    assert len(pipelines) == len(PIPELINES)

@@ -65,8 +65,9 @@ class EquidpConfigLoader(OmegaConfigLoader):
     def __init__(self, conf_source: str | Path, *args: Any, **kwargs: Any) -> None:
         _refuse_no_settings(Path(conf_source))
         kwargs["custom_resolvers"] = {"oc.env": oc.env, **(kwargs.get("custom_resolvers") or {})}  # for all settings
-        if not _has_folder(Path(conf_source), kwargs.get("default_run_env", "local")):
-            kwargs["default_run_env"] = kwargs.get("base_env", "base")  # an image or an archive without conf/local
+        if not _has_settings(Path(conf_source), kwargs.get("default_run_env", "local")):
+            # an image or an archive without conf/local; and Kedro merges what is empty, too, which takes as long again
+            kwargs["default_run_env"] = kwargs.get("base_env", "base")
         self._packaged = _packaged(Path(conf_source), kwargs)
         super().__init__(conf_source, *args, **kwargs)
         if self.runtime_params and self.runtime_params.get("run_label", "") is None:  # a script's `run_label=$label`
@@ -241,10 +242,15 @@ def _refuse_no_settings(source: Path) -> None:
         ) from error
 
 
-def _has_folder(source: Path, name: str) -> bool:
-    """Whether a folder of settings, or an archive of one, holds an environment; True of what is neither."""
+def _has_settings(source: Path, name: str) -> bool:
+    """Whether a folder of settings, or an archive of one, holds an environment with a file; True of what is neither."""
     if source.is_dir():
-        return (source / name).is_dir()
+        try:
+            return any(not path.name.startswith(".") for path in (source / name).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # what may not be listed may hold something
+            return True
     if zipfile.is_zipfile(source):
         with zipfile.ZipFile(source) as packed:
             names = packed.namelist()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from kedro.pipeline import Pipeline
 
@@ -14,13 +15,32 @@ DEMONSTRATION = ("sgd", "dpsgd", "naive", "dpsgd_f")
 """What `kedro run` shows, and what `compare` compares: algorithms for every task and grouping."""
 
 
-class Pipelines(dict[str, Pipeline]):
-    """Pipelines by name; an unknown name is an error that names the nearest."""
+class Pipelines(Mapping[str, Pipeline]):
+    """Pipelines by name; an unknown name is an error that names the nearest.
 
-    def __missing__(self, name: str) -> Pipeline:
-        if name in ALGORITHMS:
-            ALGORITHMS[name]  # of another package, and broken: that is the reason
-        raise unknown_name("pipeline", name, self)
+    Each is built when it is first asked for: all together take a tenth of a second or two, and a run needs one.
+    """
+
+    def __init__(self, builders: Mapping[str, Callable[[], Pipeline]]) -> None:
+        self._builders, self._built = builders, dict[str, Pipeline]()
+
+    def __getitem__(self, name: str) -> Pipeline:
+        if name not in self._builders:
+            if name in ALGORITHMS:
+                ALGORITHMS[name]  # of another package, and broken: that is the reason
+            raise unknown_name("pipeline", name, self)
+        if name not in self._built:
+            self._built[name] = self._builders[name]()
+        return self._built[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._builders)
+
+    def __len__(self) -> int:
+        return len(self._builders)
 
 
 class Experiment(Pipeline):
@@ -55,13 +75,18 @@ class Experiment(Pipeline):
 
 
 def register_pipelines() -> Pipelines:
-    """All pipelines, built without `find_pipelines`: derived names must exist whichever one is asked for."""
-    pipelines = Pipelines({name: Experiment([name]) for name, _ in ALGORITHMS.sound()})
-    pipelines["ingestion"] = ingestion.create_pipeline()
-    pipelines["audit"] = ingestion.create_pipeline() + audit.create_pipeline()
-    pipelines["tune"] = ingestion.create_pipeline() + tune.create_pipeline()
-    pipelines["ledger"] = reporting.create_ledger()
-    pipelines["release"] = release.create_release()
-    pipelines["report"] = reporting.create_report()
-    pipelines["compare"] = pipelines["__default__"] = Experiment(DEMONSTRATION)
-    return pipelines
+    """All pipelines, named without `find_pipelines`: derived names must exist whichever one is asked for."""
+    demonstration = partial(Experiment, DEMONSTRATION)
+    return Pipelines(
+        {name: partial(Experiment, [name]) for name, _ in ALGORITHMS.sound()}
+        | {
+            "ingestion": ingestion.create_pipeline,
+            "audit": lambda: ingestion.create_pipeline() + audit.create_pipeline(),
+            "tune": lambda: ingestion.create_pipeline() + tune.create_pipeline(),
+            "ledger": reporting.create_ledger,
+            "release": release.create_release,
+            "report": reporting.create_report,
+            "compare": demonstration,
+            "__default__": demonstration,
+        }
+    )

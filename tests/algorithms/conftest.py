@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.tried import tried_once
 from torch import Tensor, nn
 
 from equidp.accounting.ledger import Ledger
@@ -119,3 +120,10 @@ def released(trainer: Trainer) -> Tensor:
 def lab() -> Laboratory:
     """The laboratory."""
     return Laboratory(make_records, Scripted, cross_entropy, zero_loss)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tried() -> Iterator[None]:
+    """A module trains up to a thousand times, nearly always the same model."""
+    with tried_once():
+        yield

@@ -14,10 +14,13 @@ import mlflow
 import pytest
 from kedro.framework.project import settings
 from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
+from kedro.framework.startup import ProjectMetadata, bootstrap_project
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from omegaconf import OmegaConf
+
+FIRST: list[ProjectMetadata] = []
+"""What Kedro has found of the first project."""
 
 QUICK = {"training.epochs": 2, "training.batch_size": 128, "training.device": "cpu"}
 
@@ -32,10 +35,12 @@ def kedro_run(project: Path, *pipelines: str, options: Mapping[str, Any] | None 
         session.run(pipeline_names=list(pipelines), **(options or {}))
 
 
-def bootstrapped(project: Path) -> None:
+def bootstrapped(project: Path) -> ProjectMetadata:
     """As Kedro's own, once a process: all projects here are of one package, and Kedro looks at every frame for it."""
-    if kedro.framework.project.PACKAGE_NAME != "equidp":
-        bootstrap_project(project)
+    if kedro.framework.project.PACKAGE_NAME != "equidp" or not FIRST:
+        FIRST[:] = [bootstrap_project(project)]
+    places = {"project_path": project, "source_dir": project / "src", "config_file": project / "pyproject.toml"}
+    return FIRST[0]._replace(**places)
 
 
 @contextlib.contextmanager

@@ -15,10 +15,18 @@ import pytest
 from kedro.config import OmegaConfigLoader
 from kedro.framework.project import settings
 from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 from omegaconf import OmegaConf
-from tests.end_to_end.kedro_project import QUICK, kedro_run, mlflow_runs, nested, report_folder, resolved
+from tests.end_to_end.kedro_project import (
+    QUICK,
+    bootstrapped,
+    kedro_run,
+    mlflow_runs,
+    nested,
+    report_folder,
+    resolved,
+)
 
+from equidp.cli import loader_at
 from equidp.data.sources import SOURCES
 from equidp.errors import EquidpError
 from equidp.hooks.guard import written_to
@@ -40,7 +48,7 @@ def test_cuda_graphs_without_such_a_device_are_refused_before_anything_runs(proj
 
 
 def test_every_preset_resolves(project):
-    bootstrap_project(project)
+    bootstrapped(project)
     loader = settings.CONFIG_LOADER_CLASS(project / "conf", **settings.CONFIG_LOADER_ARGS)
     presets = OmegaConfigLoader.__getitem__(loader, "parameters")["presets"]  # read once: that takes longest
     assert presets.keys() >= SOURCES.keys() - {"csv", "table", "image_folder"}
@@ -150,7 +158,7 @@ def test_paths_follow_what_a_file_in_conf_local_chooses(project):
     (project / "conf/local/parameters.yml").write_text(
         f"{{dataset: adult, seed: 3, run_label: mine, algorithm: dpsgd, raw_dir: {raw}}}\n"
     )
-    bootstrap_project(project)
+    bootstrapped(project)
     with KedroSession.create(project_path=project, runtime_params={"seed": 4}) as session:
         catalog = session.load_context().catalog
         places = [
@@ -448,15 +456,27 @@ def test_runs_are_tracked_in_the_project_wherever_its_settings_lie(project, tmp_
     """Their data lie there too, and `kedro run --pipeline=report` looks there."""
     (tmp_path / "elsewhere").mkdir()
     moved = shutil.move(project / "conf", tmp_path / "elsewhere")
-    bootstrap_project(project)
+    bootstrapped(project)
     with KedroSession.create(project_path=project, conf_source=moved) as session:
         session.load_context()
     assert mlflow.get_tracking_uri() == f"sqlite:///{project / 'mlflow.db'}"
     assert sorted(tmp_path.joinpath("elsewhere").iterdir()) == [Path(moved)]
 
 
+def test_settings_of_ones_own_are_read_where_there_are_any(project):
+    """Kedro merges a folder without any, too, which takes as long as reading the rest."""
+    local = project / "conf/local"
+    (local / ".gitkeep").touch()
+    bootstrapped(project)
+    assert loader_at(project, None).default_run_env == "base"
+    assert resolved(project)["seed"] == 0
+    (project / "shared.yml").write_text("seed: 3\n")
+    (local / "parameters.yml").symlink_to(project / "shared.yml")
+    assert resolved(project)["seed"] == 3
+
+
 def test_an_environment_that_is_not_there_is_refused(project):
-    bootstrap_project(project)
+    bootstrapped(project)
     with (
         KedroSession.create(project_path=project, env="prod") as session,
         pytest.raises(EquidpError, match=r"Unknown environment .*'prod'\. Valid: base, local\."),

@@ -8,7 +8,7 @@ rows, is found here. What it cannot show is whether torch can capture the passes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import as_on_gpu, pretended_gpu
 from tests.small_run import trainer_of
 from tests.thorough import ONE_OF_EACH, first, small
+from tests.tried import tried_once
 from torch import Tensor, nn
 
 from equidp.algorithms import ALGORITHMS
@@ -29,6 +30,13 @@ from equidp.gradients.recording import TRIALS, CudaGraphs, Recorder
 from equidp.gradients.shape import FixedRows
 from equidp.mechanism.trainer import Trainer
 from equidp.models import MODELS, build_model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tried() -> Iterator[None]:
+    """All train the same few models."""
+    with tried_once():
+        yield
 
 
 class Again:

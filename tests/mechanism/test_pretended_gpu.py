@@ -13,6 +13,7 @@ from tests.models.test_models import FIRST, cross_entropy
 from tests.pretended import GPU, OnGpu, as_on_gpu, pretended_gpu
 from tests.thorough import ONE_OF_EACH, first
 from tests.training.test_checkpoint import EMPTY
+from tests.tried import tried_once
 from torch import Tensor, nn
 
 from equidp.accounting.events import Event
@@ -37,6 +38,13 @@ PRETRAINED = ("backbone", "resnet_finetune")
 
 
 SCATTERED: dict[tuple[str, int, bytes], Tensor] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tried():
+    """On the pretended GPU, too, but not for every algorithm anew."""
+    with tried_once():
+        yield
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ from tests import small_run
 from tests.pretended import Replaying, WaitsError, nothing_waits, pretended_gpu
 from tests.small_run import trainer_of
 from tests.thorough import ONE_OF_EACH
+from tests.tried import tried_once
 from torch import Tensor, nn
 
 from equidp.accounting.plan import Plan
@@ -54,6 +55,13 @@ REASONS = {
     "dpis": "a batch is drawn by what only the device knows",
     "psasc_momentum": "a record stands for more than its gradient",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tried() -> Iterator[None]:
+    """All train the same few models."""
+    with tried_once():
+        yield
 
 
 @pytest.fixture(autouse=True)

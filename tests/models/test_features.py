@@ -59,6 +59,20 @@ def test_scattering_is_normalised_by_photographs_and_by_nothing_of_the_records(d
     torch.testing.assert_close(mapped(images) * mapped.sd + mapped.mean, plain(images), rtol=1e-4, atol=1e-5)
 
 
+def test_photographs_are_scattered_once_for_each_size_and_number_of_scales(monkeypatch) -> None:
+    asked, windows = [], features.photographs
+    monkeypatch.setattr(features, "PHOTOGRAPHED", {})
+    monkeypatch.setattr(features, "photographs", lambda *shape: asked.append(shape) or windows(*shape))
+    first, again = (feature_map("scatter", SCHEMAS["digits"], {"photographs": True}) for _ in range(2))
+    assert asked == [SCHEMAS["digits"].shape]
+    assert torch.equal(first.mean, again.mean)
+    assert torch.equal(first.sd, again.sd)
+    first.mean.zero_()  # what one does with its own is nothing to the others
+    assert again.mean.all()
+    assert len(feature_map("scatter", SCHEMAS["digits"], {"photographs": True, "scales": 1}).mean) == 9
+    assert len(asked) == 2
+
+
 RESNET = "torchvision:resnet18"
 
 

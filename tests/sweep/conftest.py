@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kedro.framework.startup import bootstrap_project
+from tests.end_to_end.kedro_project import bootstrapped
 
 from equidp.cli import project_at
 from equidp.sweep.cell import Job
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def here() -> Project:
     """This very project: nothing is written to it."""
-    bootstrap_project(ROOT)
+    bootstrapped(ROOT)
     return project_at(ROOT)
 
 

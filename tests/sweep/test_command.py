@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from distributed.comm import CommClosedError
-from kedro.framework.startup import bootstrap_project
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from rich.console import Console
+from tests.end_to_end.kedro_project import bootstrapped
 
 from equidp.cli import sweep
 from equidp.errors import EquidpError
@@ -55,7 +55,7 @@ def finished_labels(project: Path) -> list[str]:
 
 
 def test_a_mistyped_name_is_refused_in_one_line_before_anything_starts(project):
-    bootstrap_project(project)
+    bootstrapped(project)
     call = partial(CliRunner().invoke, sweep, obj=SimpleNamespace(project_path=project))
     done = call(["--algorithms=dpsgd,dpsgdf", "--datasets=digits"])
     assert done.exit_code == 1
@@ -64,7 +64,7 @@ def test_a_mistyped_name_is_refused_in_one_line_before_anything_starts(project):
 
 
 def test_an_option_that_no_cell_reads_is_refused(project):
-    bootstrap_project(project)
+    bootstrapped(project)
     call = partial(CliRunner().invoke, sweep, obj=SimpleNamespace(project_path=project))
     done = call(["--algorithms=dpsgd", "--params=dpsgd_f.options.base_clip_norm=1", "--dry-run"])
     assert done.exit_code == 1
@@ -163,7 +163,7 @@ def test_a_sweeps_name_leads_nowhere_and_is_a_word_for_mlflow(project, name):
     (project / "conf" / "local" / "sweeps.yml").write_text(
         f'"{name}": {{algorithms: [dpsgd], datasets: [digits]}}\n', encoding="utf-8"
     )
-    bootstrap_project(project)
+    bootstrapped(project)
     done = CliRunner().invoke(sweep, [name, "--dry-run"], obj=SimpleNamespace(project_path=project))
     assert done.exit_code == 1
     assert done.output.startswith(f"Error: The sweep {name!r} names a folder: use letters")

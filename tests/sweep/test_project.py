@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kedro.framework.startup import bootstrap_project
+from tests.end_to_end.kedro_project import bootstrapped
 
 from equidp.cli import project_at
 from equidp.errors import EquidpError
@@ -155,7 +155,7 @@ def test_wrong_names_are_refused_before_anything_runs(here: Project, algorithm, 
 
 def test_names_are_looked_for_with_the_settings_of_their_cells(project: Path) -> None:
     """Several data sets: one that only --params knows, paths that need --params, and files that are broken."""
-    bootstrap_project(project)
+    bootstrapped(project)
     own, asked = project_at(project), {"datasets": "digits,mine", "algorithms": "dpsgd"}
     file = project / "conf" / "local" / "parameters_own.yml"
     file.parent.mkdir(exist_ok=True)

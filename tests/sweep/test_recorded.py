@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from kedro.framework.startup import bootstrap_project
+from tests.end_to_end.kedro_project import bootstrapped
 
 from equidp.cli import project_at
 from equidp.sweep.grid import choose_grid
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_first_cell_of_a_table_is_among_the_records(name: str) -> None:
     records = (ROOT / "benchmarks" / "reproduce" / "records.jsonl").read_text(encoding="utf-8").splitlines()
     recorded = {json.loads(line)["cell"] for line in records}
-    bootstrap_project(ROOT)
+    bootstrapped(ROOT)
     project = project_at(ROOT, None)
     algorithm, overrides = next(iter(choose_grid(project.grids(), name, {}).points()))
     assert project.cell(algorithm, overrides).key in recorded

@@ -13,9 +13,10 @@ from equidp.system import collection
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
+    gc.unfreeze()
     yield
     gc.enable()
-    gc.unfreeze()
+    gc.freeze()  # as for all tests
 
 
 def test_a_command_collects_nothing_until_its_imports_are_done() -> None:

@@ -71,6 +71,10 @@ class FeatureMap(nn.Module):
         return ""
 
 
+PHOTOGRAPHED: dict[tuple[int, int, int, int, str], tuple[Tensor, Tensor]] = {}
+"""Each channel's mean and standard deviation over the photographs, by what they follow from: they take seconds."""
+
+
 class ScatterOptions(FeatureOptions):
     """Options of `scatter`."""
 
@@ -114,10 +118,13 @@ class Scatter(FeatureMap):
         self.schema = dataclasses.replace(schema, shape=tuple(shape), mean=(), sd=())
         mean, sd = torch.zeros(shape[0]), torch.ones(shape[0])
         if options.photographs:
-            with torch.no_grad():  # a few at a time: scattered images are many times as large
-                parts = [self._scattered(some) for some in photographs(channels, height, width).split(AT_ONCE)]
-            values = torch.cat(parts)
-            mean, sd = values.mean((0, 2, 3)), values.std((0, 2, 3))
+            key = (channels, height, width, options.scales, str(torch.get_default_device()))
+            if key not in PHOTOGRAPHED:
+                with torch.no_grad():  # a few at a time: scattered images are many times as large
+                    parts = [self._scattered(some) for some in photographs(channels, height, width).split(AT_ONCE)]
+                values = torch.cat(parts)
+                PHOTOGRAPHED[key] = values.mean((0, 2, 3)), values.std((0, 2, 3))
+            mean, sd = (of.clone() for of in PHOTOGRAPHED[key])
         self.register_buffer("mean", mean.view(-1, 1, 1), persistent=False)
         self.register_buffer("sd", sd.view(-1, 1, 1), persistent=False)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.tried import tried_once
 
 from equidp.algorithms import ALGORITHMS, algorithm_settings
 from equidp.data.records import Records, Schema, Split
@@ -80,6 +81,13 @@ def algorithms_here() -> list[str]:
 def battery(folder: str) -> None:
     """Everything the tests look at, written as one JSON file per rank."""
     peers = Peers(torch.device("cpu"), Path(folder))
+    with tried_once():
+        found = _found(peers)
+    Path(folder, f"rank{peers.rank}.json").write_text(json.dumps(found))
+    peers.leave()
+
+
+def _found(peers: Peers) -> dict[str, Any]:
     found: dict[str, Any] = {"rank": peers.rank, "size": peers.size}
     found["sampled"] = {name: _run(name, 8, peers) for name in algorithms_here()}
     found["everybody"] = {name: _run(name, RECORDS, peers, epochs=4) for name in algorithms_here() if name != "dpis"}
@@ -97,8 +105,7 @@ def battery(folder: str) -> None:
     found["updates"] = updates(UPDATES, peers)
     peers.seed = lambda seed: seed  # type: ignore[method-assign]  # a fault: all ranks toss the same coins
     found["same_coins"] = updates(UPDATES // 3, peers)
-    Path(folder, f"rank{peers.rank}.json").write_text(json.dumps(found))
-    peers.leave()
+    return found
 
 
 def _run(name: str, batch_size: int, peers: Peers, **changes: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +11,16 @@ import torch
 from scipy import stats
 from tests.training.ranks import ranks
 from tests.training.ranks.ranks import RECORDS, algorithms_here, ready
+from tests.tried import tried_once
 
 from equidp.accounting.events import Event
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tried() -> Iterator[None]:
+    """All train one model, here as on the ranks."""
+    with tried_once():
+        yield
 
 
 def alone(name: str, batch_size: int, **changes: Any) -> tuple[list[float], tuple, list[dict[str, float]]]:
