@@ -628,6 +628,14 @@ def answer_to(key: str, privacy: dict[str, Any]) -> str:
     return json.loads(registry(privacy))["topics"]["Tier 3: details"][key]["answer"]
 
 
+def test_codes_of_missing_values_go_out_for_the_columns_that_a_model_reads():
+    columns = {"w": {"kind": "numeric", "maximum": 9, "column": "weight"}, "sex": {"kind": "group"}}
+    options = {"label": "y", "features": columns, "groups": {"sex": {"column": "g"}, "ward": {}}}
+    codes = {"weight": ["-1"], "g": ["9"], "y": ["8"], "ward": ["7"]}
+    found = files(card=card(source="table", source_options=options | {"na_values": codes}))
+    assert json.loads(found["config.json"])["encoding"]["na_values"] == {"weight": ["-1"], "g": ["9"], "y": ["8"]}
+
+
 def test_the_card_promises_no_bounds_of_what_a_network_makes_of_a_record():
     names = [f"backbone.{i}" for i in range(3)]
     network = {"model": "backbone", "options": {"network": "timm:resnet18", "weights": "w.safetensors"}}
