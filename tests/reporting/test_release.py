@@ -590,6 +590,13 @@ def test_the_card_tells_whose_mean_noised_figures_are():
     assert "counts once" not in files(released_metrics=found | {"unit": "record"})["README.md"].decode()
 
 
+def test_the_annex_sends_nobody_to_an_audit_that_the_task_does_not_have():
+    ranks = SCHEMA.to_dict() | {"classes": ("low", "some", "high"), "task": "ordinal"}
+    for found, told in ((files(card=card(schema=ranks), audit=None), False), (files(audit=None), True)):
+        assert ("The pipeline audit makes one" in found["reidentification.md"].decode()) is told
+        assert ("the pipeline audit is for classification" in found["reidentification.md"].decode()) is not told
+
+
 def test_the_card_promises_no_noised_figures_of_tasks_that_have_none():
     ranks = SCHEMA.to_dict() | {"classes": ("low", "some", "high"), "task": "ordinal"}
     assert "with noise would stand here" not in files(card=card(schema=ranks))["README.md"].decode()

@@ -239,7 +239,9 @@ def _encoding(options: Mapping[str, Any]) -> dict[str, Any]:
     encoding = _only(options, ENCODING) | ({"groups": groups} if groups else {})
     if isinstance(by_column := encoding.get("na_values"), Mapping):
         read = {of.get("column") or name for name, of in (*features, *groups.items())}
-        encoding["na_values"] = _only(by_column, sorted({*read, options.get("label") or "", *(options.get("labels") or ())}))
+        encoding["na_values"] = _only(
+            by_column, sorted({*read, options.get("label") or "", *(options.get("labels") or ())})
+        )
     return encoding
 
 
