@@ -318,12 +318,9 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
     for name, said in guesses.items():
         yield f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
     learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
-    if weak := [name for name in learnt if task.outdone(documents[name])]:
-        yield (
-            f"{', '.join(weak)} did better than the non-private baseline, by more than chance: that baseline can be "
-            "trained better (a learning rate of its own: sgd.options.learning_rate). Costs and gaps beside it are too "
-            "small."
-        )
+    better = {name: said for name in learnt if (said := task.outdone(documents[name]))}
+    for said in dict.fromkeys(better.values()):
+        yield f"{', '.join(name for name, of in better.items() if of == said)} {said}"
     if far := {name: said for name, of in baselines.items() if name not in guesses and (said := task.overshot(of))}:
         yield (
             f"The non-private baseline of {', '.join(far)} {next(iter(far.values()))}: give it a smaller learning rate "
