@@ -208,6 +208,31 @@ def test_several_labels_are_drafted_and_checked(project: Path) -> None:
     preset.unlink()
 
 
+@pytest.mark.parametrize(("protected", "count"), [("", 4), (", unit: home", 2)])
+def test_a_rate_to_start_from_is_for_as_many_units_as_the_run_has(
+    project: Path, monkeypatch: pytest.MonkeyPatch, protected: str, count: int
+) -> None:
+    asked = []
+    monkeypatch.setattr("equidp.starting_rate.starting_rate", lambda *facts: asked.append(facts[-1]) or (3.0, 0.3))
+    (project / "data" / "01_raw" / "homes.csv").write_text("home,x,y\n1,2,a\n1,3,b\n2,4,a\n2,5,b\n")
+    preset = project / "conf" / "local" / "parameters" / "homes.yml"
+    preset.parent.mkdir(exist_ok=True, parents=True)
+    preset.write_text(f"""
+presets:
+  homes:
+    data:
+      source: table
+      split_by: home
+      options:
+        {{path: homes.csv, label: y, classes: [a, b], unit: home, features: {{x: {{kind: numeric, maximum: 9}}}}}}
+    model: {{name: logistic}}
+    privacy: {{epsilon: 1.0, delta: 1.0e-5{protected}}}
+""")
+    assert "The preset is valid" in called(project, "--name", "homes")
+    preset.unlink()
+    assert asked == [count]
+
+
 def test_a_rate_to_start_from_leaves_the_majority_and_comes_from_the_declaration_alone() -> None:
     """At a rate of 0.1 thirty steps at this noise hardly move a model."""
     options = {

@@ -282,7 +282,9 @@ def check(
         return "\n".join(found), ""
     from equidp.starting_rate import starting_rate  # late: it imports all that trains
 
-    rate, bound = starting_rate(settings, records.schema, table.columns, len(records))
+    whole = records.unit if settings.privacy.by_unit else None
+    units = len(records) if whole is None else len(whole.unique())
+    rate, bound = starting_rate(settings, records.schema, table.columns, units)
     start = f"training.learning_rate={rate:g},dpsgd.options.clip_norm={bound:g}"
     told = "To start from (found on made-up rows of this shape, not on the table; write it into the preset)"
     return "\n".join([*found, f"{told}: {start}"]), f",{start}"

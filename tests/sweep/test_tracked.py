@@ -37,6 +37,11 @@ def test_a_row_is_above_its_seeds_and_below_its_data_set_once_however_often_it_i
     assert [run.info.status for run in (above, means)] == ["FINISHED", "FINISHED"]
     assert [item.path for item in client.list_artifacts(above.info.run_id)] == ["digits.html"]
 
+    other = client.get_experiment(client.create_experiment("other"))
+    add_views(client, other)
+    shown = json.loads(json.loads(client.get_experiment(other.experiment_id).tags[f"{TAG}{RUNS}"])["state"])
+    assert shown["selectedColumns"][1] == "metrics.`test/accuracy`"
+    assert {"metrics.`test/mae`", "metrics.`test/worst_group_label_accuracy`"} < set(shown["selectedColumns"])
     client.set_experiment_tag(experiment, f"{TAG}{RUNS}", "the user's own")
     add_views(client, client.get_experiment(experiment))
     tags = client.get_experiment(experiment).tags
