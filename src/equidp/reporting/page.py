@@ -318,9 +318,7 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
     for name, said in guesses.items():
         yield f"The non-private baseline of {name} {said}. Beside it privacy would seem to be free: no cost is told."
     learnt = [name for name, document in documents.items() if name not in guesses and not task.guessing(document)]
-    better = {name: said for name in learnt if (said := task.outdone(documents[name]))}
-    for said in dict.fromkeys(better.values()):
-        yield f"{', '.join(name for name, of in better.items() if of == said)} {said}"
+    yield from _together({name: said for name in learnt if (said := task.outdone(documents[name]))})
     if far := {name: said for name, of in baselines.items() if name not in guesses and (said := task.overshot(of))}:
         yield (
             f"The non-private baseline of {', '.join(far)} {next(iter(far.values()))}: give it a smaller learning rate "
@@ -329,9 +327,7 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
     for name, document in documents.items():
         if said := task.guessing(document):
             yield f"The model of {name} {said}. {task.guessed_means}."
-    for name, document in documents.items():
-        if said := task.hardly(document):
-            yield f"{name} {said}."
+    yield from _together({name: said for name, of in documents.items() if (said := task.hardly(of))})
     if lost := [name for name, baseline in baselines.items() if task.diverged(baseline)]:
         yield (
             f"The non-private baseline of {', '.join(lost)} diverged: its scores are not finite, and "
@@ -343,6 +339,12 @@ def _training_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:
             f"The model of {', '.join(lost)} diverged: its scores are not finite, and {task.diverged_means}. "
             "Its figures are meaningless: give it a smaller learning rate."
         )
+
+
+def _together(told: Mapping[str, str]) -> Iterator[str]:
+    """What is said of several models, once, after their names."""
+    for said in dict.fromkeys(told.values()):
+        yield f"{', '.join(name for name, of in told.items() if of == said)} {said}."
 
 
 def _record_warnings(documents: Mapping[str, Mapping]) -> Iterator[str]:

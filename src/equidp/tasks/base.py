@@ -28,7 +28,7 @@ Best = Mapping[str, Literal["lowest", "nearest to 0"]]
 
 OUTDONE = (
     "did better than the non-private baseline, by more than chance: that baseline can be trained better (a learning "
-    "rate of its own, sgd.options.learning_rate, or more training.epochs). Costs and gaps beside it are too small."
+    "rate of its own, sgd.options.learning_rate, or more training.epochs). Costs and gaps beside it are too small"
 )
 
 

@@ -87,7 +87,7 @@ def cost_against_baseline(
         )
     told = task.guessing(baseline) or task.overshot(baseline) or task.guessing(evaluation)
     if (said := task.outdone(document)) and not told:
-        logger.warning("%s %s", algorithm, said)
+        logger.warning("%s %s.", algorithm, said)
     return document
 
 
