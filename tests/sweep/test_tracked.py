@@ -22,11 +22,14 @@ def test_a_row_is_above_its_seeds_and_below_its_data_set_once_however_often_it_i
     client.log_param(cells[0], "seed", "0")
     page = tmp_path / "digits.html"
     page.write_text("<p>all rows</p>")
-    for mean in (0.5, 0.6):
+    for mean in (0.5, 0.55, 0.6):
+        if mean == 0.6:  # a user may delete a run in MLflow's pages, and the means stay up to date
+            client.delete_run(cells[1])
         shown = {"overall": f"{mean}±0.1"}
         row = Means("abc", "digits", "dpsgd", "dpsgd ε=3", {"test/accuracy": mean}, shown, f"{mean}", cells)
         summarise("demo", [row], {"digits": page}, store, experiment)
 
+    client.restore_run(cells[1])
     runs = {run.info.run_id: run for run in client.search_runs([experiment])}
     (above,) = [run for run in runs.values() if run.data.tags.get("summary") == "dataset"]
     (means,) = [run for run in runs.values() if run.data.tags.get("summary") == "seeds"]
