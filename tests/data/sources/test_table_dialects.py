@@ -109,6 +109,9 @@ def test_a_code_of_a_missing_value_is_one_of_its_own_column(tmp_path: Path, type
         records({**OPTIONS, **options, "na_values": ["9", "2"]}, tmp_path)
     with pytest.raises(EquidpError, match="every row misses a feature or the label"):
         records({**OPTIONS, **options, "na_values": ["9"]}, tmp_path)
+    for wrong in ("9", [9], {"x": "9"}, {"x": [9]}):
+        with pytest.raises(EquidpError, match=r"'na_values' is not valid: give a list of texts in quotes, such as"):
+            records({**OPTIONS, **options, "na_values": wrong}, tmp_path)
 
 
 def _parquet(folder: Path) -> dict:

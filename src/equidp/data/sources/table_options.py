@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from equidp.data.cells import refuse_alike
 from equidp.data.columns import Bounded, Column, Named, Numeric, OfGroup
@@ -28,6 +28,14 @@ def _known_encoding(name: str) -> str:
         return codecs.lookup(name).name if name != "utf-8-sig" else name
     except LookupError:
         raise ValueError("Python knows no such encoding; common ones are utf-8, utf-16, latin-1 and cp1252") from None
+
+
+def _lists_of_texts(given: Any) -> Any:
+    """Said here, as pydantic would name the kinds that it tried."""
+    each = given.values() if isinstance(given, Mapping) else (given,)
+    if not all(isinstance(one, list | tuple) and all(isinstance(text, str) for text in one) for one in each):
+        raise ValueError('give a list of texts in quotes, such as ["9"], or one for each column: {health: ["9"]}')
+    return given
 
 
 Sign = Annotated[str, Field(min_length=1, max_length=1)]
@@ -99,7 +107,7 @@ class TableOptions(SourceOptions):
     thousands: Literal[""] | Sign = ""
     encoding: Annotated[str, AfterValidator(_known_encoding)] = "utf-8-sig"
     columns: tuple[str, ...] = ()
-    na_values: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    na_values: Annotated[tuple[str, ...] | dict[str, tuple[str, ...]], BeforeValidator(_lists_of_texts)] = ()
     label: str = ""
     classes: Classes = ()
     class_map: dict[str, tuple[str, ...]] = Field(default_factory=dict)
