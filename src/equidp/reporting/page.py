@@ -21,7 +21,7 @@ from equidp.reporting.rendering import PageTable, TableCell, flat_texts, render
 from equidp.reporting.statement_sections import epsilon_text
 from equidp.reporting.style import label
 from equidp.reporting.tables import groupings_of
-from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, task_in
+from equidp.reporting.titles import COST_MEANS, METRIC_TITLES, figure_text, task_in
 from equidp.tasks.base import Task
 
 MAX_FIGURE_GROUPS = 40
@@ -195,9 +195,9 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     mode = ", research mode" if research_mode(facts) else ""
     cards = [("privacy", f"ε = {epsilon_text(facts.get('epsilon'))}", f"at δ = {facts.get('delta')}{mode}")]
     cost = document.get("cost_of_privacy", {})
-    cards.append((title, _number(document["overall"][main]), _interval(document, ".3f")))
+    cards.append((title, _number(document["overall"][main]), _interval(document)))
     if (change := cost.get("overall", {}).get(main)) is not None:
-        cards.append(("cost of privacy", _signed(change), f"in {title}; {_interval(cost, '+.3f')}".removesuffix("; ")))
+        cards.append(("cost of privacy", _signed(change), f"in {title}; {_interval(cost, '+')}".removesuffix("; ")))
     for grouping, worst in list(document.get("worst", {}).items())[:CARD_GROUPINGS]:
         if (group := worst["group"]) is not None:
             tested = document["groups"].get(grouping, {}).get(group, {}).get("count")
@@ -211,10 +211,10 @@ def _cards(documents: Mapping[str, Mapping], privacy: Mapping[str, Mapping]) -> 
     return cards
 
 
-def _interval(of: Mapping, form: str) -> str:
+def _interval(of: Mapping, sign: str = "") -> str:
     """The interval of an accuracy over all records, or of its cost, where there is one."""
     ends = (of.get("intervals") or {}).get("overall")
-    return f"{ends[0]:{form}} to {ends[1]:{form}} at 95 %" if ends else ""
+    return f"{' to '.join(figure_text(end, 3, f'{sign},') for end in ends)} at 95 %" if ends else ""
 
 
 _HEADINGS = (
@@ -248,8 +248,9 @@ def _grid(frame: pd.DataFrame, *, caption: str = "") -> PageTable:
 
 def _mean(value: float, half: float, *, sign: str) -> TableCell:
     """A mean over seeds with half of its interval, sorted by the mean. A single seed and seeds that agree have none."""
-    text = "" if pd.isna(half) else f" ± {half:.3f}"
-    return _cell(value, lambda mean: f"{mean:{sign}.3f}{text}")
+    reach = 0.0 if pd.isna(half) else half
+    text = "" if pd.isna(half) else f" ± {figure_text(half, 3, ',', beside=value)}"
+    return _cell(value, lambda mean: f"{figure_text(mean, 3, f'{sign},', beside=reach)}{text}")
 
 
 def _format(column: str) -> Callable:
@@ -269,11 +270,11 @@ def _cell(value: Any, shown: Callable) -> TableCell:
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, numbers.Integral) else f"{value:,.4f}"
+    return f"{value:,}" if isinstance(value, numbers.Integral) else figure_text(value, 4, ",")
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.4f}"
+    return "–" if value is None else figure_text(value, 4, "+,")
 
 
 def _settings(settings: Mapping, rows: Mapping) -> dict[str, Mapping]:
