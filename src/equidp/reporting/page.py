@@ -133,7 +133,7 @@ def _lines(chart: go.Figure, documents: Mapping[str, Mapping], task: type[Task],
     if not any(map(_has_intervals, chart.data)):
         return ""
     begin = "On hovering: " if chart.data[0].type == "heatmap" else "Lines are "
-    leaving = f" Those of groups with {tables.FEW} leave the figure." if chart.layout.yaxis.range else ""
+    leaving = f" Those of groups with {tables.FEW} may leave the figure." if chart.layout.yaxis.range else ""
     if not _several(documents):
         return f" {begin}95 % intervals over test records.{leaving}"
     single = any(document.get("seeds", 1) == 1 for document in documents.values())
